@@ -1,0 +1,91 @@
+"""Random numbers that are a pure function of (seed, stream, element).
+
+Every sample owns a seed, so its noise is bit-equal whatever the batch size, order, process or device.
+The generator is Philox4x32-10 (Salmon et al. 2011), written here because torch's own generators tie
+the numbers to the shape of the call. The normals are formed in float64 and rounded to float32: a last
+digit that differs between two machines' log or cos does not survive the rounding.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_MASK = 0xFFFFFFFF
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+
+# Streams keep the draws of one seed apart; solver steps use STEP + index.
+INITIAL, LABEL, TIME, TRAIN, DEQUANTISE, HUTCHINSON, DERIVE, MIRROR = range(8)
+STEP = 1 << 16
+
+MAX_SEED = 2**63 - 1
+
+
+def philox(counter: tuple[Tensor, ...], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+    """Return the four 32-bit words of Philox4x32-10, each in an int64 tensor."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(_ROUNDS):
+        # The int64 product wraps to the right 64 bits; shift and mask read its two halves as unsigned.
+        p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        c0, c1, c2, c3 = ((p1 >> 32) & _MASK) ^ c1 ^ k0, p1 & _MASK, ((p0 >> 32) & _MASK) ^ c3 ^ k1, p0 & _MASK
+        k0, k1 = (k0 + _WEYL[0]) & _MASK, (k1 + _WEYL[1]) & _MASK
+    return c0, c1, c2, c3
+
+
+def _words(seeds: Tensor, stream: int, count: int) -> Tensor:
+    """Return 32-bit words (B, count): the first `count` of each seed's stream."""
+    block = torch.arange((count + 3) // 4, device=seeds.device)[None, :]  # (1, blocks)
+    seeds = seeds.to(torch.int64)[:, None]  # (B, 1)
+    zero = torch.zeros_like(block)
+    words = philox((block, zero + stream, zero, zero), (seeds & _MASK, (seeds >> 32) & _MASK))
+    return torch.stack(words, dim=-1).flatten(1)[:, :count]
+
+
+def _unit(words: Tensor) -> Tensor:
+    """Return float64 in (0, 1), the centres of 2^32 equal cells: never 0, never 1."""
+    return (words.double() + 0.5) * 2.0**-32
+
+
+def uniform(seeds: Tensor, stream: int, shape: Sequence[int] = ()) -> Tensor:
+    """Return float64 uniforms in (0, 1) of shape (B, *shape)."""
+    return _unit(_words(seeds, stream, math.prod(shape))).reshape(-1, *shape)
+
+
+def normal(seeds: Tensor, stream: int, shape: Sequence[int] = (), dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return standard normals of shape (B, *shape), of float32 precision in any dtype (Box-Muller)."""
+    count = math.prod(shape)
+    u = _unit(_words(seeds, stream, count + count % 2)).unflatten(1, (-1, 2))
+    radius, angle = torch.sqrt(-2 * torch.log(u[..., 0])), 2 * math.pi * u[..., 1]
+    z = torch.stack((radius * torch.cos(angle), radius * torch.sin(angle)), dim=-1).flatten(1)[:, :count]
+    return z.float().to(dtype).reshape(-1, *shape)
+
+
+def initial(seeds: Tensor, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return the starting noise x_1 of shape (B, *shape) that belongs to these seeds."""
+    return normal(seeds, INITIAL, shape, dtype)
+
+
+def derive(seed: int, indices: Tensor) -> Tensor:
+    """Return one int64 seed per index: independent children of `seed`, the same in any order or batch."""
+    parent = torch.as_tensor(seed, dtype=torch.int64, device=indices.device)
+    indices = indices.to(torch.int64)
+    zero = torch.zeros_like(indices)
+    counter = (indices & _MASK, (indices >> 32) & _MASK, zero + DERIVE, zero)
+    high, low, *_ = philox(counter, (zero + (parent & _MASK), zero + ((parent >> 32) & _MASK)))
+    return ((high & 0x7FFFFFFF) << 32) | low
+
+
+def as_seeds(seeds: Sequence[int] | Tensor | None, batch: int, device: torch.device | str = "cpu") -> Tensor:
+    """Return int64 seeds (B,); None draws them once from torch's default generator."""
+    if seeds is None:
+        return torch.randint(MAX_SEED, (batch,)).to(device)
+    values = seeds.tolist() if isinstance(seeds, Tensor) else [int(s) for s in seeds]
+    if len(values) != batch:
+        raise ValueError(f"seeds has {len(values)} entries for a batch of {batch}; give one seed per sample")
+    if any(not 0 <= s <= MAX_SEED for s in values):
+        raise ValueError(f"seeds must lie in [0, {MAX_SEED}]; got {[s for s in values if not 0 <= s <= MAX_SEED][:3]}")
+    return torch.tensor(values, dtype=torch.int64, device=device)

@@ -1,0 +1,32 @@
+"""Checks on what users hand in: every error names the option, the value and the remedy."""
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def nearest(name: str, choices: Iterable[str]) -> str:
+    """Return the hint " (did you mean 'x'?)", or "" when nothing is close."""
+    close = difflib.get_close_matches(name, list(choices), n=1, cutoff=0.5)
+    return f" (did you mean '{close[0]}'?)" if close else ""
+
+
+def choose(option: str, name: str, choices: Mapping[str, T]) -> T:
+    """Return choices[name]; an unknown name is a ValueError with the nearest valid one."""
+    if name not in choices:
+        raise ValueError(f"{option}='{name}' is unknown{nearest(name, choices)}; allowed: {', '.join(choices)}")
+    return choices[name]
+
+
+def at_least(option: str, value: float, low: float) -> None:
+    """Raise unless value >= low (NaN fails too)."""
+    if not value >= low:
+        raise ValueError(f"{option}={value} is out of range; it must be at least {low}")
+
+
+def between(option: str, value: float, low: float, high: float) -> None:
+    """Raise unless low <= value <= high (NaN fails too)."""
+    if not low <= value <= high:
+        raise ValueError(f"{option}={value} is out of range; it must lie in [{low}, {high}]")

@@ -1,0 +1,121 @@
+"""Exact fields: mixtures of isotropic Gaussians (one Gaussian and a finite data set among them).
+
+An oracle stands where a network would, with the exact answer under any schedule, so that solvers,
+guidance and likelihoods are tested against truth.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mvm import noise
+from mvm.path import Field, Schedule, as_time, convert, like
+
+
+class _Mixed(NamedTuple):
+    """x against every component: log joint density (B, K), pull towards x (B, K), alpha (B, 1)."""
+
+    log_joint: Tensor
+    pull: Tensor
+    alpha: Tensor
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """sum_k w_k N(mean_k, std_k^2 I): means (K, d), stds (K,), weights (K,), labels (K,) or None, data shape."""
+
+    means: Tensor
+    stds: Tensor
+    weights: Tensor
+    shape: tuple[int, ...]
+    labels: Tensor | None = None
+
+    def _select(self, condition: Tensor | None) -> Tensor:
+        """Log-weights (B or 1, K); components of another label than the condition's get -inf."""
+        log_weights = torch.log(self.weights)[None, :]
+        if condition is None:
+            return log_weights
+        if self.labels is None:
+            raise ValueError("condition was given, but this oracle has no labels; pass labels= when building it")
+        return torch.where(self.labels[None, :] == condition[:, None], log_weights, -math.inf)
+
+    def _mix(self, x: Tensor, t: Tensor, schedule: Schedule, condition: Tensor | None) -> _Mixed:
+        alpha, sigma = schedule.alpha(t), schedule.sigma(t)
+        alpha, sigma = alpha.reshape(-1, 1), sigma.reshape(-1, 1)  # (B or 1, 1)
+        tiny = torch.finfo(torch.float64).tiny
+        variance = (alpha**2 * self.stds**2 + sigma**2).clamp_min(tiny)  # (B or 1, K)
+        # |x - alpha m|^2 expanded: one matrix product instead of a (B, K, d) array
+        square = (x**2).sum(1, keepdim=True) - 2 * alpha * (x @ self.means.T) + alpha**2 * (self.means**2).sum(1)
+        log_normal = -0.5 * square.clamp_min(0) / variance - 0.5 * x.shape[1] * torch.log(2 * math.pi * variance)
+        return _Mixed(self._select(condition) + log_normal, alpha * self.stds**2 / variance, alpha)
+
+    def _flat(self, x: Tensor) -> Tensor:
+        if x.shape[1:] != self.shape:
+            raise ValueError(
+                f"x has shape {tuple(x.shape)}; this oracle's samples are (B, {', '.join(map(str, self.shape))})"
+            )
+        return x.reshape(x.shape[0], -1).double()
+
+    def denoise(self, x: Tensor, t: Tensor, schedule: Schedule, condition: Tensor | None = None) -> Tensor:
+        """Return E[x0 | x_t = x], exact; the Field of this oracle under a schedule."""
+        flat = self._flat(x)
+        mixed = self._mix(flat, as_time(t), schedule, condition)
+        share = torch.softmax(mixed.log_joint, dim=1)  # (B, K)
+        # component k's posterior mean is m_k + pull_k (x - alpha m_k)
+        mean = (share * (1 - mixed.pull * mixed.alpha)) @ self.means + (share * mixed.pull).sum(1, keepdim=True) * flat
+        return mean.reshape(x.shape).to(x.dtype)
+
+    def field(self, schedule: Schedule) -> Field:
+        """Return the exact field (x, t, condition) -> x0_hat under a schedule."""
+        return lambda x, t, condition=None: self.denoise(x, t, schedule, condition)
+
+    def predict(self, kind: str, x: Tensor, t: Tensor, schedule: Schedule, condition: Tensor | None = None) -> Tensor:
+        """Return the exact prediction of any kind: u, v, score, flow, ..."""
+        return convert(self.denoise(x, t, schedule, condition), "x0", kind, x, t, schedule)
+
+    def log_density(self, x: Tensor, t: Tensor, schedule: Schedule, condition: Tensor | None = None) -> Tensor:
+        """Return log p_t(x), float64 (B,)."""
+        log_joint = self._mix(self._flat(x), as_time(t), schedule, condition).log_joint
+        total = torch.logsumexp(self._select(condition), dim=1)  # renormalises over the chosen label
+        return torch.logsumexp(log_joint, dim=1) - total
+
+    def sample(self, seeds: Tensor, condition: Tensor | None = None) -> Tensor:
+        """Return exact draws of x0, one per seed, float64."""
+        weights = torch.softmax(self._select(condition), dim=1).expand(len(seeds), -1)
+        u = noise.uniform(seeds, noise.LABEL, (1,))
+        index = torch.searchsorted(weights.cumsum(1).contiguous(), u).clamp_max(len(self.weights) - 1)[:, 0]
+        eps = noise.normal(seeds, noise.INITIAL, (self.means.shape[1],), torch.float64)
+        return (self.means[index] + self.stds[index, None] * eps).reshape(-1, *self.shape)
+
+    def sample_at(self, seeds: Tensor, t: float, schedule: Schedule, condition: Tensor | None = None) -> Tensor:
+        """Return exact draws of x_t."""
+        x0 = self.sample(seeds, condition)
+        eps = noise.normal(seeds, noise.TRAIN, self.shape, torch.float64)
+        return like(schedule.alpha(t), x0) * x0 + like(schedule.sigma(t), x0) * eps
+
+
+def mixture(
+    means: Tensor, stds: Tensor | float, weights: Tensor | None = None, labels: Tensor | None = None
+) -> Mixture:
+    """Return the mixture of N(means[k], stds[k]^2 I); means (K, *shape), equal weights unless given."""
+    means = torch.as_tensor(means, dtype=torch.float64)
+    count = means.shape[0]
+    stds = torch.as_tensor(stds, dtype=torch.float64).expand(count)
+    if not bool((stds >= 0).all()):
+        raise ValueError("stds must be at least 0")
+    weights = torch.ones(count) if weights is None else torch.as_tensor(weights)
+    weights = weights.double() / weights.double().sum()
+    return Mixture(means.reshape(count, -1), stds, weights, tuple(means.shape[1:]), labels)
+
+
+def gaussian(mean: Tensor | float, std: float, shape: tuple[int, ...] = (1,)) -> Mixture:
+    """Return N(mean, std^2 I) on data of the given shape."""
+    return mixture(torch.as_tensor(mean, dtype=torch.float64).expand(shape)[None], std)
+
+
+def finite_data(points: Tensor, std: float = 0.0, labels: Tensor | None = None) -> Mixture:
+    """Return the uniform law on `points` (N, *shape), each widened to N(point, std^2 I)."""
+    return mixture(points, std, labels=labels)

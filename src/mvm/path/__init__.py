@@ -1,0 +1,41 @@
+"""The Gaussian path between data and noise: schedules, prediction kinds, fields, training noise."""
+
+from mvm.path.convert import KINDS, Pair, convert, from_pair, to_pair, to_x0
+from mvm.path.field import Field, PairedField, equal_snr, equal_snr_scale, equal_snr_time, full_time
+from mvm.path.perturb import Noised, TimeLaw, perturb
+from mvm.path.schedule import (
+    SCHEDULES,
+    LinearFlow,
+    MeanVelocity,
+    Schedule,
+    VariancePreserving,
+    as_time,
+    like,
+    schedule_named,
+)
+
+__all__ = [
+    "KINDS",
+    "SCHEDULES",
+    "Field",
+    "LinearFlow",
+    "MeanVelocity",
+    "Noised",
+    "Pair",
+    "PairedField",
+    "Schedule",
+    "TimeLaw",
+    "VariancePreserving",
+    "as_time",
+    "convert",
+    "equal_snr",
+    "equal_snr_scale",
+    "equal_snr_time",
+    "from_pair",
+    "full_time",
+    "like",
+    "perturb",
+    "schedule_named",
+    "to_pair",
+    "to_x0",
+]

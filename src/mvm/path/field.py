@@ -1,0 +1,48 @@
+"""Fields: callables (x, t, condition) -> x0_hat, and the equal-SNR map between schedules."""
+
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from mvm.path.schedule import Schedule, like
+
+# t is float64 (B,) on x's device; condition is int64 labels (B,), or None for the null class.
+Field = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+
+
+@runtime_checkable
+class PairedField(Protocol):
+    """A field that also gives its inner (weaker) answer in the same pass."""
+
+    def __call__(self, x: Tensor, t: Tensor, condition: Tensor | None) -> Tensor: ...
+
+    def pair(self, x: Tensor, t: Tensor, condition: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return (outer, inner) x0_hat."""
+        ...
+
+
+def equal_snr_time(t: Tensor | float, source: Schedule, target: Schedule) -> Tensor:
+    """Return the target's time with the signal-to-noise ratio the source has at t."""
+    return target.t_from_lam(source.lam(t))
+
+
+def equal_snr_scale(t: Tensor | float, source: Schedule, target: Schedule) -> Tensor:
+    """Return c such that c * (state of source at t) is a state of target at equal SNR."""
+    return target.norm(equal_snr_time(t, source, target)) / source.norm(t)
+
+
+def equal_snr(field: Field, source: Schedule, target: Schedule) -> Field:
+    """Return a field of `target` from a field of `source`: same SNR, rescaled state, same x0_hat."""
+
+    def mapped(x: Tensor, t: Tensor, condition: Tensor | None = None) -> Tensor:
+        scale = like(equal_snr_scale(t, target, source), x)
+        return field(x * scale, equal_snr_time(t, target, source).to(x.device), condition)
+
+    return mapped
+
+
+def full_time(x: Tensor, t: float) -> Tensor:
+    """Return t for every sample of x: float64 (B,)."""
+    return torch.full((x.shape[0],), t, dtype=torch.float64, device=x.device)

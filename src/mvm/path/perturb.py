@@ -1,0 +1,78 @@
+"""Laws of t, and noising: from clean images to what the network sees and learns."""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mvm import noise
+from mvm.options import choose
+from mvm.path.convert import Pair, from_pair
+from mvm.path.schedule import Schedule, like
+
+REFERENCE_DIMENSION = 4096  # the dimension at which the dimension shift is nothing
+
+
+@dataclass(frozen=True)
+class TimeLaw:
+    """The law of t in training: name, its mean and std, and the dimension shift.
+
+    uniform: t/T ~ U(0, 1). logit-normal: logit(t/T) ~ N(mean, std^2). lam-normal: lam ~ N(mean, std^2).
+    shift_dimension = C*H*W of the data lowers lam by log sqrt(C*H*W / 4096); 0 switches the shift off.
+    """
+
+    name: str = "uniform"
+    mean: float = 0.0
+    std: float = 1.0
+    shift_dimension: int = 0
+
+    def __post_init__(self) -> None:
+        choose("law.name", self.name, LAWS)
+        if not self.std > 0:
+            raise ValueError(f"law.std={self.std} is out of range; it must be positive")
+        if self.shift_dimension < 0:
+            raise ValueError(f"law.shift_dimension={self.shift_dimension} must be 0 (off) or the data's C*H*W")
+
+    def quantile(self, p: Tensor, schedule: Schedule) -> Tensor:
+        """Return the t below (for lam-normal: above) which a share p of the draws lies."""
+        t = LAWS[self.name](self, p, schedule)
+        if self.shift_dimension:
+            t = schedule.t_from_lam(schedule.lam(t) - 0.5 * math.log(self.shift_dimension / REFERENCE_DIMENSION))
+        return t
+
+    def draw(self, seeds: Tensor, schedule: Schedule) -> Tensor:
+        """Return one t per seed: float64 (B,)."""
+        return self.quantile(noise.uniform(seeds, noise.TIME, (1,))[:, 0], schedule)
+
+
+def _uniform(law: TimeLaw, p: Tensor, schedule: Schedule) -> Tensor:
+    return p * schedule.end
+
+
+def _logit_normal(law: TimeLaw, p: Tensor, schedule: Schedule) -> Tensor:
+    return schedule.end * torch.sigmoid(law.mean + law.std * torch.special.ndtri(p))
+
+
+def _lam_normal(law: TimeLaw, p: Tensor, schedule: Schedule) -> Tensor:
+    return schedule.t_from_lam(law.mean + law.std * torch.special.ndtri(p))
+
+
+LAWS = {"uniform": _uniform, "logit-normal": _logit_normal, "lam-normal": _lam_normal}
+
+
+class Noised(NamedTuple):
+    """A training example: state, time, regression target."""
+
+    x: Tensor
+    t: Tensor
+    target: Tensor
+
+
+def perturb(x0: Tensor, seeds: Tensor, schedule: Schedule, law: TimeLaw, kind: str) -> Noised:
+    """Return x_t = alpha x0 + sigma eps with t and eps drawn from each sample's seed, and the target."""
+    t = law.draw(seeds, schedule)
+    eps = noise.normal(seeds, noise.TRAIN, x0.shape[1:], x0.dtype)
+    x = like(schedule.alpha(t), x0) * x0 + like(schedule.sigma(t), x0) * eps
+    return Noised(x, t, from_pair(kind, Pair(x0, eps), t, schedule))

@@ -1,0 +1,201 @@
+"""Gaussian paths x_t = alpha(t) x0 + sigma(t) eps; t = 0 is data, t = end is noise, everywhere.
+
+Coefficients are computed in float64 from t of any shape; `like` is the one place where they are
+broadcast over a batch and cast to the state's dtype.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from mvm.options import choose
+
+Time = Tensor | float | NDArray[np.float64]
+
+
+def as_time(t: Time) -> Tensor:
+    """Return t as a float64 tensor."""
+    return torch.as_tensor(t, dtype=torch.float64)
+
+
+def like(coefficient: Tensor, x: Tensor) -> Tensor:
+    """Return a coefficient (B,) or () shaped and typed to multiply x (B, ...)."""
+    coefficient = coefficient.to(device=x.device, dtype=x.dtype)
+    return coefficient.reshape(-1, *(1,) * (x.ndim - 1)) if coefficient.ndim else coefficient
+
+
+class Schedule(ABC):
+    """A Gaussian path: alpha falls from 1, sigma rises from 0."""
+
+    # sigma leaves 0 as t^sigma_power: alpha and sigma are smooth functions of t^sigma_power.
+    sigma_power: ClassVar[float]
+
+    @property
+    def end(self) -> float:
+        """The time of pure (or nearly pure) noise."""
+        return 1.0
+
+    @abstractmethod
+    def alpha(self, t: Time) -> Tensor: ...
+    @abstractmethod
+    def sigma(self, t: Time) -> Tensor: ...
+    @abstractmethod
+    def alpha_rate(self, t: Time) -> Tensor:
+        """d alpha / dt."""
+
+    @abstractmethod
+    def sigma_rate(self, t: Time) -> Tensor:
+        """d sigma / dt."""
+
+    @abstractmethod
+    def lam(self, t: Time) -> Tensor:
+        """Half log-SNR, log(alpha / sigma)."""
+
+    @abstractmethod
+    def t_from_lam(self, lam: Time) -> Tensor:
+        """The time of a half log-SNR, clipped to [0, end]."""
+
+    def level(self, t: Time) -> Tensor:
+        """Noise level in [0, 1]: sqrt(t) of the mean-velocity path (T = 1) at equal SNR.
+
+        sqrt(t) = (-r + sqrt(r^2 + 4))/2 with r = alpha/sigma, rewritten so that both ends are finite.
+        """
+        alpha, sigma = self.alpha(t), self.sigma(t)
+        return 2 * sigma / (alpha + torch.sqrt(alpha**2 + 4 * sigma**2))
+
+    def norm(self, t: Time) -> Tensor:
+        """sqrt(alpha^2 + sigma^2): states of two paths at equal SNR differ by the ratio of their norms."""
+        return torch.hypot(self.alpha(t), self.sigma(t))
+
+    def diffusion(self, t: Time) -> Tensor:
+        """Squared noise rate of the reverse SDE at rho = 1 (it is 1/T on the mean-velocity path).
+
+        tau^2 g^2 with tau^2 = (1-m)/(1+m), m = level^2, g^2 = -2 sigma^2 dlam/dt; written with
+        (1-m)/alpha = level/sigma so that alpha = 0 is no singularity.
+        """
+        level = self.level(t)
+        m = level**2
+        return 2 * self.sigma(t) * ((1 - m) * self.sigma_rate(t) - level * self.alpha_rate(t)) / (1 + m)
+
+
+@dataclass(frozen=True)
+class MeanVelocity(Schedule):
+    """x_t = (1 - t/T) x0 + sqrt(t/T) eps (paper eq. 3)."""
+
+    T: float = 1.0
+    sigma_power: ClassVar[float] = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 < self.T < float("inf"):
+            raise ValueError(f"T={self.T} is out of range; it must be positive and finite")
+
+    @property
+    def end(self) -> float:
+        return self.T
+
+    def alpha(self, t: Time) -> Tensor:
+        return 1 - as_time(t) / self.T
+
+    def sigma(self, t: Time) -> Tensor:
+        return torch.sqrt(as_time(t) / self.T)
+
+    def alpha_rate(self, t: Time) -> Tensor:
+        return torch.full_like(as_time(t), -1 / self.T)
+
+    def sigma_rate(self, t: Time) -> Tensor:
+        return 0.5 / torch.sqrt(as_time(t) * self.T)
+
+    def lam(self, t: Time) -> Tensor:
+        s = as_time(t) / self.T
+        return torch.log1p(-s) - 0.5 * torch.log(s)
+
+    def t_from_lam(self, lam: Time) -> Tensor:
+        # e^lam = 2 sinh(y) with y = -log(t/T)/2
+        return self.T * torch.exp(-2 * torch.asinh(torch.exp(as_time(lam)) / 2))
+
+
+@dataclass(frozen=True)
+class LinearFlow(Schedule):
+    """x_t = (1 - t) x0 + t eps: rectified flow, flow matching with the OT path."""
+
+    sigma_power: ClassVar[float] = 1.0
+
+    def alpha(self, t: Time) -> Tensor:
+        return 1 - as_time(t)
+
+    def sigma(self, t: Time) -> Tensor:
+        return as_time(t)
+
+    def alpha_rate(self, t: Time) -> Tensor:
+        return torch.full_like(as_time(t), -1.0)
+
+    def sigma_rate(self, t: Time) -> Tensor:
+        return torch.full_like(as_time(t), 1.0)
+
+    def lam(self, t: Time) -> Tensor:
+        t = as_time(t)
+        return torch.log1p(-t) - torch.log(t)
+
+    def t_from_lam(self, lam: Time) -> Tensor:
+        return torch.sigmoid(-as_time(lam))
+
+
+@dataclass(frozen=True)
+class VariancePreserving(Schedule):
+    """alpha = exp(-B/2), sigma = sqrt(1 - exp(-B)), B(t) = beta_min t + (beta_max - beta_min) t^2/2."""
+
+    beta_min: float = 0.1
+    beta_max: float = 20.0
+    sigma_power: ClassVar[float] = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 < self.beta_min <= self.beta_max:
+            raise ValueError(
+                f"beta_min={self.beta_min}, beta_max={self.beta_max}: they must satisfy 0 < beta_min <= beta_max"
+            )
+
+    def _integral(self, t: Time) -> Tensor:
+        t = as_time(t)
+        return self.beta_min * t + 0.5 * (self.beta_max - self.beta_min) * t**2
+
+    def _beta(self, t: Time) -> Tensor:
+        return self.beta_min + (self.beta_max - self.beta_min) * as_time(t)
+
+    def alpha(self, t: Time) -> Tensor:
+        return torch.exp(-0.5 * self._integral(t))
+
+    def sigma(self, t: Time) -> Tensor:
+        return torch.sqrt(-torch.expm1(-self._integral(t)))
+
+    def alpha_rate(self, t: Time) -> Tensor:
+        return -0.5 * self._beta(t) * self.alpha(t)
+
+    def sigma_rate(self, t: Time) -> Tensor:
+        return 0.5 * self._beta(t) * self.alpha(t) ** 2 / self.sigma(t)
+
+    def lam(self, t: Time) -> Tensor:
+        return torch.log(self.alpha(t)) - torch.log(self.sigma(t))
+
+    def t_from_lam(self, lam: Time) -> Tensor:
+        # alpha^2 = sigmoid(2 lam), so B = softplus(-2 lam); the root of B(t) without cancellation
+        b = softplus(-2 * as_time(lam), threshold=1e9)
+        root = torch.sqrt(self.beta_min**2 + 2 * (self.beta_max - self.beta_min) * b)
+        return torch.clamp(2 * b / (self.beta_min + root), max=self.end)
+
+
+SCHEDULES: dict[str, type[Schedule]] = {
+    "mean-velocity": MeanVelocity,
+    "linear-flow": LinearFlow,
+    "variance-preserving": VariancePreserving,
+}
+
+
+def schedule_named(name: str, **options: float) -> Schedule:
+    """Return the schedule of that name."""
+    return choose("schedule", name, SCHEDULES)(**options)

@@ -1,0 +1,56 @@
+"""Solvers of the reverse family: rho = 0 is the probability-flow ODE, rho = 1 the paper's reverse SDE."""
+
+from mvm.solver.adams import PredictorCorrector, adams, sa
+from mvm.solver.adaptive import Adaptive
+from mvm.solver.base import Evaluate, NoiseSource, Plan, Solver, State, run
+from mvm.solver.grid import Grid, LamGrid, PowerGrid
+from mvm.solver.guidance import (
+    Auto,
+    ClassifierFree,
+    Guidance,
+    Internal,
+    Interval,
+    Rules,
+    guided,
+    guided_evaluations,
+    progress,
+)
+from mvm.solver.onestep import Euler, EulerMaruyama, Heun
+from mvm.solver.sampling import SOLVERS, Solution, sample, solve, solver_named
+from mvm.solver.table import LamVariable, PowerVariable, Variable
+
+__all__ = [
+    "SOLVERS",
+    "Adaptive",
+    "Auto",
+    "ClassifierFree",
+    "Euler",
+    "EulerMaruyama",
+    "Evaluate",
+    "Grid",
+    "Guidance",
+    "Heun",
+    "Internal",
+    "Interval",
+    "LamGrid",
+    "LamVariable",
+    "NoiseSource",
+    "Plan",
+    "PowerGrid",
+    "PowerVariable",
+    "PredictorCorrector",
+    "Rules",
+    "Solution",
+    "Solver",
+    "State",
+    "Variable",
+    "adams",
+    "guided",
+    "guided_evaluations",
+    "progress",
+    "run",
+    "sa",
+    "sample",
+    "solve",
+    "solver_named",
+]

@@ -1,0 +1,54 @@
+"""Time grids: N evaluation times, then the end."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+
+from mvm.options import at_least
+from mvm.path import MeanVelocity, Schedule
+
+MEAN_VELOCITY = MeanVelocity()
+
+
+class Grid(ABC):
+    """Times t_0 > ... > t_N = 0 of MeanVelocity(T=1): N evaluations, then the clean image."""
+
+    @abstractmethod
+    def times(self, nfe: int, start: float = 1.0) -> tuple[float, ...]:
+        """Return nfe + 1 times; `start` < 1 where the field's schedule never reaches pure noise."""
+
+
+@dataclass(frozen=True)
+class PowerGrid(Grid):
+    """t_i = start (1 - i/N)^r, from exactly `start` to exactly 0."""
+
+    r: float
+
+    def __post_init__(self) -> None:
+        at_least("r", self.r, 1.0)
+
+    def times(self, nfe: int, start: float = 1.0) -> tuple[float, ...]:
+        return tuple((start * (1 - np.arange(nfe + 1) / nfe) ** self.r).tolist())
+
+
+@dataclass(frozen=True)
+class LamGrid(Grid):
+    """N times uniform in lam from t_max to t_min; x0_hat at the last is the answer (end 0)."""
+
+    t_max: float = 0.999
+    t_min: float = 1e-3
+
+    def __post_init__(self) -> None:
+        if not 0 < self.t_min < self.t_max < 1:
+            raise ValueError(f"t_min={self.t_min}, t_max={self.t_max}: they must satisfy 0 < t_min < t_max < 1")
+
+    def times(self, nfe: int, start: float = 1.0) -> tuple[float, ...]:
+        first, last = (float(MEAN_VELOCITY.lam(t)) for t in (min(self.t_max, start), self.t_min))
+        lams = np.linspace(first, last, nfe)
+        return (*MEAN_VELOCITY.t_from_lam(lams).tolist(), 0.0)
+
+
+def smooth_times(schedule: Schedule, steps: int) -> tuple[float, ...]:
+    """Return steps + 1 times of the schedule's own, uniform in the variable in which its sigma is smooth."""
+    return PowerGrid(1 / schedule.sigma_power).times(steps, schedule.end)

@@ -1,0 +1,175 @@
+"""Guidance: rules that turn a field into a field, judged at the time evaluated.
+
+Solvers know nothing of it. A rule of scale 1, or outside its interval, hands back the field it was
+given, so no extra pass is made.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from mvm.options import choose
+from mvm.path import Field, MeanVelocity, PairedField, Schedule
+
+# Log-SNR progress runs from 0 at t = 0.999 to 1 at t = 0.001 of MeanVelocity(T=1), for every solver and schedule.
+_PROGRESS = tuple(float(MeanVelocity().lam(t)) for t in (0.999, 0.001))
+_TOLERANCE = 1e-9  # ends included, whatever the rounding of lam
+
+
+def progress(t: Tensor | float, schedule: Schedule) -> Tensor:
+    """Return p = (lam(t) - lam_0)/(lam_1 - lam_0), clipped to [0, 1]."""
+    first, last = _PROGRESS
+    return ((schedule.lam(t) - first) / (last - first)).clamp(0, 1)
+
+
+def relative_time(t: Tensor | float, schedule: Schedule) -> Tensor:
+    """Return t/end."""
+    return torch.as_tensor(t, dtype=torch.float64) / schedule.end
+
+
+MEASURES = {"progress": progress, "t": relative_time}
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Where guidance acts: [low, high], ends included, in log-SNR progress or in t."""
+
+    low: float = 0.0
+    high: float = 1.0
+    measure: str = "progress"
+
+    def __post_init__(self) -> None:
+        choose("interval measure", self.measure, MEASURES)
+        if not 0 <= self.low <= self.high <= 1:
+            raise ValueError(f"interval=[{self.low}, {self.high}] must satisfy 0 <= low <= high <= 1")
+
+    def contains(self, t: Tensor | float, schedule: Schedule) -> Tensor:
+        """Return whether each t lies inside."""
+        p = MEASURES[self.measure](t, schedule)
+        return (p >= self.low - _TOLERANCE) & (p <= self.high + _TOLERANCE)
+
+
+ALWAYS = Interval()
+
+
+def extrapolate(weak: Tensor, strong: Tensor, scale: float) -> Tensor:
+    """Return weak + scale (strong - weak)."""
+    return weak + scale * (strong - weak)
+
+
+@dataclass(frozen=True)
+class Guidance(ABC):
+    """A rule with a scale and an interval; scale 1 is the identity."""
+
+    scale: float
+    interval: Interval = field(default=ALWAYS, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not torch.isfinite(torch.tensor(float(self.scale))):
+            raise ValueError(f"guidance scale={self.scale} must be finite")
+
+    @abstractmethod
+    def guide(self, base: Field) -> Field:
+        """Return the guided field."""
+
+    def at(self, base: Field, t: float, schedule: Schedule) -> Field:
+        """Return the field to evaluate at time t: guided inside the interval, `base` itself outside."""
+        if self.scale == 1 or not bool(self.interval.contains(t, schedule)):
+            return base
+        return self.guide(base)
+
+
+@dataclass(frozen=True)
+class ClassifierFree(Guidance):
+    """null + scale (conditional - null): two passes."""
+
+    def guide(self, base: Field) -> Field:
+        def guided(x: Tensor, t: Tensor, condition: Tensor | None) -> Tensor:
+            if condition is None:
+                raise ValueError("condition=None: classifier-free guidance needs class labels to guide towards")
+            return extrapolate(base(x, t, None), base(x, t, condition), self.scale)
+
+        return guided
+
+
+@dataclass(frozen=True)
+class Internal(Guidance):
+    """inner + scale (outer - inner), both from one pass of a field with an inner head."""
+
+    def guide(self, base: Field) -> Field:
+        if not isinstance(base, PairedField):
+            raise ValueError("internal guidance needs a field with an inner head (a `pair` method); put it first")
+
+        def guided(x: Tensor, t: Tensor, condition: Tensor | None) -> Tensor:
+            outer, inner = base.pair(x, t, condition)
+            return extrapolate(inner, outer, self.scale)
+
+        return guided
+
+
+@dataclass(frozen=True)
+class Auto(Guidance):
+    """weak + scale (field - weak): autoguidance by a weaker field (smaller, or trained less)."""
+
+    weak: Field = field(kw_only=True)
+
+    def guide(self, base: Field) -> Field:
+        def guided(x: Tensor, t: Tensor, condition: Tensor | None) -> Tensor:
+            return extrapolate(self.weak(x, t, condition), base(x, t, condition), self.scale)
+
+        return guided
+
+
+Rules = Guidance | Sequence[Guidance] | None
+
+
+def as_rules(guidance: Rules) -> tuple[Guidance, ...]:
+    """Return the rules as a tuple, innermost first."""
+    if guidance is None:
+        return ()
+    return (guidance,) if isinstance(guidance, Guidance) else tuple(guidance)
+
+
+def guided_at(base: Field, guidance: Rules, t: float, schedule: Schedule) -> Field:
+    """Return the field to evaluate at time t under all rules, the first applied innermost."""
+    for rule in as_rules(guidance):
+        base = rule.at(base, t, schedule)
+    return base
+
+
+def guided(base: Field, guidance: Rules, schedule: Schedule) -> Field:
+    """Return a field that is guided wherever t lies inside; rows of a batch may differ in t."""
+
+    def call(x: Tensor, t: Tensor, condition: Tensor | None = None) -> Tensor:
+        out = torch.empty_like(x)
+        for value in t.unique().tolist():
+            rows = t == value
+            labels = None if condition is None else condition[rows]
+            out[rows] = guided_at(base, guidance, value, schedule)(x[rows], t[rows], labels)
+        return out
+
+    return call
+
+
+def guided_evaluations(guidance: Rules, times: Sequence[float], schedule: Schedule) -> int:
+    """Return at how many of these times at least one rule acts."""
+    rules = [rule for rule in as_rules(guidance) if rule.scale != 1]
+    return sum(any(bool(rule.interval.contains(t, schedule)) for rule in rules) for t in times)
+
+
+__all__ = [
+    "ALWAYS",
+    "Auto",
+    "ClassifierFree",
+    "Guidance",
+    "Internal",
+    "Interval",
+    "Rules",
+    "guided",
+    "guided_at",
+    "guided_evaluations",
+    "progress",
+]

@@ -1,0 +1,183 @@
+"""From noise to image: `sample`, and `solve`, which also tells what it cost."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mvm import noise as counter_noise
+from mvm.options import at_least, choose
+from mvm.path import Field, MeanVelocity, PairedField, Schedule, equal_snr_scale, equal_snr_time, full_time
+from mvm.solver.adams import adams, sa
+from mvm.solver.adaptive import Adaptive
+from mvm.solver.base import Evaluate, NoiseSource, Solver, State, run
+from mvm.solver.guidance import Rules, guided_at
+from mvm.solver.onestep import Euler, EulerMaruyama, Heun
+
+SOLVERS: dict[str, Callable[[], Solver | Adaptive]] = {
+    "adams": adams,
+    "sa": sa,
+    "heun": Heun,
+    "euler": Euler,
+    "euler-maruyama": EulerMaruyama,
+    "adaptive": Adaptive,
+}
+
+MEAN_VELOCITY = MeanVelocity()
+
+
+def solver_named(solver: str | Solver | Adaptive) -> Solver | Adaptive:
+    """Return a solver from its name, or the solver itself."""
+    return choose("solver", solver, SOLVERS)() if isinstance(solver, str) else solver
+
+
+@dataclass
+class Meter:
+    """A field that counts: `evaluations` by the solver, `passes` through the underlying field."""
+
+    field: Field
+    evaluations: int = 0
+    passes: int = 0
+
+    def __call__(self, x: Tensor, t: Tensor, condition: Tensor | None) -> Tensor:
+        self.passes += 1
+        return self.field(x, t, condition)
+
+
+@dataclass
+class PairedMeter(Meter):
+    """A Meter over a field with an inner head; a pair is one pass."""
+
+    def pair(self, x: Tensor, t: Tensor, condition: Tensor | None) -> tuple[Tensor, Tensor]:
+        assert isinstance(self.field, PairedField)
+        self.passes += 1
+        return self.field.pair(x, t, condition)
+
+
+def metered(field: Field) -> Meter:
+    """Return the field with counters; it stays paired if it was."""
+    return PairedMeter(field) if isinstance(field, PairedField) else Meter(field)
+
+
+def evaluator(meter: Meter, schedule: Schedule, condition: Tensor | None, guidance: Rules) -> Evaluate:
+    """Return (x, t) -> x0_hat on the field's own schedule, guided at the time evaluated."""
+
+    def evaluate(x: Tensor, t: float) -> Tensor:
+        meter.evaluations += 1
+        return guided_at(meter, guidance, t, schedule)(x, full_time(x, t), condition)
+
+    return evaluate
+
+
+def on_mean_velocity(evaluate: Evaluate, schedule: Schedule) -> Evaluate:
+    """Return the evaluator seen from MeanVelocity(T=1), through the equal-SNR map."""
+    if schedule == MEAN_VELOCITY:
+        return evaluate
+
+    def mapped(x: Tensor, t: float) -> Tensor:
+        scale = float(equal_snr_scale(t, MEAN_VELOCITY, schedule))
+        return evaluate(x * scale, float(equal_snr_time(t, MEAN_VELOCITY, schedule)))
+
+    return mapped
+
+
+def step_noise(seeds: Tensor, like: Tensor) -> NoiseSource:
+    """Return the noise of each solver step: a function of every sample's seed and the step index."""
+    return lambda index: counter_noise.normal(seeds, counter_noise.STEP + index, like.shape[1:], like.dtype)
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The image, and what it cost: evaluations (nfe), passes through the field, the seeds used."""
+
+    x: Tensor
+    nfe: int
+    passes: int
+    seeds: Tensor
+
+
+def _check(noise: Tensor, nfe: int, rho: float, condition: Tensor | None) -> None:
+    if not isinstance(nfe, int) or isinstance(nfe, bool):
+        raise ValueError(f"nfe={nfe!r} must be a whole number, at least 1")
+    at_least("nfe", nfe, 1)
+    at_least("rho", rho, 0)
+    if not math.isfinite(rho):
+        raise ValueError(f"rho={rho} must be finite")
+    if not noise.is_floating_point() or noise.ndim < 2:
+        raise ValueError(
+            f"noise must be a floating-point tensor (B, ...); got {noise.dtype}, shape {tuple(noise.shape)}"
+        )
+    if not bool(torch.isfinite(noise).all()):
+        raise ValueError("noise must be finite; it holds NaN or Inf")
+    if condition is not None and condition.shape != noise.shape[:1]:
+        raise ValueError(
+            f"condition has shape {tuple(condition.shape)}; it must be ({noise.shape[0]},), one per sample"
+        )
+
+
+@torch.no_grad()
+def solve(
+    field: Field,
+    noise: Tensor,
+    *,
+    schedule: Schedule = MEAN_VELOCITY,
+    solver: str | Solver | Adaptive = "adams",
+    nfe: int = 26,
+    rho: float = 0.0,
+    condition: Tensor | None = None,
+    seeds: Sequence[int] | Tensor | None = None,
+    guidance: Rules = None,
+    on_step: Callable[[State], None] | None = None,
+) -> Solution:
+    """Return `sample`'s image with its cost; on_step sees the state after every step."""
+    _check(noise, nfe, rho, condition)
+    chosen = solver_named(solver)
+    seeds = counter_noise.as_seeds(seeds, noise.shape[0], noise.device)
+    meter = metered(field)
+    evaluate = evaluator(meter, schedule, condition, guidance)
+    # half-precision states lose the image in rounding: the loop runs in float32 at least
+    x = noise if noise.dtype == torch.float64 else noise.float()
+    if isinstance(chosen, Adaptive):
+        if rho != 0:
+            raise ValueError(f"rho={rho}: solver 'adaptive' is an ODE solver; use rho=0")
+        x = chosen.integrate(schedule, evaluate, x)
+    else:
+        plan = chosen.plan(schedule, nfe, rho)
+        seen = evaluate if chosen.own_time else on_mean_velocity(evaluate, schedule)
+        x = run(plan, seen, x, step_noise(seeds, x), on_step=on_step).x
+    return Solution(x.to(noise.dtype), meter.evaluations, meter.passes, seeds)
+
+
+def sample(
+    field: Field,
+    noise: Tensor,
+    *,
+    schedule: Schedule = MEAN_VELOCITY,
+    solver: str | Solver | Adaptive = "adams",
+    nfe: int = 26,
+    rho: float = 0.0,
+    condition: Tensor | None = None,
+    seeds: Sequence[int] | Tensor | None = None,
+    guidance: Rules = None,
+) -> Tensor:
+    """Return images x_0 from noise x_1 (B, ...), with exactly `nfe` evaluations of the field.
+
+    field: (x, t, condition) -> x0_hat, t float64 (B,). schedule: the path the field belongs to.
+    solver: a name in `mvm.solver.SOLVERS` or a solver object; "adaptive" takes tolerances and ignores nfe.
+    rho: 0 is the probability-flow ODE, 1 the paper's reverse SDE, 0.75 its best result.
+    condition: int64 labels (B,), or None. seeds: one per sample, for the SDE's noise; drawn once when None.
+    guidance: a rule of `mvm.solver` or several, the first applied innermost.
+    """
+    return solve(
+        field,
+        noise,
+        schedule=schedule,
+        solver=solver,
+        nfe=nfe,
+        rho=rho,
+        condition=condition,
+        seeds=seeds,
+        guidance=guidance,
+    ).x

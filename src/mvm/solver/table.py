@@ -1,0 +1,160 @@
+"""The exact step of the reverse family, and multistep coefficients as float64 tables.
+
+With a = (1 + rho^2)/2, from s to t on the mean-velocity path (T = 1; method and paper section 3.3):
+
+    x_t = (t/s)^a x_s + INT_t^s t^a [a r^(-a-1) + (1-a) r^(-a)] x0_hat(r) dr + sqrt(t (1 - (t/s)^(rho^2))) xi
+
+A coefficient is the integral of that weight against a Lagrange polynomial in a variable phi(t). Tables
+depend on times and rho only; they are made once, on the host, in float64.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mvm.options import choose
+from mvm.solver.grid import MEAN_VELOCITY
+
+Array = NDArray[np.float64]
+NODES = 32  # Gauss-Legendre points: exact to 1e-14 for the grids in use
+
+
+class Variable(ABC):
+    """phi: the variable in which x0_hat is interpolated by a polynomial."""
+
+    @abstractmethod
+    def __call__(self, t: Array) -> Array: ...
+
+
+@dataclass(frozen=True)
+class PowerVariable(Variable):
+    """phi = t^q."""
+
+    q: float
+
+    def __call__(self, t: Array) -> Array:
+        return t**self.q
+
+
+@dataclass(frozen=True)
+class LamVariable(Variable):
+    """phi = lam, half log-SNR."""
+
+    def __call__(self, t: Array) -> Array:
+        return MEAN_VELOCITY.lam(t).numpy()
+
+
+@dataclass(frozen=True)
+class Quadrature:
+    """One step s -> t: decay of x_s, noise std, and INT weight f = sum(weights * f(nodes))."""
+
+    decay: float
+    std: float
+    nodes: Array
+    weights: Array
+
+
+@lru_cache
+def _legendre() -> tuple[Array, Array]:
+    return np.polynomial.legendre.leggauss(NODES)
+
+
+def _interval(start: float, end: float) -> tuple[Array, Array]:
+    """Gauss-Legendre points and weights of INT_end^start (negative weights when end > start)."""
+    points, weights = _legendre()
+    return (start + end + (start - end) * points) / 2, weights * (start - end) / 2
+
+
+def _exact_coefficients(s: float, t: float, rho: float) -> tuple[float, float]:
+    """Decay and noise std of the exact step; forward in time (t > s) only the ODE is defined."""
+    a = (1 + rho**2) / 2
+    return (t / s) ** a, max(0.0, -t * np.expm1(rho**2 * np.log(t / s))) ** 0.5
+
+
+def _exact_in_log_t(s: float, t: float, rho: float) -> Quadrature:
+    """tau exact; nodes uniform-ish in log t: right for phi = t^q, and finite at s = 1."""
+    a = (1 + rho**2) / 2
+    log_r, weights = _interval(np.log(s), np.log(t))
+    r = np.exp(log_r)
+    return Quadrature(*_exact_coefficients(s, t, rho), r, weights * t**a * (a * r**-a + (1 - a) * r ** (1 - a)))
+
+
+def _lam_interval(s: float, t: float) -> tuple[Array, Array, Array]:
+    """(lam, t of lam, weights of INT d lam from s to t)."""
+    lam, weights = _interval(*(float(MEAN_VELOCITY.lam(end)) for end in (t, s)))
+    return lam, MEAN_VELOCITY.t_from_lam(lam).numpy(), weights
+
+
+def _exact_in_lam(s: float, t: float, rho: float) -> Quadrature:
+    """tau exact; nodes in lam: right for phi = lam. Phi(r -> t) = rho^2/2 log(r/t), tau^2 = rho^2 (1-r)/(1+r)."""
+    lam, r, weights = _lam_interval(s, t)
+    growth = (t / r) ** (rho**2 / 2) * (1 + rho**2 * (1 - r) / (1 + r))
+    return Quadrature(*_exact_coefficients(s, t, rho), r, weights * t**0.5 * np.exp(lam) * growth)
+
+
+def _piecewise(s: float, t: float, rho: float, at: float) -> Quadrature:
+    """tau held constant over the step at its value at time `at`, as SA-Solver does."""
+    tau2 = rho**2 * (1 - at) / (1 + at)
+    lam, r, weights = _lam_interval(s, t)
+    end = float(MEAN_VELOCITY.lam(t))
+    step = end - float(MEAN_VELOCITY.lam(s))
+    decay = (t / s) ** 0.5 * np.exp(-tau2 * step)
+    std = (-t * np.expm1(-2 * tau2 * step)) ** 0.5
+    return Quadrature(decay, std, r, weights * t**0.5 * (1 + tau2) * np.exp(lam - tau2 * (end - lam)))
+
+
+TAUS = ("exact", "start", "end")
+
+
+def quadrature(s: float, t: float, rho: float, tau: str, variable: Variable) -> Quadrature:
+    """Return the step s -> t with tau exact, or held at its value at the step's start or end."""
+    choose("tau", tau, dict.fromkeys(TAUS))
+    if tau != "exact":
+        return _piecewise(s, t, rho, s if tau == "start" else t)
+    return _exact_in_lam(s, t, rho) if isinstance(variable, LamVariable) else _exact_in_log_t(s, t, rho)
+
+
+def lagrange(points: Array, at: Array) -> Array:
+    """Return the Lagrange basis of `points`, row j at `at`: (len(points), len(at))."""
+    rows = np.ones((len(points), len(at)))
+    for j in range(len(points)):
+        for k in range(len(points)):
+            if k != j:
+                rows[j] *= (at - points[k]) / (points[j] - points[k])
+    return rows
+
+
+@dataclass(frozen=True)
+class Row:
+    """Coefficients of one step: x_t = decay x_s + sum(predict * x0_hats) + std xi, newest x0_hat first.
+
+    `correct` is used one evaluation later, when x0_hat at the new time stands first; () means no corrector.
+    """
+
+    decay: float
+    std: float
+    predict: tuple[float, ...]
+    correct: tuple[float, ...] = ()
+
+
+TO_DATA = Row(0.0, 0.0, (1.0,))  # the step into t = 0, for every solver: x0_hat is the answer
+
+
+def build_row(
+    past: tuple[float, ...], t: float, rho: float, tau: str, variable: Variable, predictor: int, corrector: int
+) -> Row:
+    """Return the step from past[0] to t; `past` are the times evaluated so far, newest first."""
+    if t == 0:  # the weight becomes a point mass at the end of the step
+        return TO_DATA
+    step = quadrature(past[0], t, rho, tau, variable)
+    at = variable(step.nodes)
+
+    def weights(times: tuple[float, ...]) -> tuple[float, ...]:
+        return tuple((lagrange(variable(np.array(times)), at) @ step.weights).tolist())
+
+    predict = weights(past[:predictor])
+    correct = weights((t, *past[: corrector - 1])) if corrector else ()
+    return Row(float(step.decay), float(step.std), predict, correct)
