@@ -32,7 +32,7 @@ verify: $(INSTALLED)
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/ty check
+	$(BIN)/ty check src
 	$(BIN)/lint-imports
 	$(BIN)/deptry .
 	$(BIN)/codespell

@@ -8,6 +8,7 @@ digit that differs between two machines' log or cos does not survive the roundin
 
 import math
 from collections.abc import Sequence
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -83,9 +84,12 @@ def as_seeds(seeds: Sequence[int] | Tensor | None, batch: int, device: torch.dev
     """Return int64 seeds (B,); None draws them once from torch's default generator."""
     if seeds is None:
         return torch.randint(MAX_SEED, (batch,)).to(device)
-    values = seeds.tolist() if isinstance(seeds, Tensor) else [int(s) for s in seeds]
-    if len(values) != batch:
-        raise ValueError(f"seeds has {len(values)} entries for a batch of {batch}; give one seed per sample")
+    values = seeds.tolist() if isinstance(seeds, Tensor) else list(seeds)
+    if not isinstance(values, list) or len(values) != batch:
+        count = len(values) if isinstance(values, list) else "no"
+        raise ValueError(f"seeds has {count} entries for a batch of {batch}; give one seed per sample")
+    if any(not isinstance(s, Integral) for s in values):
+        raise ValueError("seeds must be whole numbers, one per sample")
     if any(not 0 <= s <= MAX_SEED for s in values):
         raise ValueError(f"seeds must lie in [0, {MAX_SEED}]; got {[s for s in values if not 0 <= s <= MAX_SEED][:3]}")
     return torch.tensor(values, dtype=torch.int64, device=device)

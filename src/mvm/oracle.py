@@ -14,6 +14,8 @@ from torch import Tensor
 from mvm import noise
 from mvm.path import Field, Schedule, as_time, convert, like
 
+TINY = 1e-200  # stands for a variance of 0: small beyond doubt, yet squares over it stay finite
+
 
 class _Mixed(NamedTuple):
     """x against every component: log joint density (B, K), pull towards x (B, K), alpha (B, 1)."""
@@ -40,13 +42,18 @@ class Mixture:
             return log_weights
         if self.labels is None:
             raise ValueError("condition was given, but this oracle has no labels; pass labels= when building it")
-        return torch.where(self.labels[None, :] == condition[:, None], log_weights, -math.inf)
+        chosen = self.labels[None, :] == condition[:, None]
+        if not bool(chosen.any(1).all()):
+            missing = sorted(set(condition.tolist()) - set(self.labels.tolist()))
+            raise ValueError(
+                f"condition={missing[0]}: no component has that label; allowed: {self.labels.unique().tolist()}"
+            )
+        return torch.where(chosen, log_weights, -math.inf)
 
     def _mix(self, x: Tensor, t: Tensor, schedule: Schedule, condition: Tensor | None) -> _Mixed:
         alpha, sigma = schedule.alpha(t), schedule.sigma(t)
         alpha, sigma = alpha.reshape(-1, 1), sigma.reshape(-1, 1)  # (B or 1, 1)
-        tiny = torch.finfo(torch.float64).tiny
-        variance = (alpha**2 * self.stds**2 + sigma**2).clamp_min(tiny)  # (B or 1, K)
+        variance = (alpha**2 * self.stds**2 + sigma**2).clamp_min(TINY)  # (B or 1, K)
         # |x - alpha m|^2 expanded: one matrix product instead of a (B, K, d) array
         square = (x**2).sum(1, keepdim=True) - 2 * alpha * (x @ self.means.T) + alpha**2 * (self.means**2).sum(1)
         log_normal = -0.5 * square.clamp_min(0) / variance - 0.5 * x.shape[1] * torch.log(2 * math.pi * variance)
@@ -107,6 +114,10 @@ def mixture(
     if not bool((stds >= 0).all()):
         raise ValueError("stds must be at least 0")
     weights = torch.ones(count) if weights is None else torch.as_tensor(weights)
+    if weights.shape != (count,) or not bool((weights >= 0).all()) or not bool(weights.sum() > 0):
+        raise ValueError(f"weights must be {count} numbers >= 0, one per component, not all 0")
+    if labels is not None and labels.shape != (count,):
+        raise ValueError(f"labels has shape {tuple(labels.shape)}; it must be ({count},), one per component")
     weights = weights.double() / weights.double().sum()
     return Mixture(means.reshape(count, -1), stds, weights, tuple(means.shape[1:]), labels)
 

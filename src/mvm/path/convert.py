@@ -171,6 +171,9 @@ KINDS: dict[str, Kind] = {
 }
 
 
+NOISE_KINDS = ("eps", "score")  # functions of eps alone
+
+
 def to_x0(kind: str, value: Tensor, x: Tensor, t: Time, schedule: Schedule) -> Tensor:
     """Return x0_hat that a prediction of this kind means at (x, t)."""
     return choose("kind", kind, KINDS).to_x0(value, x, Moment(schedule, as_time(t), x))
@@ -194,4 +197,8 @@ def convert(value: Tensor, source: str, target: str, x: Tensor, t: Time, schedul
         return value
     if target == "x0":
         return to_x0(source, value, x, t, schedule)
+    if target in NOISE_KINDS:  # these need no x0, so they are determinate at t = 1 too
+        at = Moment(schedule, as_time(t), x)
+        eps = choose("kind", source, KINDS).to_eps(value, x, at)
+        return KINDS[target].from_pair(Pair(x, eps), at)
     return from_pair(target, to_pair(source, value, x, t, schedule), t, schedule)

@@ -50,8 +50,12 @@ class Schedule(ABC):
         """d alpha / dt."""
 
     @abstractmethod
+    def variance_rate(self, t: Time) -> Tensor:
+        """d sigma^2 / dt: finite where sigma' is not."""
+
     def sigma_rate(self, t: Time) -> Tensor:
         """d sigma / dt."""
+        return self.variance_rate(t) / (2 * self.sigma(t))
 
     @abstractmethod
     def lam(self, t: Time) -> Tensor:
@@ -81,7 +85,7 @@ class Schedule(ABC):
         """
         level = self.level(t)
         m = level**2
-        return 2 * self.sigma(t) * ((1 - m) * self.sigma_rate(t) - level * self.alpha_rate(t)) / (1 + m)
+        return ((1 - m) * self.variance_rate(t) - 2 * self.sigma(t) * level * self.alpha_rate(t)) / (1 + m)
 
 
 @dataclass(frozen=True)
@@ -108,8 +112,8 @@ class MeanVelocity(Schedule):
     def alpha_rate(self, t: Time) -> Tensor:
         return torch.full_like(as_time(t), -1 / self.T)
 
-    def sigma_rate(self, t: Time) -> Tensor:
-        return 0.5 / torch.sqrt(as_time(t) * self.T)
+    def variance_rate(self, t: Time) -> Tensor:
+        return torch.full_like(as_time(t), 1 / self.T)
 
     def lam(self, t: Time) -> Tensor:
         s = as_time(t) / self.T
@@ -135,8 +139,11 @@ class LinearFlow(Schedule):
     def alpha_rate(self, t: Time) -> Tensor:
         return torch.full_like(as_time(t), -1.0)
 
+    def variance_rate(self, t: Time) -> Tensor:
+        return 2 * as_time(t)
+
     def sigma_rate(self, t: Time) -> Tensor:
-        return torch.full_like(as_time(t), 1.0)
+        return torch.full_like(as_time(t), 1.0)  # at t = 0 too
 
     def lam(self, t: Time) -> Tensor:
         t = as_time(t)
@@ -176,17 +183,17 @@ class VariancePreserving(Schedule):
     def alpha_rate(self, t: Time) -> Tensor:
         return -0.5 * self._beta(t) * self.alpha(t)
 
-    def sigma_rate(self, t: Time) -> Tensor:
-        return 0.5 * self._beta(t) * self.alpha(t) ** 2 / self.sigma(t)
+    def variance_rate(self, t: Time) -> Tensor:
+        return self._beta(t) * self.alpha(t) ** 2
 
     def lam(self, t: Time) -> Tensor:
         return torch.log(self.alpha(t)) - torch.log(self.sigma(t))
 
     def t_from_lam(self, lam: Time) -> Tensor:
         # alpha^2 = sigmoid(2 lam), so B = softplus(-2 lam); the root of B(t) without cancellation
-        b = softplus(-2 * as_time(lam), threshold=1e9)
+        b = softplus(-2 * as_time(lam), threshold=1e9).clamp(max=float(self._integral(self.end)))
         root = torch.sqrt(self.beta_min**2 + 2 * (self.beta_max - self.beta_min) * b)
-        return torch.clamp(2 * b / (self.beta_min + root), max=self.end)
+        return 2 * b / (self.beta_min + root)
 
 
 SCHEDULES: dict[str, type[Schedule]] = {

@@ -77,6 +77,11 @@ class PredictorCorrector(Solver):
         """PEC gains one order over the predictor; the first step, with one past value, caps it at 3 (2 uncorrected)."""
         return min(self.corrector, self.predictor + 1, 3) if self.corrector else min(self.predictor, 2)
 
+    @property
+    def weak_order(self) -> int:
+        """x0_hat along a noisy path is no polynomial: past order 2 nothing is gained in the law."""
+        return min(self.order, 2)
+
     def plan(self, schedule: Schedule, nfe: int, rho: float) -> Plan:
         start = float(equal_snr_time(schedule.end, schedule, MeanVelocity()))
         return self.plan_times(schedule, self.grid.times(nfe, start), rho)

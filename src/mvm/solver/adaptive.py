@@ -39,9 +39,11 @@ class Adaptive:
         power = schedule.sigma_power
 
         def velocity(c: Tensor, state: Tensor) -> Tensor:
-            t = min(float(c) ** (1 / power), schedule.end)
+            t = min(max(float(c) ** (1 / power), self.t_min), schedule.end)
             a, b = drift(schedule, t, 0.0)
             return (a * state + b * evaluate(state, t)) * (float(c) ** (1 / power - 1) / power)
 
         ends = x.new_tensor([schedule.end**power, self.t_min**power])
-        return evaluate(odeint(velocity, x, ends, rtol=self.rtol, atol=self.atol, method="dopri5")[-1], self.t_min)
+        exactly = {"step_t": ends[1:]}  # else it steps past the end, to negative times, and interpolates back
+        states = odeint(velocity, x, ends, rtol=self.rtol, atol=self.atol, method="dopri5", options=exactly)
+        return evaluate(states[-1], self.t_min)

@@ -62,6 +62,11 @@ class Solver(ABC):
         """Order of convergence on a smooth ODE."""
 
     @property
+    @abstractmethod
+    def weak_order(self) -> int:
+        """Order of convergence of the sampled law at rho > 0; 0 where only the ODE is solved."""
+
+    @property
     def own_time(self) -> bool:
         """Whether times are those of the field's own schedule, not of MeanVelocity(T=1) at equal SNR."""
         return False

@@ -21,15 +21,18 @@ class Grid(ABC):
 
 @dataclass(frozen=True)
 class PowerGrid(Grid):
-    """t_i = start (1 - i/N)^r, from exactly `start` to exactly 0."""
+    """t_i = start (1 - i/N)^r, from exactly `start` (at most t_max) to exactly 0."""
 
     r: float
+    t_max: float = 1.0
 
     def __post_init__(self) -> None:
         at_least("r", self.r, 1.0)
+        if not 0 < self.t_max <= 1:
+            raise ValueError(f"t_max={self.t_max} is out of range; it must lie in (0, 1]")
 
     def times(self, nfe: int, start: float = 1.0) -> tuple[float, ...]:
-        return tuple((start * (1 - np.arange(nfe + 1) / nfe) ** self.r).tolist())
+        return tuple((min(start, self.t_max) * (1 - np.arange(nfe + 1) / nfe) ** self.r).tolist())
 
 
 @dataclass(frozen=True)
@@ -51,4 +54,5 @@ class LamGrid(Grid):
 
 def smooth_times(schedule: Schedule, steps: int) -> tuple[float, ...]:
     """Return steps + 1 times of the schedule's own, uniform in the variable in which its sigma is smooth."""
-    return PowerGrid(1 / schedule.sigma_power).times(steps, schedule.end)
+    share = 1 - np.arange(steps + 1) / steps
+    return tuple((schedule.end * share ** (1 / schedule.sigma_power)).tolist())

@@ -5,8 +5,8 @@ given, so no extra pass is made.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -75,6 +75,10 @@ class Guidance(ABC):
     def guide(self, base: Field) -> Field:
         """Return the guided field."""
 
+    def counted(self, count: Callable[[Field], Field]) -> "Guidance":
+        """Return the rule with any field of its own wrapped by `count`."""
+        return self
+
     def at(self, base: Field, t: float, schedule: Schedule) -> Field:
         """Return the field to evaluate at time t: guided inside the interval, `base` itself outside."""
         if self.scale == 1 or not bool(self.interval.contains(t, schedule)):
@@ -116,6 +120,9 @@ class Auto(Guidance):
 
     weak: Field = field(kw_only=True)
 
+    def counted(self, count: Callable[[Field], Field]) -> Guidance:
+        return replace(self, weak=count(self.weak))
+
     def guide(self, base: Field) -> Field:
         def guided(x: Tensor, t: Tensor, condition: Tensor | None) -> Tensor:
             return extrapolate(self.weak(x, t, condition), base(x, t, condition), self.scale)
@@ -130,7 +137,10 @@ def as_rules(guidance: Rules) -> tuple[Guidance, ...]:
     """Return the rules as a tuple, innermost first."""
     if guidance is None:
         return ()
-    return (guidance,) if isinstance(guidance, Guidance) else tuple(guidance)
+    rules = (guidance,) if isinstance(guidance, Guidance) else tuple(guidance)
+    if any(isinstance(rule, Internal) for rule in rules[1:]):
+        raise ValueError("guidance: Internal must stand first; after another rule the inner head is out of reach")
+    return rules
 
 
 def guided_at(base: Field, guidance: Rules, t: float, schedule: Schedule) -> Field:
@@ -155,9 +165,9 @@ def guided(base: Field, guidance: Rules, schedule: Schedule) -> Field:
 
 
 def guided_evaluations(guidance: Rules, times: Sequence[float], schedule: Schedule) -> int:
-    """Return at how many of these times at least one rule acts."""
+    """Return at how many of these times at least one rule acts; at t = 0 nothing is ever evaluated."""
     rules = [rule for rule in as_rules(guidance) if rule.scale != 1]
-    return sum(any(bool(rule.interval.contains(t, schedule)) for rule in rules) for t in times)
+    return sum(any(bool(rule.interval.contains(t, schedule)) for rule in rules) for t in times if t > 0)
 
 
 __all__ = [

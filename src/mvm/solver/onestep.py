@@ -54,6 +54,10 @@ class EulerMaruyama(Solver):
         return 1
 
     @property
+    def weak_order(self) -> int:
+        return 1
+
+    @property
     def own_time(self) -> bool:
         return True
 
@@ -74,6 +78,10 @@ class Euler(EulerMaruyama):
     """First order, ODE only."""
 
     name: str = "euler"
+
+    @property
+    def weak_order(self) -> int:
+        return 0
 
     def plan_times(self, schedule: Schedule, times: tuple[float, ...], rho: float) -> Plan:
         _require_ode(self.name, rho)
@@ -114,6 +122,10 @@ class Heun(Solver):
     @property
     def order(self) -> int:
         return 2
+
+    @property
+    def weak_order(self) -> int:
+        return 0
 
     @property
     def own_time(self) -> bool:

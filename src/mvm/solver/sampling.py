@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from mvm.path import Field, MeanVelocity, PairedField, Schedule, equal_snr_scale
 from mvm.solver.adams import adams, sa
 from mvm.solver.adaptive import Adaptive
 from mvm.solver.base import Evaluate, NoiseSource, Solver, State, run
-from mvm.solver.guidance import Rules, guided_at
+from mvm.solver.guidance import Rules, as_rules, guided_at
 from mvm.solver.onestep import Euler, EulerMaruyama, Heun
 
 SOLVERS: dict[str, Callable[[], Solver | Adaptive]] = {
@@ -44,6 +45,15 @@ class Meter:
     def __call__(self, x: Tensor, t: Tensor, condition: Tensor | None) -> Tensor:
         self.passes += 1
         return self.field(x, t, condition)
+
+    def also(self, other: Field) -> Field:
+        """Return another field whose passes count here too."""
+
+        def counted(x: Tensor, t: Tensor, condition: Tensor | None) -> Tensor:
+            self.passes += 1
+            return other(x, t, condition)
+
+        return counted
 
 
 @dataclass
@@ -99,7 +109,7 @@ class Solution:
 
 
 def _check(noise: Tensor, nfe: int, rho: float, condition: Tensor | None) -> None:
-    if not isinstance(nfe, int) or isinstance(nfe, bool):
+    if not isinstance(nfe, Integral) or isinstance(nfe, bool):
         raise ValueError(f"nfe={nfe!r} must be a whole number, at least 1")
     at_least("nfe", nfe, 1)
     at_least("rho", rho, 0)
@@ -136,7 +146,8 @@ def solve(
     chosen = solver_named(solver)
     seeds = counter_noise.as_seeds(seeds, noise.shape[0], noise.device)
     meter = metered(field)
-    evaluate = evaluator(meter, schedule, condition, guidance)
+    rules = tuple(rule.counted(meter.also) for rule in as_rules(guidance))
+    evaluate = evaluator(meter, schedule, condition, rules)
     # half-precision states lose the image in rounding: the loop runs in float32 at least
     x = noise if noise.dtype == torch.float64 else noise.float()
     if isinstance(chosen, Adaptive):
@@ -145,8 +156,10 @@ def solve(
         x = chosen.integrate(schedule, evaluate, x)
     else:
         plan = chosen.plan(schedule, nfe, rho)
-        seen = evaluate if chosen.own_time else on_mean_velocity(evaluate, schedule)
-        x = run(plan, seen, x, step_noise(seeds, x), on_step=on_step).x
+        if not chosen.own_time:
+            evaluate = on_mean_velocity(evaluate, schedule)
+            x = x * float(equal_snr_scale(schedule.end, schedule, MEAN_VELOCITY))
+        x = run(plan, evaluate, x, step_noise(seeds, x), on_step=on_step).x
     return Solution(x.to(noise.dtype), meter.evaluations, meter.passes, seeds)
 
 

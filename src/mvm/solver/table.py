@@ -112,6 +112,8 @@ TAUS = ("exact", "start", "end")
 def quadrature(s: float, t: float, rho: float, tau: str, variable: Variable) -> Quadrature:
     """Return the step s -> t with tau exact, or held at its value at the step's start or end."""
     choose("tau", tau, dict.fromkeys(TAUS))
+    if s >= 1 and (tau != "exact" or isinstance(variable, LamVariable)):
+        raise ValueError(f"t={s}: lam is infinite there; with phi = lam or a piecewise tau use a grid with t_max < 1")
     if tau != "exact":
         return _piecewise(s, t, rho, s if tau == "start" else t)
     return _exact_in_lam(s, t, rho) if isinstance(variable, LamVariable) else _exact_in_log_t(s, t, rho)

@@ -1,0 +1,43 @@
+"""Data that ships in the package: the 8x8 digits."""
+
+from dataclasses import dataclass
+from importlib.resources import files
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Images:
+    """uint8 images (N, C, H, W) and int64 labels (N,)."""
+
+    images: Tensor
+    labels: Tensor
+    classes: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: Tensor | slice) -> "Images":
+        return Images(self.images[index], self.labels[index], self.classes)
+
+
+HELD_OUT = 397  # of 1,797; the rest, 1,400, is for training
+
+
+def digits(split: str = "all") -> Images:
+    """Return the 1,797 handwritten digits, 8x8, grey levels 0..16 stretched to 0..255.
+
+    split: "all", "train" (1,400) or "held-out" (397). The file is in an order shuffled once, because the
+    original goes writer by writer: any prefix is then a fair split.
+    """
+    with (files("mvm.data") / "digits.npz").open("rb") as file:
+        archive = np.load(file, allow_pickle=False)
+        levels, labels = archive["levels"], archive["labels"]
+    images = torch.from_numpy(np.round(levels * (255 / 16)).astype(np.uint8)).reshape(-1, 1, 8, 8)
+    data = Images(images, torch.from_numpy(labels.astype(np.int64)), tuple("0123456789"))
+    parts = {"all": slice(None), "train": slice(HELD_OUT, None), "held-out": slice(HELD_OUT)}
+    if split not in parts:
+        raise ValueError(f"split='{split}' is unknown; allowed: {', '.join(parts)}")
+    return data[parts[split]]

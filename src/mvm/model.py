@@ -1,0 +1,114 @@
+"""The object users hold: schedule + prediction kind + network + codec, which together are a Field."""
+
+from dataclasses import dataclass
+from importlib.resources import as_file, files
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from mvm.data import Images, digits
+from mvm.latent import Codec, Pixels
+from mvm.network import DiT, Output
+from mvm.options import nearest
+from mvm.path import Schedule, to_x0
+from mvm.recipes import Recipe, parse_recipe
+from mvm.training import checkpoint
+
+DATA = {"digits": digits}
+SHIPPED = "models"  # folder of run directories inside the package
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a recipe's data fix for its network: sample shape and class names."""
+
+    shape: tuple[int, int, int]
+    classes: tuple[str, ...]
+
+
+SETTINGS = {"digits": Setting((1, 8, 8), tuple("0123456789"))}
+
+
+def training_data(recipe: Recipe, split: str = "train") -> Images:
+    """Return the images a recipe trains on (or its "held-out" ones)."""
+    return DATA[recipe.data.name](split)
+
+
+class Model(nn.Module):
+    """A Field: model(x, t, condition) -> x0_hat, with `pair` where the network has an inner head."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__()
+        setting = SETTINGS[recipe.data.name]
+        self.recipe = recipe
+        self.schedule: Schedule = recipe.path.build()
+        self.classes = setting.classes
+        self.codec: Codec = Pixels(setting.shape)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(recipe.seed)
+            self.network = DiT(recipe.network, self.codec.latent_shape, len(setting.classes))
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        return self.codec.latent_shape
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.classes)
+
+    def _predict(self, x: Tensor, t: Tensor, condition: Tensor | None) -> Output:
+        if condition is None:
+            condition = torch.full((x.shape[0],), self.network.null, dtype=torch.int64, device=x.device)
+        return self.network(x.to(self.network.embed.weight.dtype), self.schedule.level(t), condition)
+
+    def _x0(self, prediction: Tensor, x: Tensor, t: Tensor) -> Tensor:
+        return to_x0(self.recipe.objective.kind, prediction.to(x.dtype), x, t, self.schedule)
+
+    def forward(self, x: Tensor, t: Tensor, condition: Tensor | None = None) -> Tensor:
+        """Return x0_hat; condition None is the null class."""
+        return self._x0(self._predict(x, t, condition).prediction, x, t)
+
+    def pair(self, x: Tensor, t: Tensor, condition: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return (outer, inner) x0_hat from one pass."""
+        output = self._predict(x, t, condition)
+        if output.inner is None:
+            raise ValueError("this model has no inner head for internal guidance; train with --network.inner_block N")
+        return self._x0(output.prediction, x, t), self._x0(output.inner, x, t)
+
+
+def _run_model(run: Path, weights: str) -> Model:
+    recipe = parse_recipe((run / "recipe.json").read_text(), ".json", str(run / "recipe.json"))
+    folder = checkpoint.latest(run)
+    if folder is None:
+        raise ValueError(f"{run} holds a recipe but no checkpoint yet; train it first")
+    model = Model(recipe)
+    found = checkpoint.load(folder, weights)
+    model.network.load_state_dict({name: value.float() for name, value in found.items()})
+    return model.eval().requires_grad_(False)
+
+
+def shipped_models() -> list[str]:
+    """Return the names of models inside the package."""
+    folder = files("mvm") / SHIPPED
+    return sorted(entry.name for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else []
+
+
+def load(run_or_name: str | Path, weights: str = "ema") -> Model:
+    """Return the model of a run directory (its newest checkpoint), or one shipped in the package by name.
+
+    weights: "ema" (default) or "model", the raw weights.
+    """
+    if weights not in ("ema", "model"):
+        raise ValueError(f"weights='{weights}' is unknown; allowed: ema, model")
+    run = Path(run_or_name)
+    if (run / "recipe.json").is_file():
+        return _run_model(run, weights)
+    names = shipped_models()
+    if str(run_or_name) in names:
+        with as_file(files("mvm") / SHIPPED / str(run_or_name)) as folder:
+            return _run_model(folder, weights)
+    raise ValueError(
+        f"'{run_or_name}' is neither a run directory (no recipe.json in it) nor a shipped model"
+        f"{nearest(str(run_or_name), names)}; shipped: {', '.join(names) or 'none'}"
+    )

@@ -1,0 +1,162 @@
+"""The pixel DiT: RMSNorm, 2-D RoPE, SwiGLU, QK-norm, adaLN-Zero, label embedding with a null class."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import silu
+
+from mvm.network.layers import (
+    Attention,
+    LevelEmbedding,
+    SwiGLU,
+    modulate,
+    patchify,
+    rotary_table,
+    unpatchify,
+)
+from mvm.options import choose
+
+
+@dataclass(frozen=True)
+class DiTConfig:
+    """Shape of the network. `size` sets depth, width and heads; each may be overridden when not 0."""
+
+    size: str = "S"
+    patch: int = 2
+    depth: int = 0
+    width: int = 0
+    heads: int = 0
+    inner_block: int = 0  # an inner head after this block (1-based), for internal guidance; 0: none
+
+    def __post_init__(self) -> None:
+        choose("network.size", self.size, SIZES)
+        depth, width, heads = self.dimensions
+        if self.patch < 1:
+            raise ValueError(f"network.patch={self.patch} is out of range; it must be at least 1")
+        if min(depth, width, heads) < 1 or width % heads or (width // heads) % 4:
+            raise ValueError(
+                f"network.depth={depth}, network.width={width}, network.heads={heads}: "
+                "width must be a multiple of 4 * heads, and depth at least 1"
+            )
+        if not 0 <= self.inner_block < depth:
+            raise ValueError(f"network.inner_block={self.inner_block} must lie in [0, {depth - 1}] (0: no inner head)")
+
+    @property
+    def dimensions(self) -> tuple[int, int, int]:
+        """(depth, width, heads), overrides applied."""
+        depth, width, heads = SIZES[self.size]
+        return self.depth or depth, self.width or width, self.heads or heads
+
+
+SIZES: dict[str, tuple[int, int, int]] = {
+    "tiny": (4, 64, 4),
+    "S": (12, 384, 6),
+    "B": (12, 768, 12),
+    "L": (24, 1024, 16),
+    "XL": (28, 1152, 16),
+}
+
+
+class Output(NamedTuple):
+    """prediction (B, C, H, W); inner: the inner head's, or None; features: block outputs asked for by taps."""
+
+    prediction: Tensor
+    inner: Tensor | None
+    features: dict[int, Tensor]
+
+
+class Block(nn.Module):
+    """Attention and SwiGLU, each modulated and gated by the condition (adaLN-Zero)."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.attention = Attention(width, heads)
+        self.mlp = SwiGLU(width)
+        self.modulation = nn.Linear(width, 6 * width)
+
+    def forward(self, x: Tensor, condition: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = self.modulation(condition)[:, None].chunk(6, dim=-1)
+        x = x + gate_a * self.attention(modulate(x, shift_a, scale_a), cos, sin)
+        return x + gate_m * self.mlp(modulate(x, shift_m, scale_m))
+
+
+class Head(nn.Module):
+    """Modulated norm and a linear map to pixels."""
+
+    def __init__(self, width: int, out: int) -> None:
+        super().__init__()
+        self.modulation = nn.Linear(width, 2 * width)
+        self.linear = nn.Linear(width, out)
+
+    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+        shift, scale = self.modulation(condition)[:, None].chunk(2, dim=-1)
+        return self.linear(modulate(x, shift, scale))
+
+
+class DiT(nn.Module):
+    """network(x, level, condition, taps) -> Output.
+
+    x (B, C, H, W); level (B,), the schedule's noise level in [0, 1]; condition int64 labels (B,), where
+    num_classes is the null class; taps: 1-based blocks whose token outputs (B, N, d) are returned.
+    """
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, config: DiTConfig, sample_shape: Sequence[int], num_classes: int) -> None:
+        super().__init__()
+        channels, height, width = sample_shape
+        if height != width or height % config.patch:
+            raise ValueError(f"network.patch={config.patch} must divide a square image; the data are {height}x{width}")
+        depth, dim, heads = config.dimensions
+        self.patch, self.channels, self.side = config.patch, channels, height // config.patch
+        self.num_classes, self.inner_block = num_classes, config.inner_block
+        pixels = channels * config.patch**2
+        self.embed = nn.Linear(pixels, dim)
+        self.level = LevelEmbedding(dim)
+        self.label = nn.Embedding(num_classes + 1, dim)  # the last is the null class
+        self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(depth))
+        self.head = Head(dim, pixels)
+        self.inner_head = Head(dim, pixels) if config.inner_block else None
+        angles = rotary_table(self.side, dim // heads)
+        self.register_buffer("cos", torch.cos(angles), persistent=False)
+        self.register_buffer("sin", torch.sin(angles), persistent=False)
+        self.reset()
+
+    def reset(self) -> None:
+        """Initialise: Xavier everywhere, zero biases; every modulation and head zero (adaLN-Zero)."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+        nn.init.normal_(self.label.weight, std=0.02)
+        for module in self.modules():
+            if isinstance(module, Block | Head):
+                nn.init.zeros_(module.modulation.weight)
+            if isinstance(module, Head):
+                nn.init.zeros_(module.linear.weight)
+
+    @property
+    def null(self) -> int:
+        """The label of the null class."""
+        return self.num_classes
+
+    def _pixels(self, head: Head, tokens: Tensor, condition: Tensor) -> Tensor:
+        return unpatchify(head(tokens, condition), self.patch, self.channels, self.side)
+
+    def forward(self, x: Tensor, level: Tensor, condition: Tensor, taps: Sequence[int] = ()) -> Output:
+        tokens = self.embed(patchify(x, self.patch))
+        c = silu(self.level(level) + self.label(condition))
+        features: dict[int, Tensor] = {}
+        inner = None
+        for number, block in enumerate(self.blocks, start=1):
+            tokens = block(tokens, c, self.cos, self.sin)
+            if number in taps:
+                features[number] = tokens
+            if self.inner_head is not None and number == self.inner_block:
+                inner = self._pixels(self.inner_head, tokens, c)
+        return Output(self._pixels(self.head, tokens, c), inner, features)

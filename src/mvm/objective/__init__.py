@@ -1,0 +1,5 @@
+"""Objectives: (network, batch) -> Loss. What varies between trainings lives here, never in the loop."""
+
+from mvm.objective.matching import Batch, Loss, Matching, ObjectiveConfig
+
+__all__ = ["Batch", "Loss", "Matching", "ObjectiveConfig"]

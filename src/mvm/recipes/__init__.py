@@ -1,0 +1,5 @@
+"""Recipes: what to train, on what, how long."""
+
+from mvm.recipes.schema import Recipe, SampleConfig, load_recipe, options, override, parse_recipe, shipped, to_json
+
+__all__ = ["Recipe", "SampleConfig", "load_recipe", "options", "override", "parse_recipe", "shipped", "to_json"]

@@ -1,0 +1,182 @@
+"""Recipes: frozen dataclasses from TOML, to JSON in the run directory; unknown keys are errors."""
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
+
+from mvm.network import DiTConfig
+from mvm.objective import ObjectiveConfig
+from mvm.options import at_least, choose, nearest
+from mvm.path import SCHEDULES, Schedule, TimeLaw, schedule_named
+from mvm.solver import SOLVERS, ClassifierFree, Guidance, Interval
+from mvm.training.optim import TrainConfig
+
+DATA_SETS = ("digits",)
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Which images."""
+
+    name: str = "digits"
+
+    def __post_init__(self) -> None:
+        choose("data.name", self.name, dict.fromkeys(DATA_SETS))
+
+
+@dataclass(frozen=True)
+class PathConfig:
+    """The schedule and the law of t in training."""
+
+    schedule: str = "mean-velocity"
+    law: TimeLaw = field(default_factory=TimeLaw)
+
+    def __post_init__(self) -> None:
+        choose("path.schedule", self.schedule, SCHEDULES)
+
+    def build(self) -> Schedule:
+        return schedule_named(self.schedule)
+
+
+@dataclass(frozen=True)
+class SampleConfig:
+    """How to sample, unless told otherwise. cfg = 1 is no guidance; low and high bound it in log-SNR progress."""
+
+    solver: str = "adams"
+    nfe: int = 26
+    rho: float = 0.0
+    cfg: float = 1.0
+    low: float = 0.0
+    high: float = 1.0
+
+    def __post_init__(self) -> None:
+        choose("sample.solver", self.solver, SOLVERS)
+        at_least("nfe", self.nfe, 1)
+        at_least("rho", self.rho, 0)
+        self.guidance()
+
+    def guidance(self) -> Guidance | None:
+        """Return the guidance rule, or None at scale 1."""
+        interval = Interval(self.low, self.high)
+        return None if self.cfg == 1 else ClassifierFree(self.cfg, interval=interval)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides a run."""
+
+    name: str = "unnamed"
+    description: str = ""
+    seed: int = 0
+    data: DataConfig = field(default_factory=DataConfig)
+    path: PathConfig = field(default_factory=PathConfig)
+    network: DiTConfig = field(default_factory=DiTConfig)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    sample: SampleConfig = field(default_factory=SampleConfig)
+
+    def __post_init__(self) -> None:
+        at_least("seed", self.seed, 0)
+
+
+C = TypeVar("C")
+
+
+def _checked(option: str, value: Any, kind: type) -> Any:
+    """Return value as `kind`; int counts as float, nothing else is bent."""
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise ValueError(f"{option}={value!r} must be of type {kind.__name__}")
+    return value
+
+
+def from_dict(cls: type[C], values: Mapping[str, Any], where: str = "") -> C:
+    """Return a dataclass from nested mappings; an unknown key is an error with the nearest valid one."""
+    kinds = get_type_hints(cls)
+    built: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in kinds:
+            raise ValueError(f"unknown key '{where}{key}'{nearest(key, kinds)}; allowed: {', '.join(kinds)}")
+        if is_dataclass(kinds[key]):
+            built[key] = from_dict(kinds[key], _checked(f"{where}{key}", value, dict), f"{where}{key}.")
+        else:
+            built[key] = _checked(f"{where}{key}", value, kinds[key])
+    return cls(**built)
+
+
+def to_json(recipe: Recipe) -> str:
+    """Return the recipe as JSON, every default written out."""
+    return json.dumps(asdict(recipe), indent=2) + "\n"
+
+
+def options(config: Any, where: str = "") -> dict[str, Any]:
+    """Return every leaf option of a (nested) dataclass by its dotted name."""
+    found: dict[str, Any] = {}
+    for entry in fields(config):
+        value = getattr(config, entry.name)
+        if is_dataclass(value):
+            found |= options(value, f"{where}{entry.name}.")
+        else:
+            found[f"{where}{entry.name}"] = value
+    return found
+
+
+_TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+
+def parse(option: str, text: str, kind: type) -> Any:
+    """Return text as the option's type; 1e3 is a whole number, 'true' a bool."""
+    try:
+        if kind is bool:
+            return _TRUTH[text.lower()]
+        if kind is int and "e" in text.lower() and float(text).is_integer():
+            return int(float(text))
+        return kind(text)
+    except (ValueError, KeyError):
+        raise ValueError(f"--{option} {text}: a value of type {kind.__name__} is needed") from None
+
+
+def override(recipe: C, changes: Mapping[str, str]) -> C:
+    """Return the recipe with dotted options changed, e.g. {"train.lr": "3e-4"}."""
+    known = options(recipe)
+    for name, text in changes.items():
+        if name not in known:
+            raise ValueError(f"unknown option '--{name}'{nearest(name, known)}; see: mvm recipes NAME")
+        recipe = _replace(recipe, name.split("."), parse(name, text, type(known[name])))
+    return recipe
+
+
+def _replace(config: C, names: list[str], value: Any) -> C:
+    head, *rest = names
+    inner = _replace(getattr(config, head), rest, value) if rest else value
+    return replace(config, **{head: inner})  # ty: ignore[invalid-argument-type]
+
+
+def shipped() -> dict[str, str]:
+    """Return the recipes in the package: name -> TOML text."""
+    folder = files("mvm.recipes")
+    found = sorted((entry for entry in folder.iterdir() if entry.name.endswith(".toml")), key=lambda entry: entry.name)
+    return {entry.name.removesuffix(".toml"): entry.read_text() for entry in found}
+
+
+def load_recipe(name_or_file: str) -> Recipe:
+    """Return a shipped recipe by name, or one read from a .toml or .json file."""
+    path = Path(name_or_file)
+    if path.suffix in (".toml", ".json"):
+        if not path.is_file():
+            raise ValueError(f"recipe file {path} does not exist")
+        return parse_recipe(path.read_text(), path.suffix, str(path))
+    return parse_recipe(choose("recipe", name_or_file, shipped()), ".toml", name_or_file)
+
+
+def parse_recipe(text: str, suffix: str, source: str) -> Recipe:
+    """Return the recipe in TOML or JSON text; errors name the source."""
+    try:
+        return from_dict(Recipe, tomllib.loads(text) if suffix == ".toml" else json.loads(text))
+    except (ValueError, TypeError) as error:  # TOML and JSON errors are ValueErrors
+        raise ValueError(f"{source}: {error}") from None

@@ -1,0 +1,113 @@
+"""Checkpoints: safetensors files with a sha256 manifest, written whole or not at all."""
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+MANIFEST = "manifest.json"
+Weights = dict[str, Tensor]
+
+
+class DamagedCheckpoint(ValueError):
+    """A checkpoint whose files do not match its manifest."""
+
+
+def sha256(path: Path) -> str:
+    """Return the file's sha256 in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    """Flush a file or folder to the disk, so that a rename never overtakes its contents."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file whole: a temporary neighbour, flushed, then renamed over it."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text)
+    _sync(temporary)
+    temporary.replace(path)
+
+
+def _rename_into_place(temporary: Path, folder: Path) -> None:
+    if folder.exists():  # a rewrite of the same step: the old one steps aside first
+        old = folder.with_name(f".{folder.name}.old")
+        shutil.rmtree(old, ignore_errors=True)
+        folder.rename(old)
+        temporary.rename(folder)
+        shutil.rmtree(old)
+    else:
+        temporary.rename(folder)
+    _sync(folder.parent)
+
+
+def save(folder: Path, tensors: dict[str, Weights], info: dict[str, Any]) -> None:
+    """Write {name}.safetensors for each entry and a manifest; the folder appears whole or not at all."""
+    temporary = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    for name, weights in tensors.items():
+        save_file({key: value.contiguous() for key, value in weights.items()}, temporary / f"{name}.safetensors")
+    files = {path.name: sha256(path) for path in sorted(temporary.iterdir())}
+    (temporary / MANIFEST).write_text(json.dumps({**info, "sha256": files}, indent=2) + "\n")
+    for path in temporary.iterdir():
+        _sync(path)
+    _sync(temporary)
+    _rename_into_place(temporary, folder)
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Return the manifest; a missing or unreadable one is a DamagedCheckpoint that names it."""
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(path.read_text())
+        if not isinstance(manifest["sha256"], dict) or not isinstance(manifest["step"], int):
+            raise TypeError
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DamagedCheckpoint(f"{path} is missing or unreadable; {_REMEDY}") from error
+    return manifest
+
+
+_REMEDY = "nothing was changed: remove this checkpoint folder to go on from an earlier one, or restore it"
+
+
+def load(folder: Path, name: str) -> Weights:
+    """Return {name}.safetensors after its checksum; a file that fails it is named."""
+    expected = read_manifest(folder)["sha256"].get(f"{name}.safetensors")
+    path = folder / f"{name}.safetensors"
+    if expected is None:
+        raise DamagedCheckpoint(f"{folder / MANIFEST} lists no {path.name}; {_REMEDY}")
+    if not path.is_file():
+        raise DamagedCheckpoint(f"{path} is missing; {_REMEDY}")
+    if (found := sha256(path)) != expected:
+        raise DamagedCheckpoint(f"{path} is damaged (sha256 {found[:12]}..., expected {expected[:12]}...); {_REMEDY}")
+    return load_file(path)
+
+
+def step_folder(run: Path, step: int) -> Path:
+    """Return checkpoints/step-N of a run."""
+    return run / "checkpoints" / f"step-{step:08d}"
+
+
+def latest(run: Path) -> Path | None:
+    """Return the newest checkpoint folder of a run, or None."""
+    folders = sorted((run / "checkpoints").glob("step-*"))
+    return folders[-1] if folders else None
+
+
+def prune(run: Path, keep: int) -> None:
+    """Remove all but the newest `keep` checkpoints."""
+    for folder in sorted((run / "checkpoints").glob("step-*"))[:-keep]:
+        shutil.rmtree(folder)
