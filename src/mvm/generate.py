@@ -1,8 +1,6 @@
 """Seeds -> noise -> field -> solver -> decode -> images, as a stream; and the files they go to."""
 
 import io
-import os
-import shutil
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,6 +13,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from mvm import noise
+from mvm.files import put_in_place, temporary_beside
 from mvm.model import Model
 from mvm.options import at_least
 from mvm.recipes import SampleConfig
@@ -157,10 +156,6 @@ def write_images(out: Path, images: Tensor, labels: Tensor) -> None:
     """Write images where the suffix says: .png one grid, .npz/.npy uint8 NHWC, .zip or folder of PNGs; whole or not."""
     check_output(out)
     out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = out.with_name(f".{out.name}.tmp{out.suffix}")
-    if temporary.is_dir():
-        shutil.rmtree(temporary)
+    temporary = temporary_beside(out)
     WRITERS[out.suffix](temporary, images, labels)
-    if out.is_dir():
-        out.rmdir()  # empty, as check_output saw
-    os.replace(temporary, out)
+    put_in_place(temporary, out)

@@ -2,13 +2,14 @@
 
 import hashlib
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+from mvm.files import put_in_place, temporary_beside
 
 MANIFEST = "manifest.json"
 Weights = dict[str, Tensor]
@@ -24,48 +25,15 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _sync(path: Path) -> None:
-    """Flush a file or folder to the disk, so that a rename never overtakes its contents."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file whole: a temporary neighbour, flushed, then renamed over it."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text)
-    _sync(temporary)
-    temporary.replace(path)
-
-
-def _rename_into_place(temporary: Path, folder: Path) -> None:
-    if folder.exists():  # a rewrite of the same step: the old one steps aside first
-        old = folder.with_name(f".{folder.name}.old")
-        shutil.rmtree(old, ignore_errors=True)
-        folder.rename(old)
-        temporary.rename(folder)
-        shutil.rmtree(old)
-    else:
-        temporary.rename(folder)
-    _sync(folder.parent)
-
-
 def save(folder: Path, tensors: dict[str, Weights], info: dict[str, Any]) -> None:
     """Write {name}.safetensors for each entry and a manifest; the folder appears whole or not at all."""
-    temporary = folder.with_name(f".{folder.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
+    temporary = temporary_beside(folder)
     temporary.mkdir(parents=True)
     for name, weights in tensors.items():
         save_file({key: value.contiguous() for key, value in weights.items()}, temporary / f"{name}.safetensors")
     files = {path.name: sha256(path) for path in sorted(temporary.iterdir())}
     (temporary / MANIFEST).write_text(json.dumps({**info, "sha256": files}, indent=2) + "\n")
-    for path in temporary.iterdir():
-        _sync(path)
-    _sync(temporary)
-    _rename_into_place(temporary, folder)
+    put_in_place(temporary, folder)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

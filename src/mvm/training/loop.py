@@ -12,6 +12,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from mvm.data import Images, Order
+from mvm.files import write_text
 from mvm.model import Model, training_data
 from mvm.objective import Batch, Matching
 from mvm.recipes import Recipe, options, parse_recipe, to_json
@@ -108,7 +109,7 @@ def _keep_metrics(path: Path, step: int) -> None:
         return
     lines = [line for line in path.read_text().splitlines() if line.endswith("}")]
     kept = [line for line in lines if json.loads(line)["step"] <= step]
-    checkpoint.write_text(path, "".join(f"{line}\n" for line in kept))
+    write_text(path, "".join(f"{line}\n" for line in kept))
 
 
 def _steps(trainer: Trainer, progress: bool) -> Iterator[int]:
@@ -137,7 +138,7 @@ def train(
     trainer = Trainer(recipe, training_data(recipe))
     if start is not None:
         trainer.restore(start)
-    checkpoint.write_text(run / "recipe.json", to_json(recipe))
+    write_text(run / "recipe.json", to_json(recipe))
     metrics = run / "metrics.jsonl"
     _keep_metrics(metrics, trainer.step)
     config = recipe.train

@@ -1,0 +1,253 @@
+"""The `mvm` command. Errors name the option, the value and the remedy, and exit with code 2."""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, CycloptsError, Parameter
+
+import mvm
+
+USAGE_ERROR = 2
+INTERRUPTED = 130
+
+app = App(
+    name="mvm",
+    version=mvm.__version__,
+    help="Mean Velocity Matching: train, sample and compare generative models that are ODE and SDE at once.",
+    help_format="plaintext",
+)
+
+# dotted options such as --train.lr, taken off the command line before it is parsed
+Overrides = dict[str, str]
+
+
+@app.command
+def demo(*, out: Path = Path("runs/demo"), quick: bool = False, seed: int = 0, fresh: bool = True) -> int:
+    """Train on the embedded digits, sample with ODE and SDE, write OUT/report.html (about 3 minutes on 2 cores).
+
+    Parameters
+    ----------
+    out
+        Run directory.
+    quick
+        A few seconds of everything, to see that it works; the digits will not be legible.
+    seed
+        Seed of the whole run.
+    fresh
+        Start over; with --no-fresh, continue an interrupted demo.
+    """
+    import shutil
+
+    from mvm.demo import demo as run_demo
+
+    if fresh and out.exists():
+        if not (out / "recipe.json").is_file() and any(out.iterdir()):
+            raise ValueError(f"out={out} exists and is no run directory; give another --out")
+        shutil.rmtree(out)
+    start = time.perf_counter()
+    report = run_demo(out, quick=quick, seed=seed, resume=not fresh)
+    print(f"wrote {report} in {time.perf_counter() - start:.0f} s; open it in a browser")
+    return 0
+
+
+@app.command
+def train(
+    recipe: str,
+    /,
+    *,
+    out: Path | None = None,
+    resume: bool = False,
+    overrides: Annotated[Overrides | None, Parameter(parse=False)] = None,
+) -> int:
+    """Train a recipe; any of its options can be changed as --section.option VALUE, e.g. --train.lr 3e-4.
+
+    Parameters
+    ----------
+    recipe
+        A shipped recipe (see: mvm recipes) or a .toml file.
+    out
+        Run directory; default runs/RECIPE.
+    resume
+        Continue the run in OUT from its newest checkpoint, bit for bit.
+    """
+    from mvm.recipes import load_recipe, override
+    from mvm.training.loop import train as run_training
+
+    chosen = override(load_recipe(recipe), overrides or {})
+    folder = out or Path("runs") / chosen.name
+    try:
+        run_training(chosen, folder, resume=resume)
+    except KeyboardInterrupt:
+        print(f"\nstopped; saved in {folder}. Go on with the same command and --resume", file=sys.stderr)
+        return INTERRUPTED
+    print(f"trained {chosen.train.steps} steps; sample with: mvm sample {folder} --out grid.png")
+    return 0
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise ValueError(f"--{option} {text}: whole numbers separated by commas are needed, e.g. 3,5") from None
+
+
+def _interval(text: str) -> tuple[float, float]:
+    try:
+        low, high = (float(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"--interval {text}: two numbers in [0, 1] are needed, e.g. 0.6,0.8") from None
+    return low, high
+
+
+@app.command
+def sample(
+    model: str,
+    /,
+    *,
+    num: int = 16,
+    nfe: int | None = None,
+    solver: str | None = None,
+    rho: float | None = None,
+    cfg: float | None = None,
+    interval: str | None = None,
+    classes: str = "",
+    seed: int = 0,
+    batch: int = 256,
+    out: Path = Path("samples.png"),
+) -> int:
+    """Sample images from a run or a shipped model. Settings not given are those of its recipe.
+
+    Parameters
+    ----------
+    model
+        A run directory, or the name of a shipped model.
+    num
+        How many images.
+    nfe
+        Evaluations of the network per image.
+    solver
+        adams (default), sa, heun, euler, euler-maruyama or adaptive.
+    rho
+        Noise of the reverse process: 0 is the ODE, 1 the paper's SDE, 0.75 its best.
+    cfg
+        Classifier-free guidance scale; 1 is none.
+    interval
+        Where guidance acts, LOW,HIGH in log-SNR progress, e.g. 0.6,0.8.
+    classes
+        Class numbers to go round, e.g. 3,5; all when empty.
+    seed
+        Image i has seed SEED + i: the same picture whatever NUM and BATCH.
+    batch
+        Images at a time.
+    out
+        X.png is one grid; X.npz and X.npy are uint8 NHWC; X.zip or a folder holds PNG files.
+    """
+    from dataclasses import replace
+
+    from mvm.generate import check_output, cycle_labels, generate_all, write_images
+    from mvm.model import load
+    from mvm.noise import as_seeds
+    from mvm.options import at_least
+
+    at_least("num", num, 1)
+    check_output(out)
+    loaded = load(model)
+    asked = {"nfe": nfe, "solver": solver, "rho": rho, "cfg": cfg}
+    if interval is not None:
+        asked["low"], asked["high"] = _interval(interval)
+    settings = replace(loaded.recipe.sample, **{key: value for key, value in asked.items() if value is not None})
+    labels = cycle_labels(_numbers("classes", classes), num, loaded.num_classes)
+    made = generate_all(loaded, labels, as_seeds(range(seed, seed + num), num), settings, batch=batch)
+    write_images(out, made.images, labels)
+    print(f"wrote {num} images to {out}; {settings.solver}, {made.nfe} evaluations, {made.passes} network passes each")
+    return 0
+
+
+@app.command
+def verify(*, json_file: Annotated[Path | None, Parameter(name="--json")] = None) -> int:
+    """Check the mathematics on exact oracles, on the CPU, in under a minute; exit code 1 if a check fails.
+
+    Parameters
+    ----------
+    json_file
+        Write the results there as well.
+    """
+    from mvm.files import write_text
+    from mvm.verify import as_json
+    from mvm.verify import verify as run_checks
+
+    results = run_checks()
+    for check in results:
+        sign = ">=" if check.at_least else "<="
+        print(f"{'pass' if check.passed else 'FAIL'}  {check.value:10.3g} {sign} {check.limit:<8.3g} {check.name}")
+    summary = as_json(results)
+    if json_file is not None:
+        json_file.parent.mkdir(parents=True, exist_ok=True)
+        write_text(json_file, json.dumps(summary, indent=2) + "\n")
+    failed = sum(not check.passed for check in results)
+    print(f"{len(results) - failed} of {len(results)} checks passed")
+    return 0 if summary["passed"] else 1
+
+
+@app.command
+def recipes(name: str = "", /) -> int:
+    """List the shipped recipes, or show one with every option and its value.
+
+    Parameters
+    ----------
+    name
+        The recipe to show.
+    """
+    from mvm.recipes import load_recipe, options, shipped
+
+    if name:
+        for option, value in options(load_recipe(name)).items():
+            print(f"--{option} {value}")
+        return 0
+    for known in shipped():
+        print(f"{known:20s} {load_recipe(known).description}")
+    return 0
+
+
+def split_overrides(tokens: list[str]) -> tuple[list[str], Overrides]:
+    """Return the command line without its dotted options, and those: {"train.lr": "3e-4"}."""
+    rest: list[str] = []
+    found: Overrides = {}
+    waiting = iter(tokens)
+    for token in waiting:
+        name, equals, value = token.removeprefix("--").partition("=")
+        if not token.startswith("--") or "." not in name:
+            rest.append(token)
+            continue
+        value = value if equals else next(waiting, None)
+        if value is None:
+            raise ValueError(f"--{name} needs a value")
+        found[name] = value
+    return rest, found
+
+
+def run(tokens: list[str]) -> int:
+    """Return the exit code of a command line."""
+    options: dict[str, object] = {"exit_on_error": False, "print_error": False}
+    try:
+        rest, overrides = split_overrides(tokens)
+        if overrides and rest[:1] != ["train"]:
+            raise ValueError(f"unknown option '--{next(iter(overrides))}'; dotted options belong to: mvm train")
+        command, bound, _ = app.parse_args(rest, **options)  # ty: ignore[invalid-argument-type]
+        if overrides:
+            bound.arguments["overrides"] = overrides
+        return int(command(*bound.args, **bound.kwargs) or 0)
+    except (CycloptsError, ValueError) as error:
+        print(f"mvm: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    except KeyboardInterrupt:
+        print("\nmvm: stopped", file=sys.stderr)
+        return INTERRUPTED
+
+
+def main() -> None:
+    """Run the command line of this process."""
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,49 @@
+"""Files and folders that appear whole or not at all: a temporary neighbour, flushed, then renamed."""
+
+import os
+import shutil
+from pathlib import Path
+
+
+def temporary_beside(path: Path) -> Path:
+    """Return the hidden neighbour to write into; what an earlier crash left there is removed."""
+    temporary = path.with_name(f".{path.name}.tmp{path.suffix}")
+    if temporary.is_dir():
+        shutil.rmtree(temporary)
+    temporary.unlink(missing_ok=True)
+    return temporary
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def flush(path: Path) -> None:
+    """Flush a file, or a folder with its files, to the disk: a rename must never overtake contents."""
+    for entry in [*path.iterdir(), path] if path.is_dir() else [path]:
+        _sync(entry)
+
+
+def put_in_place(temporary: Path, path: Path) -> None:
+    """Rename a finished file or folder to its name; an older folder of that name steps aside first."""
+    flush(temporary)
+    if path.is_dir():
+        old = path.with_name(f".{path.name}.old")
+        shutil.rmtree(old, ignore_errors=True)
+        path.rename(old)
+        temporary.rename(path)
+        shutil.rmtree(old)
+    else:
+        temporary.replace(path)
+    _sync(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file."""
+    temporary = temporary_beside(path)
+    temporary.write_text(text)
+    put_in_place(temporary, path)
