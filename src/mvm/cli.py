@@ -25,30 +25,22 @@ Overrides = dict[str, str]
 
 
 @app.command
-def demo(*, out: Path = Path("runs/demo"), quick: bool = False, seed: int = 0, fresh: bool = True) -> int:
+def demo(*, out: Path = Path("runs/demo"), quick: bool = False, seed: int = 0) -> int:
     """Train on the embedded digits, sample with ODE and SDE, write OUT/report.html (about 3 minutes on 2 cores).
 
     Parameters
     ----------
     out
-        Run directory.
+        Run directory; an earlier demo there is replaced when the new one is complete.
     quick
         A few seconds of everything, to see that it works; the digits will not be legible.
     seed
         Seed of the whole run.
-    fresh
-        Start over; with --no-fresh, continue an interrupted demo.
     """
-    import shutil
-
     from mvm.demo import demo as run_demo
 
-    if fresh and out.exists():
-        if not (out / "recipe.json").is_file() and any(out.iterdir()):
-            raise ValueError(f"out={out} exists and is no run directory; give another --out")
-        shutil.rmtree(out)
     start = time.perf_counter()
-    report = run_demo(out, quick=quick, seed=seed, resume=not fresh)
+    report = run_demo(out, quick=quick, seed=seed)
     print(f"wrote {report} in {time.perf_counter() - start:.0f} s; open it in a browser")
     return 0
 
@@ -116,6 +108,7 @@ def sample(
     classes: str = "",
     seed: int = 0,
     batch: int = 256,
+    device: str = "auto",
     out: Path = Path("samples.png"),
 ) -> int:
     """Sample images from a run or a shipped model. Settings not given are those of its recipe.
@@ -142,19 +135,21 @@ def sample(
         Image i has seed SEED + i: the same picture whatever NUM and BATCH.
     batch
         Images at a time.
+    device
+        cpu, cuda, or auto: cuda where there is one.
     out
         X.png is one grid; X.npz and X.npy are uint8 NHWC; X.zip or a folder holds PNG files.
     """
     from dataclasses import replace
 
     from mvm.generate import check_output, cycle_labels, generate_all, write_images
-    from mvm.model import load
+    from mvm.model import choose_device, load
     from mvm.noise import as_seeds
     from mvm.options import at_least
 
     at_least("num", num, 1)
     check_output(out)
-    loaded = load(model)
+    loaded = load(model).to(choose_device(device))
     asked = {"nfe": nfe, "solver": solver, "rho": rho, "cfg": cfg}
     if interval is not None:
         asked["low"], asked["high"] = _interval(interval)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
 
@@ -12,6 +13,7 @@ from mvm import likelihood, noise
 from mvm.data import Images
 from mvm.evaluation.metrics import Moments, frechet_distance, moments, pixel_features
 from mvm.evaluation.report import Axes, Curve, Page, paragraph, picture, plot_svg, provenance, table
+from mvm.files import put_in_place, temporary_beside
 from mvm.generate import cycle_labels, generate_all, grid
 from mvm.model import Model, training_data
 from mvm.recipes import Recipe, SampleConfig, load_recipe, to_json
@@ -106,11 +108,10 @@ def invert(model: Model, data: Images, size: Size) -> Inversion:
         seeds=torch.arange(len(few)),
         condition=few.labels,
     )
-    shown = data[:10]
-    x0 = model.codec.encode(shown.images)
-    there = likelihood.encode(model, x0, schedule=model.schedule, condition=shown.labels)
-    back = likelihood.decode(model, there, schedule=model.schedule, condition=shown.labels)
-    return Inversion(float(bits.mean()), shown.images, model.codec.decode(there), model.codec.decode(back))
+    shown, labels = one_of_each(data), torch.arange(len(data.classes))
+    there = likelihood.encode(model, model.codec.encode(shown), schedule=model.schedule, condition=labels)
+    back = likelihood.decode(model, there, schedule=model.schedule, condition=labels)
+    return Inversion(float(bits.mean()), shown, model.codec.decode(there), model.codec.decode(back))
 
 
 def _label(solver: str, rho: float) -> str:
@@ -131,9 +132,21 @@ def _distance_rows(measured: list[Measured], size: Size, reference: float) -> li
     return rows
 
 
+def _class_grid(model: Model, images: Tensor) -> Image.Image:
+    """Return rows of one image per class."""
+    return grid(images, model.num_classes, scale=5, gap=3)
+
+
+def one_of_each(data: Images, rows: int = 1) -> Tensor:
+    """Return the first `rows` images of every class, class by class in each row."""
+    firsts = [data.images[data.labels == label][:rows] for label in range(len(data.classes))]
+    return torch.stack(firsts, dim=1).flatten(0, 1)
+
+
 def _grids(page: Page, model: Model) -> None:
-    ode = grid(grid_of_classes(model, SampleConfig()), model.num_classes, scale=4, gap=3)
-    sde = grid(grid_of_classes(model, SampleConfig(rho=SDE_RHO)), model.num_classes, scale=4, gap=3)
+    ode = _class_grid(model, grid_of_classes(model, SampleConfig()))
+    sde = _class_grid(model, grid_of_classes(model, SampleConfig(rho=SDE_RHO)))
+    real = _class_grid(model, one_of_each(training_data(model.recipe), rows=2))
     cost = "26 evaluations, no guidance, not curated"
     page.section(
         "Samples",
@@ -141,6 +154,7 @@ def _grids(page: Page, model: Model) -> None:
         '<div class="row">',
         picture(ode, f"ODE (rho = 0), {cost}"),
         picture(sde, f"SDE (rho = {SDE_RHO:g}), {cost}"),
+        picture(real, "for comparison: real training digits"),
         "</div>",
     )
 
@@ -226,15 +240,26 @@ def demo_recipe(size: Size, seed: int) -> Recipe:
     return replace(recipe, seed=seed, train=replace(recipe.train, steps=steps, save_every=steps))
 
 
-def demo(out: Path, *, quick: bool = False, seed: int = 0, resume: bool = False) -> Path:
-    """Train, sample, measure; return the path of the report."""
+REPORT = "report.html"
+
+
+def _check_replaceable(out: Path) -> None:
+    """Raise if `out` holds anything but an earlier demo."""
+    if out.exists() and not (out.is_dir() and ((out / REPORT).is_file() or not any(out.iterdir()))):
+        raise ValueError(f"out={out} exists and holds no earlier demo; give another --out")
+
+
+def demo(out: Path, *, quick: bool = False, seed: int = 0) -> Path:
+    """Train, sample, measure; return the path of the report. An earlier demo in `out` stays until this one is whole."""
+    _check_replaceable(out)
     size = QUICK if quick else FULL
+    work = temporary_beside(out)
     log: list[dict[str, float]] = []
     start = time.perf_counter()
-    model = train(demo_recipe(size, seed), out, resume=resume, on_log=log.append)
+    model = train(demo_recipe(size, seed), work, on_log=log.append)
     seconds = time.perf_counter() - start
     held_out = moments(pixel_features(training_data(model.recipe, "held-out").images))
     measured = distance_curve(model, size, held_out)
-    report = out / "report.html"
-    write_report(report, model, log, measured, size, seconds)
-    return report
+    write_report(work / REPORT, model, log, measured, size, seconds)
+    put_in_place(work, out)
+    return out / REPORT

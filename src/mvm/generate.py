@@ -55,7 +55,7 @@ def generate(
     with tqdm(total=len(labels), desc="sample", unit="image", disable=not progress) as bar:
         for start in range(0, len(labels), batch):
             part = slice(start, start + batch)
-            x = noise.initial(seeds[part], model.sample_shape)
+            x = noise.initial(seeds[part].to(model.device), model.sample_shape)
             solution = solve(
                 model,
                 x,
@@ -63,11 +63,11 @@ def generate(
                 solver=settings.solver,
                 nfe=settings.nfe,
                 rho=settings.rho,
-                condition=labels[part],
+                condition=labels[part].to(model.device),
                 seeds=seeds[part],
                 guidance=settings.guidance(),
             )
-            images = model.codec.decode(solution.x)
+            images = model.codec.decode(solution.x).cpu()
             yield Generated(images, labels[part], seeds[part], solution.nfe, solution.passes)
             bar.update(len(images))
 

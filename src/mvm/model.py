@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mvm.data import Images, digits
+from mvm.files import write_text
 from mvm.latent import Codec, Pixels
 from mvm.network import DiT, Output
 from mvm.options import nearest
@@ -28,6 +29,18 @@ class Setting:
 
 
 SETTINGS = {"digits": Setting((1, 8, 8), tuple("0123456789"))}
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device of that name; "auto" is cuda where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for the device
+        raise ValueError(f"device='{name}' is not usable here ({str(error).splitlines()[0]}); try cpu") from None
+    return device
 
 
 def training_data(recipe: Recipe, split: str = "train") -> Images:
@@ -52,6 +65,10 @@ class Model(nn.Module):
     @property
     def sample_shape(self) -> tuple[int, ...]:
         return self.codec.latent_shape
+
+    @property
+    def device(self) -> torch.device:
+        return self.network.embed.weight.device
 
     @property
     def num_classes(self) -> int:
@@ -86,6 +103,17 @@ def _run_model(run: Path, weights: str) -> Model:
     found = checkpoint.load(folder, weights)
     model.network.load_state_dict({name: value.float() for name, value in found.items()})
     return model.eval().requires_grad_(False)
+
+
+def export(run: Path, folder: Path) -> None:
+    """Write a run directory that only samples: recipe and averaged weights in half precision, nothing else."""
+    newest = checkpoint.latest(run)
+    if newest is None:
+        raise ValueError(f"{run} holds no checkpoint to export")
+    info = {key: value for key, value in checkpoint.read_manifest(newest).items() if key != "sha256"}
+    weights = {name: value.half() for name, value in checkpoint.load(newest, "ema").items()}
+    checkpoint.save(folder / "checkpoints" / newest.name, {"ema": weights}, info)
+    write_text(folder / "recipe.json", (run / "recipe.json").read_text())
 
 
 def shipped_models() -> list[str]:

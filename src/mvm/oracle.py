@@ -35,6 +35,11 @@ class Mixture:
     shape: tuple[int, ...]
     labels: Tensor | None = None
 
+    def to(self, device: torch.device | str) -> "Mixture":
+        """Return the mixture on a device."""
+        labels = None if self.labels is None else self.labels.to(device)
+        return Mixture(self.means.to(device), self.stds.to(device), self.weights.to(device), self.shape, labels)
+
     def _select(self, condition: Tensor | None) -> Tensor:
         """Log-weights (B or 1, K); components of another label than the condition's get -inf."""
         log_weights = torch.log(self.weights)[None, :]

@@ -62,6 +62,8 @@ def plot_svg(curves: Sequence[Curve], axes: Axes) -> str:
         panel.set_xscale("log")
     if axes.log_y:
         panel.set_yscale("log")
+        panel.yaxis.set_major_formatter("{x:g}")
+        panel.yaxis.set_minor_formatter("{x:g}")  # a range within one decade has minor ticks alone
     if axes.ticks:
         panel.set_xticks(axes.ticks, [f"{tick:g}" for tick in axes.ticks], minor=False)
         panel.minorticks_off()

@@ -30,7 +30,9 @@ def save(folder: Path, tensors: dict[str, Weights], info: dict[str, Any]) -> Non
     temporary = temporary_beside(folder)
     temporary.mkdir(parents=True)
     for name, weights in tensors.items():
-        save_file({key: value.contiguous() for key, value in weights.items()}, temporary / f"{name}.safetensors")
+        path = temporary / f"{name}.safetensors"
+        save_file({key: value.contiguous() for key, value in weights.items()}, path)
+        path.chmod(0o644)  # safetensors makes files private; checkpoints are for sharing
     files = {path.name: sha256(path) for path in sorted(temporary.iterdir())}
     (temporary / MANIFEST).write_text(json.dumps({**info, "sha256": files}, indent=2) + "\n")
     put_in_place(temporary, folder)

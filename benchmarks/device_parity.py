@@ -1,0 +1,75 @@
+"""CPU against GPU: is the noise bit-equal, do the pictures agree, how fast is each?
+
+PYTHONPATH=src python benchmarks/device_parity.py > benchmarks/results/device_parity.md
+"""
+
+import platform
+import sys
+import time
+
+import torch
+
+import mvm
+from mvm import noise
+from mvm.path import MeanVelocity
+from mvm.solver import SOLVERS, sample
+from mvm.verify import digits_noise, digits_oracle, rmse
+
+
+def noise_mismatches(count: int = 512, elements: int = 3072) -> tuple[int, int]:
+    """Return how many normals differ in any bit between the devices, and how many were compared."""
+    seeds = torch.arange(count)
+    here, there = (noise.normal(seeds.to(device), noise.STEP, (elements,)) for device in ("cpu", "cuda"))
+    return int((here != there.cpu()).sum()), here.numel()
+
+
+def picture_gap(solver: str, rho: float) -> float:
+    """Return the largest difference of a pixel (range [-1, 1]) between CPU and GPU samples of the digits model."""
+    seeds, out = torch.arange(64), []
+    for device in ("cpu", "cuda"):
+        model = mvm.load("digits").to(device)
+        x = noise.initial(seeds.to(device), model.sample_shape)
+        out.append(sample(model, x, solver=solver, rho=rho, condition=(seeds % 10).to(device), seeds=seeds).cpu())
+    return float((out[0] - out[1]).abs().max())
+
+
+def oracle_gap() -> float:
+    law, x = digits_oracle(), digits_noise(64)
+    gpu = sample(law.to("cuda").field(MeanVelocity()), x.cuda())
+    return rmse(gpu.cpu(), sample(law.field(MeanVelocity()), x))
+
+
+def noise_speed(device: str, batch: int = 512, elements: int = 3072) -> float:
+    """Return normals per second, median of 5."""
+    seeds, times = torch.arange(batch, device=device), []
+    for _ in range(7):
+        start = time.perf_counter()
+        noise.normal(seeds, noise.STEP, (elements,))
+        if device == "cuda":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    return batch * elements / sorted(times[2:])[2]
+
+
+def main() -> None:
+    if not torch.cuda.is_available():
+        sys.exit("this benchmark needs a CUDA device")
+    print("# CPU against GPU\n")
+    print("Command: `PYTHONPATH=src python benchmarks/device_parity.py`. ", end="")
+    print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}, {platform.machine()} host.\n")
+    different, total = noise_mismatches()
+    print(f"- normals that differ in any bit: {different} of {total:,}")
+    for solver in SOLVERS:
+        if solver == "adaptive":
+            continue
+        rho = 0.0 if solver in ("euler", "heun") else 1.0
+        print(
+            f"- largest pixel difference, digits model, {solver}, rho {rho:g}, nfe 26: {picture_gap(solver, rho):.1e}"
+        )
+    print(f"- RMSE between devices, digits oracle in float64, adams ODE, nfe 26: {oracle_gap():.1e}")
+    for device in ("cpu", "cuda"):
+        print(f"- normals per second, {device}: {noise_speed(device):.2e}")
+
+
+if __name__ == "__main__":
+    main()

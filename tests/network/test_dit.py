@@ -1,0 +1,208 @@
+"""The DiT: what it is at the start, what it may be told, and what every part of it does."""
+
+import pytest
+import torch
+from torch.nn.functional import silu
+
+from mvm.network import SIZES, DiT, DiTConfig
+from mvm.network.layers import patchify, unpatchify
+
+SMALL = {"size": "tiny", "depth": 3, "width": 16, "heads": 2, "patch": 2}
+
+
+def build(seed=0, num_classes=5, shape=(1, 8, 8), **changes):
+    torch.manual_seed(seed)
+    return DiT(DiTConfig(**{**SMALL, **changes}), shape, num_classes)
+
+
+def shaken(**changes):
+    """A network with every weight random, so that nothing is hidden by a zero."""
+    network = build(**changes)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.normal_(0, 0.2)
+    return network
+
+
+def inputs(batch=4, shape=(1, 8, 8), num_classes=5):
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(batch, *shape, generator=generator)
+    level = torch.rand(batch, generator=generator, dtype=torch.float64)
+    return x, level, torch.arange(batch) % (num_classes + 1)
+
+
+@pytest.mark.parametrize("inner_block", [0, 2])
+def test_output_is_exactly_zero_at_the_start(inner_block):
+    network = build(inner_block=inner_block)
+    out = network(*inputs())
+    assert out.prediction.shape == (4, 1, 8, 8)
+    assert torch.count_nonzero(out.prediction) == 0
+    if inner_block:
+        assert torch.count_nonzero(out.inner) == 0
+    else:
+        assert out.inner is None
+
+
+def test_blocks_are_the_identity_at_the_start():
+    network = build()
+    x, level, labels = inputs()
+    tokens = network.embed(patchify(x, 2))
+    features = network(x, level, labels, taps=(1, 2, 3)).features
+    assert all(torch.equal(features[n], tokens) for n in (1, 2, 3))
+
+
+def test_taps_are_the_outputs_of_the_blocks_asked_for():
+    network = shaken()
+    x, level, labels = inputs()
+    out = network(x, level, labels, taps=(1, 3))
+    assert sorted(out.features) == [1, 3]
+    condition = silu(network.level(level) + network.label(labels))
+    tokens = network.embed(patchify(x, 2))
+    for n, block in enumerate(network.blocks, start=1):
+        tokens = block(tokens, condition, network.cos, network.sin)
+        if n in out.features:
+            assert out.features[n].shape == (4, 16, 16)
+            assert torch.equal(out.features[n], tokens)
+    want = unpatchify(network.head(tokens, condition), 2, 1, 4)
+    assert torch.equal(out.prediction, want)
+    assert network(x, level, labels).features == {}
+
+
+def test_inner_head_reads_its_block_and_nothing_after_it():
+    network = shaken(inner_block=2)
+    x, level, labels = inputs()
+    before = network(x, level, labels, taps=(2,))
+    condition = silu(network.level(level) + network.label(labels))
+    want = unpatchify(network.inner_head(before.features[2], condition), 2, 1, 4)
+    assert torch.equal(before.inner, want)
+    with torch.no_grad():
+        for parameter in network.blocks[2].parameters():
+            parameter.add_(0.1)
+    after = network(x, level, labels)
+    assert torch.equal(after.inner, before.inner)
+    assert not torch.allclose(after.prediction, before.prediction, atol=1e-4)
+
+
+def test_null_class_is_one_more_label():
+    network = shaken()
+    assert network.null == 5
+    assert network.label.num_embeddings == 6
+    x, level, _ = inputs()
+    null, third = torch.full((4,), network.null), torch.full((4,), 3)
+    before = network(x, level, null).prediction, network(x, level, third).prediction
+    assert not torch.allclose(*before, atol=1e-4)
+    with torch.no_grad():
+        network.label.weight[network.null] += 1
+    assert not torch.allclose(network(x, level, null).prediction, before[0], atol=1e-4)
+    assert torch.equal(network(x, level, third).prediction, before[1])
+    with pytest.raises(IndexError):
+        network(x, level, null + 1)
+
+
+def test_level_and_position_matter():
+    network = shaken()
+    x, level, labels = inputs()
+    base = network(x, level, labels).prediction
+    assert not torch.allclose(network(x, level * 0.5, labels).prediction, base, atol=1e-4)
+    # moved by one patch the picture is not simply moved: the torus is cut, positions are known
+    moved = network(x.roll(2, -1), level, labels).prediction.roll(-2, -1)
+    assert not torch.allclose(moved, base, atol=1e-4)
+
+
+def test_rows_of_a_batch_do_not_see_each_other():
+    network = shaken()
+    x, level, labels = inputs()
+    together = network(x, level, labels).prediction
+    for i in range(4):
+        alone = network(x[i : i + 1], level[i : i + 1], labels[i : i + 1]).prediction
+        assert torch.allclose(alone[0], together[i], atol=1e-4)
+
+
+def test_gradient_reaches_every_parameter_in_three_steps():
+    """adaLN-Zero opens from the back: head first, then gates, then what they gate."""
+    network = build(inner_block=2)
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-2)
+    x, level, labels = inputs(batch=12)
+    reached = []
+    for _ in range(3):
+        out = network(x, level, labels)
+        loss = ((out.prediction - x) ** 2).mean() + ((out.inner - x) ** 2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        reached.append({name for name, p in network.named_parameters() if torch.count_nonzero(p.grad)})
+        optimizer.step()
+    names = {name for name, _ in network.named_parameters()}
+    assert reached[0] == {"head.linear.weight", "head.linear.bias", "inner_head.linear.weight", "inner_head.linear.bias"}
+    assert {name for name in names if "modulation" in name} <= reached[1]
+    assert reached[2] == names
+
+
+def test_gradient_of_every_parameter_by_finite_difference():
+    network = shaken(depth=1, width=8, heads=1, patch=4).double()
+    x, level, labels = inputs()
+    x = x.double()
+
+    def value():
+        return (network(x, level, labels).prediction ** 2).sum()
+
+    network.zero_grad()
+    value().backward()
+    torch.manual_seed(3)
+    for name, parameter in network.named_parameters():
+        direction = torch.randn_like(parameter)
+        h = 1e-6
+        with torch.no_grad():
+            parameter.add_(h * direction)
+            above = value()
+            parameter.sub_(2 * h * direction)
+            below = value()
+            parameter.add_(h * direction)
+        slope = float((above - below) / (2 * h))
+        assert float((parameter.grad * direction).sum()) == pytest.approx(slope, rel=1e-4, abs=1e-5), name
+
+
+@pytest.mark.parametrize(("size", "millions"), [("S", 33), ("B", 130), ("L", 458), ("XL", 675)])
+def test_parameter_counts_are_those_of_dit(size, millions):
+    """DiT/2 on 4 x 32 x 32 latents with 1000 classes (Peebles and Xie 2023)."""
+    with torch.device("meta"):
+        network = DiT(DiTConfig(size=size), (4, 32, 32), 1000)
+    assert sum(p.numel() for p in network.parameters()) / 1e6 == pytest.approx(millions, rel=0.02)
+    assert len(network.blocks) == SIZES[size][0]
+
+
+def test_state_holds_parameters_only():
+    """Rotary tables and rates are rebuilt, not stored: a checkpoint of the parameters is the whole network."""
+    network = build(inner_block=1)
+    assert set(network.state_dict()) == {name for name, _ in network.named_parameters()}
+
+
+def test_overrides_replace_the_named_size():
+    assert DiTConfig(size="S").dimensions == (12, 384, 6)
+    assert DiTConfig(size="S", depth=2, heads=12).dimensions == (2, 384, 12)
+    assert len(build(depth=5).blocks) == 5
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"size": "XXL"}, r"network\.size='XXL'.*'XL'"),
+        ({"patch": 0}, r"network\.patch=0"),
+        ({"patch": -2}, r"network\.patch=-2"),
+        ({"width": 18}, "multiple of 4"),
+        ({"width": 12, "heads": 2}, "multiple of 4"),
+        ({"depth": -1}, "depth"),
+        ({"heads": -2}, "heads"),
+        ({"inner_block": 3}, r"network\.inner_block=3.*\[0, 2\]"),
+        ({"inner_block": -1}, r"network\.inner_block=-1"),
+    ],
+)
+def test_bad_configs_name_the_option(changes, words):
+    with pytest.raises(ValueError, match=words):
+        DiTConfig(**{**SMALL, **changes})
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 6), (1, 9, 9)])
+def test_bad_shapes_name_the_patch(shape):
+    with pytest.raises(ValueError, match=r"network\.patch=2"):
+        build(shape=shape)

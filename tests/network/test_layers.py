@@ -1,0 +1,156 @@
+"""Layers against formulas written out by hand."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.functional import silu
+
+from mvm.network.layers import (
+    NORM_EPS,
+    Attention,
+    LevelEmbedding,
+    RMSNorm,
+    SwiGLU,
+    modulate,
+    patchify,
+    rotary_table,
+    rotate,
+    unpatchify,
+)
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def all_scores(side, head, seed=0):
+    """Raw q . k between every two places of a side x side grid, one q and one k put everywhere."""
+    angles = rotary_table(side, head).double()
+    q, k = draw(head, seed=seed), draw(head, seed=seed + 1)
+    places = side * side
+    turned_q = rotate(q.expand(places, head), torch.cos(angles), torch.sin(angles))
+    turned_k = rotate(k.expand(places, head), torch.cos(angles), torch.sin(angles))
+    return q, k, turned_q @ turned_k.T
+
+
+def test_rotary_scores_depend_on_the_offset_only():
+    side, head = 5, 16
+    *_, scores = all_scores(side, head)
+    by_offset = {}
+    for i in range(side * side):
+        for j in range(side * side):
+            offset = (i // side - j // side, i % side - j % side)
+            by_offset.setdefault(offset, []).append(float(scores[i, j]))
+    assert len(by_offset) == (2 * side - 1) ** 2
+    assert max(max(group) - min(group) for group in by_offset.values()) < 1e-5
+    centres = sorted(sum(group) / len(group) for group in by_offset.values())
+    assert min(b - a for a, b in zip(centres, centres[1:], strict=False)) > 1e-5  # and every offset tells itself apart
+
+
+def test_rotary_scores_equal_complex_rotation():
+    """q . k at offset (dr, dc) is Re sum conj(q) k exp(i (theta_k - theta_q)), angles by row, then by column."""
+    side, head, base = 4, 12, 100.0
+    q, k, scores = all_scores(side, head, seed=5)
+    quarter = head // 4
+    frequency = torch.tensor([base ** (-n / quarter) for n in range(quarter)], dtype=torch.float64)
+    cq, ck = torch.complex(*q.chunk(2)), torch.complex(*k.chunk(2))
+    for i in range(side * side):
+        for j in range(side * side):
+            dr, dc = j // side - i // side, j % side - i % side
+            turn = torch.exp(1j * torch.cat((dr * frequency, dc * frequency)))
+            assert float(scores[i, j]) == pytest.approx(float((cq.conj() * ck * turn).sum().real), abs=1e-5)
+
+
+def test_rotation_keeps_length_and_leaves_the_origin_alone():
+    angles = rotary_table(6, 8)
+    x = draw(36, 8).float()
+    turned = rotate(x, torch.cos(angles), torch.sin(angles))
+    assert torch.equal(turned[0], x[0])
+    assert torch.allclose(turned.norm(dim=1), x.norm(dim=1), atol=1e-5)
+    assert not torch.allclose(turned[1:], x[1:], atol=1e-2)
+
+
+def test_rms_norm_and_modulate():
+    x = draw(2, 3, 8)
+    norm = RMSNorm(8).double()
+    with torch.no_grad():
+        norm.weight.copy_(torch.arange(1.0, 9.0))
+    normal = x / torch.sqrt((x**2).mean(-1, keepdim=True) + NORM_EPS)
+    assert torch.allclose(norm(x), normal * torch.arange(1.0, 9.0), atol=1e-12)
+    shift, scale = draw(2, 1, 8, seed=1), draw(2, 1, 8, seed=2)
+    assert torch.allclose(modulate(x, shift, scale), normal * (1 + scale) + shift, atol=1e-12)
+
+
+def test_attention_equals_softmax_written_out():
+    side, width, heads = 3, 16, 2
+    torch.manual_seed(0)
+    layer = Attention(width, heads).double()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.normal_(0, 0.5)
+    angles = rotary_table(side, width // heads).double()
+    cos, sin = torch.cos(angles), torch.sin(angles)
+    x = draw(2, side * side, width)
+    head = width // heads
+    want = torch.zeros_like(x)
+    wq, wk, wv = layer.qkv.weight.chunk(3)
+    for b in range(2):
+        mixed = []
+        for h in range(heads):
+            rows = slice(h * head, (h + 1) * head)
+            q, k, v = (x[b] @ w[rows].T for w in (wq, wk, wv))
+            q, k = (
+                rotate(z / torch.sqrt((z**2).mean(-1, keepdim=True) + NORM_EPS) * n.weight, cos, sin)
+                for z, n in ((q, layer.query_norm), (k, layer.key_norm))
+            )
+            mixed.append(torch.softmax(q @ k.T / math.sqrt(head), dim=-1) @ v)
+        want[b] = torch.cat(mixed, dim=-1) @ layer.out.weight.T + layer.out.bias
+    assert torch.allclose(layer(x, cos, sin), want, atol=1e-10)
+
+
+@pytest.mark.parametrize(("width", "hidden"), [(384, 1024), (768, 2048), (1152, 3072), (64, 176), (16, 48)])
+def test_swiglu_hidden_width(width, hidden):
+    """8/3 width, rounded up to a multiple of 16."""
+    layer = SwiGLU(width)
+    assert layer.gate_up.weight.shape == (2 * hidden, width)
+    assert layer.down.weight.shape == (width, hidden)
+
+
+def test_swiglu_formula():
+    layer = SwiGLU(8).double()
+    x = draw(3, 8)
+    a = x @ layer.gate_up.weight.T + layer.gate_up.bias
+    gate, up = a.chunk(2, dim=-1)
+    want = (gate * torch.sigmoid(gate) * up) @ layer.down.weight.T + layer.down.bias
+    assert torch.allclose(layer(x), want, atol=1e-12)
+
+
+def test_level_embedding_formula():
+    layer = LevelEmbedding(8, frequencies=4, max_period=100.0)
+    level = torch.tensor([0.0, 0.3, 1.0], dtype=torch.float64)
+    angle = 1000 * level[:, None] * torch.tensor([100.0 ** (-i / 4) for i in range(4)], dtype=torch.float64)
+    waves = torch.cat((torch.cos(angle), torch.sin(angle)), dim=1).float()
+    want = silu(waves @ layer.up.weight.T + layer.up.bias) @ layer.out.weight.T + layer.out.bias
+    assert torch.allclose(layer(level), want, atol=1e-3)
+
+
+def test_patchify_layout():
+    """Token n holds the patch at row n // side, column n % side: channels first, then its pixels row by row."""
+    x = torch.arange(2 * 3 * 4 * 4, dtype=torch.float32).reshape(2, 3, 4, 4)
+    tokens = patchify(x, 2)
+    assert tokens.shape == (2, 4, 12)
+    for n in range(4):
+        r, c = 2 * (n // 2), 2 * (n % 2)
+        assert torch.equal(tokens[:, n], x[:, :, r : r + 2, c : c + 2].reshape(2, 12))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 4), st.integers(1, 5))
+def test_unpatchify_undoes_patchify(batch, channels, patch, side):
+    x = torch.randn(batch, channels, side * patch, side * patch)
+    tokens = patchify(x, patch)
+    assert tokens.shape == (batch, side * side, channels * patch * patch)
+    assert torch.equal(unpatchify(tokens, patch, channels, side), x)

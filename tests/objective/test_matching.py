@@ -1,0 +1,213 @@
+"""The loss against values worked out by hand, and against the known floor of a perfect network."""
+
+import math
+
+import pytest
+import torch
+from scipy.integrate import quad
+
+from mvm import noise
+from mvm.network import Output
+from mvm.objective import Batch, Matching
+from mvm.objective.matching import ObjectiveConfig
+from mvm.oracle import gaussian
+from mvm.path import LinearFlow, MeanVelocity, TimeLaw
+
+PATH = MeanVelocity()
+
+
+class Stub:
+    """A network that answers with a function of what it sees, and remembers it."""
+
+    null = 10
+
+    def __init__(self, answer, inner=None):
+        self.answer, self.inner = answer, inner
+
+    def __call__(self, x, level, condition):
+        self.x, self.level, self.condition = x, level, condition
+        inner = None if self.inner is None else self.inner(x, level)
+        return Output(self.answer(x, level), inner, {})
+
+
+def zero(x, level):
+    return torch.zeros_like(x)
+
+
+def batch(count=6, shape=(1, 4, 4), dtype=torch.float32, first=100):
+    seeds = torch.arange(first, first + count)
+    x0 = torch.rand(count, *shape, generator=torch.Generator().manual_seed(0)).to(dtype) * 2 - 1
+    return Batch(x0, torch.arange(count) % 10, seeds)
+
+
+def drawn(b):
+    """t and eps of each sample, straight from the generator."""
+    t = noise.uniform(b.seeds, noise.TIME, (1,))[:, 0]
+    eps = noise.normal(b.seeds, noise.TRAIN, b.x0.shape[1:], b.x0.dtype)
+    return t, eps
+
+
+def matching(**config):
+    return Matching(ObjectiveConfig(**config), PATH, TimeLaw())
+
+
+def test_loss_of_a_zero_network_is_the_mean_square_of_u():
+    b = batch(dtype=torch.float64)
+    t, eps = drawn(b)
+    network = Stub(zero)
+    loss = matching()(network, b)
+    total = 0.0
+    for i in range(6):
+        u = math.sqrt(t[i]) * b.x0[i] - eps[i]
+        total += float((u**2).mean()) / 6
+        x = (1 - t[i]) * b.x0[i] + math.sqrt(t[i]) * eps[i]
+        assert torch.allclose(network.x[i], x, atol=1e-12)
+        assert float(network.level[i]) == pytest.approx(math.sqrt(t[i]), abs=1e-12)
+    assert float(loss.total) == pytest.approx(total, rel=1e-12)
+    assert loss.parts.keys() == {"loss"}
+    assert float(loss.parts["loss"]) == float(loss.total)
+
+
+@pytest.mark.parametrize(
+    ("kind", "target"),
+    [
+        ("x0", lambda x0, eps, t: x0),
+        ("eps", lambda x0, eps, t: eps),
+        ("v", lambda x0, eps, t: x0 - eps / math.sqrt(t)),
+        ("diffusion_v", lambda x0, eps, t: (1 - t) * eps - math.sqrt(t) * x0),
+        ("flow", lambda x0, eps, t: -x0 + eps / (2 * math.sqrt(t))),
+        ("score", lambda x0, eps, t: -eps / math.sqrt(t)),
+    ],
+)
+def test_other_kinds(kind, target):
+    b = batch(dtype=torch.float64)
+    t, eps = drawn(b)
+    want = sum(float(((0.5 - target(b.x0[i], eps[i], float(t[i]))) ** 2).mean()) for i in range(6)) / 6
+    loss = matching(kind=kind)(Stub(lambda x, level: torch.full_like(x, 0.5)), b)
+    assert float(loss.total) == pytest.approx(want, rel=1e-10)
+
+
+def test_other_schedule():
+    """On the linear flow the level is that of equal SNR, and flow = eps - x0."""
+    b = batch(dtype=torch.float64)
+    t, eps = drawn(b)
+    network = Stub(zero)
+    loss = Matching(ObjectiveConfig("flow"), LinearFlow(), TimeLaw())(network, b)
+    assert float(loss.total) == pytest.approx(float(((eps - b.x0) ** 2).mean()), rel=1e-10)
+    ratio = (1 - t) / t
+    assert torch.allclose(network.level, (-ratio + torch.sqrt(ratio**2 + 4)) / 2, atol=1e-9)
+
+
+def test_a_network_that_knows_the_target_has_no_loss():
+    b = batch(dtype=torch.float64)
+    t, eps = drawn(b)
+    u = torch.sqrt(t).reshape(-1, 1, 1, 1) * b.x0 - eps
+    assert float(matching()(Stub(lambda x, level: u), b).total) == pytest.approx(0, abs=1e-20)
+
+
+@pytest.mark.parametrize("std", [0.25, 1.0, 2.0])
+def test_floor_of_the_loss_on_a_gaussian(std):
+    """Var(u | x_t) = Var(x0 | x_t)/t = s^2/((1-t)^2 s^2 + t): its mean over t is what a perfect network leaves."""
+    law = gaussian(0.3, std, (1, 8, 8))
+    count = 4000
+    x0 = law.sample(torch.arange(10**6, 10**6 + count))
+    b = Batch(x0, torch.zeros(count, dtype=torch.int64), torch.arange(count))
+
+    def perfect(x, level):
+        return law.predict("u", x, level**2, PATH)
+
+    t = drawn(b)[0]
+    loss = matching()(Stub(perfect), b)
+    floor = quad(lambda r: std**2 / ((1 - r) ** 2 * std**2 + r), 0, 1)[0]
+    # the sampled times shift the floor a little: compare at those times too, where only eps and x0 are random
+    there = float((std**2 / ((1 - t) ** 2 * std**2 + t)).mean())
+    assert there == pytest.approx(floor, rel=0.05)
+    assert float(loss.total) == pytest.approx(there, rel=0.02)
+    # and it is a floor: anything else is worse
+    for other in (lambda x, level: 0.9 * perfect(x, level), lambda x, level: perfect(x, level) + 0.2):
+        assert float(matching()(Stub(other), b).total) > float(loss.total)
+
+
+def test_bias_of_a_network_adds_its_square():
+    law = gaussian(0.0, 0.5, (1, 8, 8))
+    count = 2000
+    b = Batch(law.sample(torch.arange(10**6, 10**6 + count)), torch.zeros(count, dtype=torch.int64), torch.arange(count))
+    plain = matching()(Stub(lambda x, level: law.predict("u", x, level**2, PATH)), b).total
+    off = matching()(Stub(lambda x, level: law.predict("u", x, level**2, PATH) + 0.3), b).total
+    assert float(off - plain) == pytest.approx(0.09, abs=0.006)
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.5, 2.0])
+def test_inner_weight(weight):
+    b = batch(dtype=torch.float64)
+    t, eps = drawn(b)
+    u = torch.sqrt(t).reshape(-1, 1, 1, 1) * b.x0 - eps
+    loss = matching(inner_weight=weight)(Stub(zero, inner=lambda x, level: torch.ones_like(x)), b)
+    outer, inner = float((u**2).mean()), float(((u - 1) ** 2).mean())
+    assert float(loss.parts["loss"]) == pytest.approx(outer, rel=1e-12)
+    assert float(loss.parts["inner"]) == pytest.approx(inner, rel=1e-12)
+    assert float(loss.total) == pytest.approx(outer + weight * inner, rel=1e-12)
+
+
+def test_gradient_flows_through_total_only():
+    b = batch()
+    w = torch.ones((), requires_grad=True)
+    loss = matching()(Stub(lambda x, level: w * x, inner=lambda x, level: w * x), b)
+    assert loss.total.requires_grad
+    assert not any(part.requires_grad for part in loss.parts.values())
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 1.0])
+def test_share_of_dropped_labels(share):
+    count = 20_000
+    b = Batch(torch.zeros(count, 1), torch.arange(count) % 10, torch.arange(count))
+    labels = matching(label_drop=share).drop_labels(b, null=10)
+    dropped = labels == 10
+    assert float(dropped.double().mean()) == pytest.approx(share, abs=4 * math.sqrt(share * (1 - share) / count))
+    assert torch.equal(labels[~dropped], b.labels[~dropped])
+    for digit in range(10):  # and without regard to the label
+        assert float(dropped[digit::10].double().mean()) == pytest.approx(share, abs=0.06)
+
+
+def test_dropping_is_decided_by_the_seed_alone():
+    objective = matching(label_drop=0.3)
+    b = batch(count=50, shape=(1,))
+    together = objective.drop_labels(b, null=10)
+    order = torch.randperm(50, generator=torch.Generator().manual_seed(1))
+    shuffled = objective.drop_labels(Batch(b.x0[order], b.labels[order], b.seeds[order]), null=10)
+    assert torch.equal(shuffled, together[order])
+    assert not torch.equal(objective.drop_labels(b._replace(seeds=b.seeds + 1000), null=10), together)
+
+
+def test_network_is_given_the_dropped_labels():
+    b = batch(count=40)
+    objective, network = matching(label_drop=0.4), Stub(zero)
+    objective(network, b)
+    assert torch.equal(network.condition, objective.drop_labels(b, null=Stub.null))
+    assert 0 < int((network.condition == Stub.null).sum()) < 40
+
+
+def test_loss_does_not_touch_the_global_generator():
+    b = batch()
+    state = torch.random.get_rng_state()
+    first = matching()(Stub(zero), b).total
+    torch.manual_seed(99)
+    again = matching()(Stub(zero), b).total
+    torch.random.set_rng_state(state)
+    matching()(Stub(zero), b)
+    assert torch.equal(first, again)
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"kind": "x1"}, r"objective\.kind='x1'.*'x0'"),
+        ({"label_drop": 1.5}, r"objective\.label_drop=1\.5"),
+        ({"label_drop": math.nan}, r"objective\.label_drop=nan"),
+        ({"inner_weight": -1.0}, r"objective\.inner_weight=-1"),
+    ],
+)
+def test_bad_configs(config, words):
+    with pytest.raises(ValueError, match=words):
+        ObjectiveConfig(**config)
