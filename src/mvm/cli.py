@@ -235,7 +235,7 @@ def run(tokens: list[str]) -> int:
         if overrides:
             bound.arguments["overrides"] = overrides
         return int(command(*bound.args, **bound.kwargs) or 0)
-    except (CycloptsError, ValueError) as error:
+    except (CycloptsError, ValueError, FloatingPointError) as error:
         print(f"mvm: {error}", file=sys.stderr)
         return USAGE_ERROR
     except KeyboardInterrupt:

@@ -1,6 +1,7 @@
 """`mvm demo`: train on the embedded digits, sample with ODE and SDE, write a report a person can judge."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -124,7 +125,7 @@ def _curves(measured: list[Measured]) -> list[Curve]:
     return [Curve(_label(*key), [m.nfe for m in ms], [m.distance for m in ms]) for key, ms in chosen.items()]
 
 
-def _distance_rows(measured: list[Measured], size: Size, reference: float) -> list[list[str]]:
+def _distance_rows(measured: list[Measured], reference: float) -> list[list[str]]:
     rows = []
     for curve in _curves(measured):
         cells = [f"{distance:.3f} ({distance / reference:.2f}x)" for distance in curve.y]
@@ -187,10 +188,46 @@ def _inversion(page: Page, found: Inversion, size: Size) -> None:
     )
 
 
+def _distances(page: Page, measured: list[Measured], size: Size, reference: float, held_out: int) -> None:
+    text = (
+        f"Frechet distance in the 64-dimensional pixel space between {size.samples} samples and the {held_out} "
+        f"held-out digits, on common seeds and labels. The dotted line is the distance of {size.samples} real training "
+        f"digits to the same {held_out}; in brackets, multiples of it."
+    )
+    axes = Axes(
+        "evaluations of the network (NFE)",
+        "Frechet distance (pixel space)",
+        log_x=True,
+        log_y=True,
+        markers=True,
+        level=("real training digits", reference),
+        ticks=size.nfes,
+    )
+    rows = _distance_rows(measured, reference)
+    header = ["solver", *(f"NFE {nfe}" for nfe in size.nfes)]
+    page.section(
+        "Distance against number of evaluations",
+        paragraph(text),
+        plot_svg(_curves(measured), axes),
+        table(header, rows),
+    )
+
+
+def _loss(page: Page, log: list[dict[str, float]]) -> None:
+    curve = Curve("loss", [line["step"] for line in log], [line["loss"] for line in log])
+    page.section("Training loss", plot_svg([curve], Axes("step", "mean |u - target|² per pixel")))
+
+
+def _provenance(page: Page, recipe: Recipe) -> None:
+    settings = [*provenance(), ("recipe", recipe.name), ("seed", str(recipe.seed)), ("command", "mvm demo")]
+    details = f"<details><summary>recipe.json</summary><pre>{to_json(recipe)}</pre></details>"
+    page.section("How this was made", table(["", ""], settings), details)
+
+
 def write_report(
     path: Path, model: Model, log: list[dict[str, float]], measured: list[Measured], size: Size, seconds: float
-) -> float:
-    """Write report.html; return the reference distance."""
+) -> None:
+    """Write report.html."""
     held_out = training_data(model.recipe, "held-out")
     reference = reference_distance(training_data(model.recipe), moments(pixel_features(held_out.images)), size.samples)
     best = min(measured, key=lambda m: m.distance)
@@ -200,37 +237,17 @@ def write_report(
         f"digits: {best.distance:.3f} ({_label(best.solver, best.rho)}, {best.nfe} evaluations); real training digits "
         f"are at {reference:.3f}.",
     )
-    _grids(page, model)
-    _trajectories(page, model)
-    page.section(
-        "Distance against number of evaluations",
-        paragraph(
-            f"Frechet distance in the 64-dimensional pixel space between {size.samples} samples and the "
-            f"{len(held_out)} held-out digits, on common seeds and labels. The dotted line is the distance of "
-            f"{size.samples} real training digits to the same {len(held_out)}; in brackets, multiples of it."
-        ),
-        plot_svg(
-            _curves(measured),
-            Axes(
-                "evaluations of the network (NFE)",
-                "Frechet distance (pixel space)",
-                log_x=True,
-                log_y=True,
-                markers=True,
-                level=("real training digits", reference),
-                ticks=size.nfes,
-            ),
-        ),
-        table(["solver", *(f"NFE {nfe}" for nfe in size.nfes)], _distance_rows(measured, size, reference)),
-    )
-    curve = Curve("loss", [line["step"] for line in log], [line["loss"] for line in log])
-    page.section("Training loss", plot_svg([curve], Axes("step", "mean |u - target|² per pixel")))
-    _inversion(page, invert(model, held_out, size), size)
-    settings = [*provenance(), ("recipe", model.recipe.name), ("seed", str(model.recipe.seed)), ("command", "mvm demo")]
-    recipe = f"<details><summary>recipe.json</summary><pre>{to_json(model.recipe)}</pre></details>"
-    page.section("How this was made", table(["", ""], settings), recipe)
+    parts: list[Callable[[], None]] = [
+        lambda: _grids(page, model),
+        lambda: _trajectories(page, model),
+        lambda: _distances(page, measured, size, reference, len(held_out)),
+        lambda: _loss(page, log),
+        lambda: _inversion(page, invert(model, held_out, size), size),
+        lambda: _provenance(page, model.recipe),
+    ]
+    for part in tqdm(parts, desc="report", unit="section"):
+        part()
     page.write(path)
-    return reference
 
 
 def demo_recipe(size: Size, seed: int) -> Recipe:

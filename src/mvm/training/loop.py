@@ -2,9 +2,13 @@
 
 import json
 import math
+import signal
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import torch
@@ -18,6 +22,8 @@ from mvm.objective import Batch, Matching
 from mvm.recipes import Recipe, options, parse_recipe, to_json
 from mvm.training import checkpoint, ema
 from mvm.training.optim import adamw, learning_rate
+
+METRICS = "metrics.jsonl"
 
 
 class Trainer:
@@ -112,55 +118,92 @@ def _keep_metrics(path: Path, step: int) -> None:
     write_text(path, "".join(f"{line}\n" for line in kept))
 
 
+@contextmanager
+def _deferred_interrupt() -> Generator[Event]:
+    """Hold the first Ctrl-C back: a step cut in half could not be resumed bit for bit. A second one stops at once."""
+    asked = Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+
+    def note(number: int, frame: object) -> None:
+        asked.set()
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _steps(trainer: Trainer, progress: bool) -> Iterator[int]:
+    """Yield before every step; Ctrl-C is raised between steps."""
     total = trainer.recipe.train.steps
-    with tqdm(total=total, initial=trainer.step, desc="train", unit="step", disable=not progress) as bar:
+    bar = tqdm(total=total, initial=trainer.step, desc="train", unit="step", disable=not progress)
+    with bar, _deferred_interrupt() as asked:
         while trainer.step < total:
+            if asked.is_set():
+                raise KeyboardInterrupt
             yield trainer.step
             bar.update(1)
+
+
+class Log:
+    """metrics.jsonl: one line every `log_every` steps, with the mean loss since the line before."""
+
+    def __init__(self, path: Path, recipe: Recipe, step: int, on_line: Callable[[dict[str, Any]], None] | None) -> None:
+        self.path, self.config, self.on_line = path, recipe.train, on_line
+        self._restart(step)
+
+    def _restart(self, step: int) -> None:
+        self.step, self.total, self.clock = step, 0.0, time.perf_counter()
+
+    def add(self, step: int, values: dict[str, float]) -> None:
+        """Take in one step's values; write a line when it is due."""
+        self.total += values["loss"]
+        if not _due(step, self.config.log_every, self.config.steps):
+            return
+        count = step - self.step
+        line = {"step": step, **values, "loss": self.total / count}
+        line["images_per_second"] = count * self.config.batch / (time.perf_counter() - self.clock)
+        if not math.isfinite(line["loss"]):
+            raise FloatingPointError(f"the loss is {line['loss']} at step {step}; try a lower --train.lr")
+        with self.path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        self._restart(step)
+        if self.on_line is not None:
+            self.on_line(line)
 
 
 def _due(step: int, every: int, total: int) -> bool:
     return step % every == 0 or step == total
 
 
-Log = Callable[[dict[str, Any]], None]
-
-
 def train(
-    recipe: Recipe, run: Path, *, resume: bool = False, progress: bool = True, on_log: Log | None = None
+    recipe: Recipe,
+    run: Path,
+    *,
+    resume: bool = False,
+    progress: bool = True,
+    on_log: Callable[[dict[str, Any]], None] | None = None,
 ) -> Model:
     """Train to recipe.train.steps in directory `run`; return the model with its averaged weights.
 
-    Ctrl-C saves a checkpoint and is raised again: `resume` then continues bit for bit.
+    Ctrl-C saves a checkpoint after the step in hand and is raised again: `resume` then continues bit for bit.
     """
     start = _open_run(recipe, run, resume)
     trainer = Trainer(recipe, training_data(recipe))
     if start is not None:
         trainer.restore(start)
     write_text(run / "recipe.json", to_json(recipe))
-    metrics = run / "metrics.jsonl"
-    _keep_metrics(metrics, trainer.step)
-    config = recipe.train
-    clock, clock_step, total = time.perf_counter(), trainer.step, 0.0
+    _keep_metrics(run / METRICS, trainer.step)
+    log = Log(run / METRICS, recipe, trainer.step, on_log)
     try:
         for _ in _steps(trainer, progress):
             values = trainer.advance()
-            total += values["loss"]
-            if _due(trainer.step, config.log_every, config.steps):
-                count, now = trainer.step - clock_step, time.perf_counter()
-                line = {"step": trainer.step, **values, "loss": total / count}
-                line["images_per_second"] = count * config.batch / (now - clock)
-                if not math.isfinite(line["loss"]):
-                    raise FloatingPointError(
-                        f"the loss is {line['loss']} at step {trainer.step}; try a lower --train.lr"
-                    )
-                with metrics.open("a") as file:
-                    file.write(json.dumps(line) + "\n")
-                if on_log is not None:
-                    on_log(line)
-                clock, clock_step, total = now, trainer.step, 0.0
-            if _due(trainer.step, config.save_every, config.steps):
+            log.add(trainer.step, values)
+            if _due(trainer.step, recipe.train.save_every, recipe.train.steps):
                 trainer.save(run)
     except KeyboardInterrupt:
         trainer.save(run)
