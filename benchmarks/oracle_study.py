@@ -20,11 +20,9 @@ from tqdm import tqdm
 from mvm import noise, oracle
 from mvm.path import MeanVelocity
 from mvm.solver import LamGrid, LamVariable, PowerGrid, PowerVariable, PredictorCorrector, Solver, adams, sa, sample
-from mvm.verify import Law, digits_noise, digits_oracle, rmse, sampled_law
+from mvm.verify import DIGITS_BARS, RHOS, STDS, Law, digits_noise, digits_oracle, rmse, sampled_law
 
-NFES = (13, 26, 52)
-RHOS = (0.0, 0.5, 0.75, 1.0)
-STDS = (0.1, 0.5, 2.0)
+NFES = tuple(DIGITS_BARS)
 DRAWS = 400_000
 SOLVERS: dict[str, Callable[[], Solver]] = {
     "adams (default)": adams,
@@ -52,7 +50,7 @@ def digits_rmse() -> None:
     )
     for name, make in SOLVERS.items():
         row(name, *(f"{rmse(sample(field, x, solver=make(), nfe=n), truth):.5f}" for n in NFES))
-    row("bar", "0.03", "0.001", "0.0002")
+    row("bar", *DIGITS_BARS.values())
 
 
 def digits_borders(sets: int = 24) -> None:
@@ -64,7 +62,7 @@ def digits_borders(sets: int = 24) -> None:
     table(f"Digits, ODE: {len(x)} noises (mvm seeds 0 to {len(x) - 1}) in {sets} sets of 256", "solver", *header)
     for name, make in SOLVERS.items():
         cells = []
-        for nfe, bar in zip(NFES, (0.03, 0.001, 0.0002), strict=True):
+        for nfe, bar in DIGITS_BARS.items():
             found = torch.cat([sample(field, part, solver=make(), nfe=nfe) for part in x.split(1024)])
             error = ((found - truth) ** 2).mean(1)
             within = int((error.reshape(sets, 256).mean(1).sqrt() <= bar).sum())
@@ -109,6 +107,7 @@ def ingredients() -> None:
     """From `sa` to `adams`, one ingredient at a time; exact recursion."""
     steps: dict[str, PredictorCorrector] = {
         "sa: lam grid, phi = lam, tau at step end": sa(),
+        "... tau at step start": sa(tau="start"),
         "... tau exact": sa(tau="exact"),
         "... t_min 1e-4": sa(t_min=1e-4, tau="exact"),
         "lam grid, phi = t^0.8": PredictorCorrector("", LamGrid(), PowerVariable(0.8)),

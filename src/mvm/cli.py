@@ -3,12 +3,17 @@
 import json
 import sys
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Parameter, Token
 
 import mvm
+
+if TYPE_CHECKING:
+    from mvm.recipes import SampleConfig
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
@@ -20,12 +25,23 @@ app = App(
     help_format="plaintext",
 )
 
+
+def _whole(kind: type, tokens: Sequence[Token]) -> int:
+    """Return a whole number; 2.5 is an error, not 2."""
+    try:
+        return int(tokens[0].value)
+    except ValueError:
+        raise ValueError(f"'{tokens[0].value}' is not a whole number") from None
+
+
+Whole = Annotated[int, Parameter(converter=_whole)]
+
 # dotted options such as --train.lr, taken off the command line before it is parsed
 Overrides = dict[str, str]
 
 
 @app.command
-def demo(*, out: Path = Path("runs/demo"), quick: bool = False, seed: int = 0) -> int:
+def demo(*, out: Path = Path("runs/demo"), quick: bool = False, seed: Whole = 0) -> int:
     """Train on the embedded digits, sample with ODE and SDE, write OUT/report.html (about 3 minutes on 2 cores).
 
     Parameters
@@ -52,6 +68,9 @@ def train(
     *,
     out: Path | None = None,
     resume: bool = False,
+    until: Whole | None = None,
+    seed: Whole | None = None,
+    device: str = "auto",
     overrides: Annotated[Overrides | None, Parameter(parse=False)] = None,
 ) -> int:
     """Train a recipe; any of its options can be changed as --section.option VALUE, e.g. --train.lr 3e-4.
@@ -64,18 +83,31 @@ def train(
         Run directory; default runs/RECIPE.
     resume
         Continue the run in OUT from its newest checkpoint, bit for bit.
+    until
+        Pause at this step; --resume goes on.
+    seed
+        Seed of weights, data order and noise, instead of the recipe's.
+    device
+        cpu, cuda, or auto: cuda where there is one.
     """
+    from mvm.model import choose_device
     from mvm.recipes import load_recipe, override
     from mvm.training.loop import train as run_training
 
-    chosen = override(load_recipe(recipe), overrides or {})
+    changes = dict(overrides or {}) | ({} if seed is None else {"seed": str(seed)})
+    chosen = override(load_recipe(recipe), changes)
     folder = out or Path("runs") / chosen.name
+    if resume and not (folder / "recipe.json").is_file():
+        print(f"mvm: nothing to resume in {folder}; starting a new run there", file=sys.stderr)
     try:
-        run_training(chosen, folder, resume=resume)
+        run_training(chosen, folder, resume=resume, until=until, device=choose_device(device))
     except KeyboardInterrupt:
-        print(f"\nstopped; saved in {folder}. Go on with the same command and --resume", file=sys.stderr)
+        print("\nmvm: stopped; go on with the same command and --resume", file=sys.stderr)
         return INTERRUPTED
-    print(f"trained {chosen.train.steps} steps; sample with: mvm sample {folder} --out grid.png")
+    print(
+        f"{folder} is at step {min(until or chosen.train.steps, chosen.train.steps)} of {chosen.train.steps}; ", end=""
+    )
+    print(f"sample with: mvm sample {folder} --out grid.png")
     return 0
 
 
@@ -94,20 +126,37 @@ def _interval(text: str) -> tuple[float, float]:
     return low, high
 
 
+def _settings(base: "SampleConfig", asked: Mapping[str, object], interval: str | None) -> "SampleConfig":
+    """Return the recipe's settings with what was asked for; an option that would have no effect is an error."""
+    given = {key: value for key, value in asked.items() if value is not None}
+    if interval is not None:
+        given["low"], given["high"] = _interval(interval)
+    settings = replace(base, **given)
+    adaptive = settings.solver == "adaptive"
+    if interval is not None and settings.cfg == 1:
+        raise ValueError(f"--interval {interval} acts on guidance; give its scale too, e.g. --cfg 1.5")
+    if adaptive and "nfe" in given:
+        raise ValueError(f"--nfe {given['nfe']}: the adaptive solver takes --tolerance and reports what it used")
+    if "tolerance" in given and not adaptive:
+        raise ValueError(f"--tolerance {given['tolerance']} belongs to --solver adaptive")
+    return settings
+
+
 @app.command
 def sample(
     model: str,
     /,
     *,
-    num: int = 16,
-    nfe: int | None = None,
+    num: Whole = 16,
+    nfe: Whole | None = None,
     solver: str | None = None,
     rho: float | None = None,
     cfg: float | None = None,
     interval: str | None = None,
+    tolerance: float | None = None,
     classes: str = "",
-    seed: int = 0,
-    batch: int = 256,
+    seed: Whole = 0,
+    batch: Whole = 256,
     device: str = "auto",
     out: Path = Path("samples.png"),
 ) -> int:
@@ -129,6 +178,8 @@ def sample(
         Classifier-free guidance scale; 1 is none.
     interval
         Where guidance acts, LOW,HIGH in log-SNR progress, e.g. 0.6,0.8.
+    tolerance
+        Of each step of the adaptive solver, in place of nfe; default 1e-5.
     classes
         Class numbers to go round, e.g. 3,5; all when empty.
     seed
@@ -140,8 +191,6 @@ def sample(
     out
         X.png is one grid; X.npz and X.npy are uint8 NHWC; X.zip or a folder holds PNG files.
     """
-    from dataclasses import replace
-
     from mvm.generate import check_output, cycle_labels, generate_all, write_images
     from mvm.model import choose_device, load
     from mvm.noise import as_seeds
@@ -149,11 +198,10 @@ def sample(
 
     at_least("num", num, 1)
     check_output(out)
+    out.resolve().parent.mkdir(parents=True, exist_ok=True)  # if that fails, before the work
     loaded = load(model).to(choose_device(device))
-    asked = {"nfe": nfe, "solver": solver, "rho": rho, "cfg": cfg}
-    if interval is not None:
-        asked["low"], asked["high"] = _interval(interval)
-    settings = replace(loaded.recipe.sample, **{key: value for key, value in asked.items() if value is not None})
+    asked = {"nfe": nfe, "solver": solver, "rho": rho, "cfg": cfg, "tolerance": tolerance}
+    settings = _settings(loaded.recipe.sample, asked, interval)
     labels = cycle_labels(_numbers("classes", classes), num, loaded.num_classes)
     made = generate_all(loaded, labels, as_seeds(range(seed, seed + num), num), settings, batch=batch)
     write_images(out, made.images, labels)
@@ -199,8 +247,11 @@ def recipes(name: str = "", /) -> int:
     from mvm.recipes import load_recipe, options, shipped
 
     if name:
-        for option, value in options(load_recipe(name)).items():
-            print(f"--{option} {value}")
+        shown = load_recipe(name)
+        print(f"# {shown.name}: {shown.description}")
+        for option, value in options(shown).items():
+            if option not in ("name", "description"):
+                print(f"--{option} {value}")
         return 0
     for known in shipped():
         print(f"{known:20s} {load_recipe(known).description}")
@@ -235,7 +286,7 @@ def run(tokens: list[str]) -> int:
         if overrides:
             bound.arguments["overrides"] = overrides
         return int(command(*bound.args, **bound.kwargs) or 0)
-    except (CycloptsError, ValueError, FloatingPointError) as error:
+    except (CycloptsError, ValueError, FloatingPointError, OSError) as error:
         print(f"mvm: {error}", file=sys.stderr)
         return USAGE_ERROR
     except KeyboardInterrupt:

@@ -1,8 +1,10 @@
 """`mvm demo`: train on the embedded digits, sample with ODE and SDE, write a report a person can judge."""
 
+import html
+import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -13,12 +15,12 @@ from tqdm import tqdm
 from mvm import likelihood, noise
 from mvm.data import Images
 from mvm.evaluation.metrics import Moments, frechet_distance, moments, pixel_features
-from mvm.evaluation.report import Axes, Curve, Page, paragraph, picture, plot_svg, provenance, table
-from mvm.files import put_in_place, temporary_beside
+from mvm.evaluation.report import Axes, Curve, Page, paragraph, picture, plot_svg, provenance, require_plots, table
+from mvm.files import put_in_place, temporary_beside, write_text
 from mvm.generate import cycle_labels, generate_all, grid
 from mvm.model import Model, training_data
 from mvm.recipes import Recipe, SampleConfig, load_recipe, to_json
-from mvm.solver import State, solve
+from mvm.solver import DEFAULT_NFE, State, solve
 from mvm.training.loop import train
 
 SDE_RHO = 1.0  # the paper's reverse SDE
@@ -47,6 +49,14 @@ class Measured:
     rho: float
     nfe: int
     distance: float
+
+
+@dataclass(frozen=True)
+class Results:
+    """The distance of real training images, and every point of the curve; results.json in the run."""
+
+    reference: float
+    measured: list[Measured]
 
 
 def grid_of_classes(model: Model, settings: SampleConfig, rows: int = 8) -> Tensor:
@@ -148,7 +158,7 @@ def _grids(page: Page, model: Model) -> None:
     ode = _class_grid(model, grid_of_classes(model, SampleConfig()))
     sde = _class_grid(model, grid_of_classes(model, SampleConfig(rho=SDE_RHO)))
     real = _class_grid(model, one_of_each(training_data(model.recipe), rows=2))
-    cost = "26 evaluations, no guidance, not curated"
+    cost = f"{DEFAULT_NFE} evaluations, no guidance, not curated"
     page.section(
         "Samples",
         paragraph("One column per class, 0 to 9. Both grids start from the same noise: left the ODE, right the SDE."),
@@ -166,7 +176,9 @@ def _trajectories(page: Page, model: Model) -> None:
         states, guesses = trajectory(model, label=3, seed=7, rho=rho)
         strip = torch.cat((states, torch.full_like(states[:1], 255), guesses))  # one blank under the first state
         blocks.append(
-            picture(grid(strip, len(states), scale=6, gap=3), f"class 3, 13 evaluations, {_label('adams', rho)}")
+            picture(
+                grid(strip, len(states), scale=6, gap=3), f"class 3, {len(guesses)} evaluations, {_label('adams', rho)}"
+            )
         )
     page.section("From noise to image", *blocks)
 
@@ -218,24 +230,25 @@ def _loss(page: Page, log: list[dict[str, float]]) -> None:
     page.section("Training loss", plot_svg([curve], Axes("step", "mean |u - target|² per pixel")))
 
 
-def _provenance(page: Page, recipe: Recipe) -> None:
-    settings = [*provenance(), ("recipe", recipe.name), ("seed", str(recipe.seed)), ("command", "mvm demo")]
-    details = f"<details><summary>recipe.json</summary><pre>{to_json(recipe)}</pre></details>"
+def _provenance(page: Page, recipe: Recipe, size: Size) -> None:
+    command = f"mvm demo --seed {recipe.seed}" + (" --quick" if size == QUICK else "")
+    settings = [*provenance(), ("recipe", recipe.name), ("command", command)]
+    details = f"<details><summary>recipe.json</summary><pre>{html.escape(to_json(recipe))}</pre></details>"
     page.section("How this was made", table(["", ""], settings), details)
 
 
 def write_report(
-    path: Path, model: Model, log: list[dict[str, float]], measured: list[Measured], size: Size, seconds: float
+    path: Path, model: Model, log: list[dict[str, float]], results: Results, size: Size, seconds: float
 ) -> None:
     """Write report.html."""
     held_out = training_data(model.recipe, "held-out")
-    reference = reference_distance(training_data(model.recipe), moments(pixel_features(held_out.images)), size.samples)
-    best = min(measured, key=lambda m: m.distance)
+    measured, reference = results.measured, results.reference
+    ode, sde = (next(m for m in reversed(measured) if (m.solver, m.rho) == ("adams", rho)) for rho in (0.0, SDE_RHO))
     page = Page(
         "Mean Velocity Matching on 8x8 digits",
-        f"One network, trained {seconds:.0f} s on this machine, sampled as ODE and as SDE. Best distance to held-out "
-        f"digits: {best.distance:.3f} ({_label(best.solver, best.rho)}, {best.nfe} evaluations); real training digits "
-        f"are at {reference:.3f}.",
+        f"One network, trained {seconds:.0f} s on this machine, sampled as ODE and as SDE. Distance to held-out digits "
+        f"at {ode.nfe} evaluations: {ode.distance:.3f} (ODE), {sde.distance:.3f} (SDE); real training digits are at "
+        f"{reference:.3f}.",
     )
     parts: list[Callable[[], None]] = [
         lambda: _grids(page, model),
@@ -243,7 +256,7 @@ def write_report(
         lambda: _distances(page, measured, size, reference, len(held_out)),
         lambda: _loss(page, log),
         lambda: _inversion(page, invert(model, held_out, size), size),
-        lambda: _provenance(page, model.recipe),
+        lambda: _provenance(page, model.recipe, size),
     ]
     for part in tqdm(parts, desc="report", unit="section"):
         part()
@@ -268,6 +281,7 @@ def _check_replaceable(out: Path) -> None:
 
 def demo(out: Path, *, quick: bool = False, seed: int = 0) -> Path:
     """Train, sample, measure; return the path of the report. An earlier demo in `out` stays until this one is whole."""
+    require_plots()
     _check_replaceable(out)
     size = QUICK if quick else FULL
     work = temporary_beside(out)
@@ -276,7 +290,9 @@ def demo(out: Path, *, quick: bool = False, seed: int = 0) -> Path:
     model = train(demo_recipe(size, seed), work, on_log=log.append)
     seconds = time.perf_counter() - start
     held_out = moments(pixel_features(training_data(model.recipe, "held-out").images))
-    measured = distance_curve(model, size, held_out)
-    write_report(work / REPORT, model, log, measured, size, seconds)
+    reference = reference_distance(training_data(model.recipe), held_out, size.samples)
+    results = Results(reference, distance_curve(model, size, held_out))
+    write_text(work / "results.json", json.dumps(asdict(results), indent=2) + "\n")
+    write_report(work / REPORT, model, log, results, size, seconds)
     put_in_place(work, out)
     return out / REPORT

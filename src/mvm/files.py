@@ -5,8 +5,15 @@ import shutil
 from pathlib import Path
 
 
+def _aside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.old")
+
+
 def temporary_beside(path: Path) -> Path:
-    """Return the hidden neighbour to write into; what an earlier crash left there is removed."""
+    """Return the hidden neighbour to write into; what an earlier crash left there is mended or removed."""
+    old = _aside(path)
+    if old.exists() and not path.exists():  # a crash between the two renames of put_in_place
+        old.rename(path)
     temporary = path.with_name(f".{path.name}.tmp{path.suffix}")
     if temporary.is_dir():
         shutil.rmtree(temporary)
@@ -32,7 +39,7 @@ def put_in_place(temporary: Path, path: Path) -> None:
     """Rename a finished file or folder to its name; an older folder of that name steps aside first."""
     flush(temporary)
     if path.is_dir():
-        old = path.with_name(f".{path.name}.old")
+        old = _aside(path)
         shutil.rmtree(old, ignore_errors=True)
         path.rename(old)
         temporary.rename(path)
@@ -43,7 +50,7 @@ def put_in_place(temporary: Path, path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file."""
+    """Write a text file, in UTF-8 whatever the locale."""
     temporary = temporary_beside(path)
-    temporary.write_text(text)
+    temporary.write_text(text, encoding="utf-8")
     put_in_place(temporary, path)

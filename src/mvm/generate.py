@@ -60,7 +60,7 @@ def generate(
                 model,
                 x,
                 schedule=model.schedule,
-                solver=settings.solver,
+                solver=settings.build_solver(),
                 nfe=settings.nfe,
                 rho=settings.rho,
                 condition=labels[part].to(model.device),
@@ -73,12 +73,19 @@ def generate(
 
 
 def generate_all(
-    model: Model, labels: Tensor, seeds: Tensor, settings: SampleConfig, *, batch: int = 256, progress: bool = True
+    model: Model,
+    labels: Tensor,
+    seeds: Tensor,
+    settings: SampleConfig,
+    *,
+    batch: int = 256,
+    progress: bool = True,
 ) -> Generated:
-    """Return all images at once."""
+    """Return all images at once; nfe and passes are the mean over the batches (they differ for `adaptive` alone)."""
     parts = list(generate(model, labels, seeds, settings, batch=batch, progress=progress))
     images = torch.cat([part.images for part in parts])
-    return Generated(images, labels, seeds, parts[0].nfe, parts[0].passes)
+    nfe, passes = (round(sum(part[i] for part in parts) / len(parts)) for i in (3, 4))
+    return Generated(images, labels, seeds, nfe, passes)
 
 
 def to_pillow(image: Tensor) -> Image.Image:
@@ -142,20 +149,26 @@ def _write_folder(out: Path, images: Tensor, labels: Tensor) -> None:
 WRITERS = {".png": _write_png, ".npz": _write_npz, ".npy": _write_npy, ".zip": _write_zip, "": _write_folder}
 
 
-def check_output(out: Path) -> None:
-    """Raise unless `write_images` knows the suffix, and a folder would not mix with other files."""
-    if out.suffix not in WRITERS:
+def check_output(out: Path) -> str:
+    """Return the kind of file or folder to write; raise if it is unknown or would mix with other files."""
+    if out.is_dir():
+        if any(out.iterdir()):
+            raise ValueError(f"out={out} is a folder that is not empty; give a new name")
+        return ""
+    if out.exists() and not out.suffix:
+        raise ValueError(f"out={out} is a file, and a folder would be written; give another name")
+    if out.suffix.lower() not in WRITERS:
         raise ValueError(
             f"out={out}: suffix '{out.suffix}' is unknown; use .png (one grid), .npz, .npy, .zip or a folder"
         )
-    if out.is_dir() and (out.suffix or any(out.iterdir())):
-        raise ValueError(f"out={out} is a folder that is not empty; give a new name")
+    return out.suffix.lower()
 
 
 def write_images(out: Path, images: Tensor, labels: Tensor) -> None:
     """Write images where the suffix says: .png one grid, .npz/.npy uint8 NHWC, .zip or folder of PNGs; whole or not."""
-    check_output(out)
+    out = out.resolve()
+    write = WRITERS[check_output(out)]
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_beside(out)
-    WRITERS[out.suffix](temporary, images, labels)
+    write(temporary, images, labels)
     put_in_place(temporary, out)

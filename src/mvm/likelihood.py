@@ -11,17 +11,16 @@ import torch
 from torch import Tensor
 
 from mvm import noise
-from mvm.latent import GREY_SCALE
 from mvm.options import at_least, choose
-from mvm.path import Field, MeanVelocity, Schedule, equal_snr, full_time
-from mvm.solver import PredictorCorrector, adams, run
+from mvm.path import MEAN_VELOCITY, Field, Schedule, equal_snr, full_time
+from mvm.pixels import GREY_SCALE
+from mvm.solver import GRID_POWER, PredictorCorrector, adams, run
 
 T_MIN = 1e-5
-MEAN_VELOCITY = MeanVelocity()
 SOLVER: PredictorCorrector = adams()
 
 
-def _times(steps: int, r: float = 3.5) -> tuple[float, ...]:
+def _times(steps: int, r: float = GRID_POWER) -> tuple[float, ...]:
     """Return times from T_MIN up to 1: the default solver's power grid, bent to end at T_MIN."""
     low = T_MIN ** (1 / r)
     return (*((low + (1 - low) * i / steps) ** r for i in range(steps)), 1.0)
@@ -80,13 +79,18 @@ def hutchinson(probes: Tensor) -> Divergence:
         with torch.enable_grad():
             x = x.detach().requires_grad_()
             value = function(x)
-            total = torch.zeros(x.shape[0], dtype=x.dtype)
+            total = x.new_zeros(x.shape[0])
             for probe in probes:
                 (pulled,) = torch.autograd.grad(value, x, probe, retain_graph=True)
                 total = total + (pulled * probe).flatten(1).sum(1)
         return value.detach(), total / len(probes)
 
     return estimate
+
+
+def _signs(seeds: Tensor, probes: int, x: Tensor) -> Tensor:
+    """Return Rademacher probes (K, B, ...) from each sample's seed."""
+    return noise.uniform(seeds, noise.HUTCHINSON, (probes, *x.shape[1:])).sub(0.5).sign().transpose(0, 1)
 
 
 def _rates(
@@ -117,12 +121,11 @@ def log_likelihood(
     choose("method", method, dict.fromkeys(("hutchinson", "exact")))
     at_least("steps", steps, 1)
     at_least("probes", probes, 1)
-    seeds = noise.as_seeds(seeds, x.shape[0])
+    seeds = noise.as_seeds(seeds, x.shape[0], x.device)
     x = x.double()
-    signs = noise.uniform(seeds, noise.HUTCHINSON, (probes, *x.shape[1:])).sub(0.5).sign().transpose(0, 1)
-    divergence = exact_divergence if method == "exact" else hutchinson(signs)
+    divergence = exact_divergence if method == "exact" else hutchinson(_signs(seeds, probes, x))
     seen = equal_snr(field, schedule, MEAN_VELOCITY)
-    gained = torch.zeros(x.shape[0], dtype=torch.float64)
+    gained = x.new_zeros(x.shape[0])
     for c, d in pairwise(t**0.5 for t in _times(steps)):
         h = d - c
         k1, g1 = _rates(seen, x, c, condition, divergence)
@@ -155,7 +158,7 @@ def bits_per_dim(
     """Return bits per dimension of uint8 images, float64 (B,); an upper bound by uniform dequantisation."""
     if images.dtype != torch.uint8:
         raise ValueError(f"images must be uint8; got {images.dtype}")
-    seeds = noise.as_seeds(seeds, images.shape[0])
+    seeds = noise.as_seeds(seeds, images.shape[0], images.device)
     x = dequantise(images, seeds)
     nats = log_likelihood(
         field, x, schedule=schedule, steps=steps, method=method, probes=probes, seeds=seeds, condition=condition

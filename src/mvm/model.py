@@ -1,13 +1,12 @@
 """The object users hold: schedule + prediction kind + network + codec, which together are a Field."""
 
-from dataclasses import dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from mvm.data import Images, digits
+from mvm.data import DATA_SETS, Images
 from mvm.files import write_text
 from mvm.latent import Codec, Pixels
 from mvm.network import DiT, Output
@@ -16,19 +15,7 @@ from mvm.path import Schedule, to_x0
 from mvm.recipes import Recipe, parse_recipe
 from mvm.training import checkpoint
 
-DATA = {"digits": digits}
 SHIPPED = "models"  # folder of run directories inside the package
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What a recipe's data fix for its network: sample shape and class names."""
-
-    shape: tuple[int, int, int]
-    classes: tuple[str, ...]
-
-
-SETTINGS = {"digits": Setting((1, 8, 8), tuple("0123456789"))}
 
 
 def choose_device(name: str) -> torch.device:
@@ -45,7 +32,7 @@ def choose_device(name: str) -> torch.device:
 
 def training_data(recipe: Recipe, split: str = "train") -> Images:
     """Return the images a recipe trains on (or its "held-out" ones)."""
-    return DATA[recipe.data.name](split)
+    return DATA_SETS[recipe.data.name].load(split)
 
 
 class Model(nn.Module):
@@ -53,14 +40,14 @@ class Model(nn.Module):
 
     def __init__(self, recipe: Recipe) -> None:
         super().__init__()
-        setting = SETTINGS[recipe.data.name]
+        data = DATA_SETS[recipe.data.name]
         self.recipe = recipe
         self.schedule: Schedule = recipe.path.build()
-        self.classes = setting.classes
-        self.codec: Codec = Pixels(setting.shape)
+        self.classes = data.classes
+        self.codec: Codec = Pixels(data.shape)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(recipe.seed)
-            self.network = DiT(recipe.network, self.codec.latent_shape, len(setting.classes))
+            self.network = DiT(recipe.network, self.codec.latent_shape, len(data.classes))
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
@@ -95,13 +82,18 @@ class Model(nn.Module):
 
 
 def _run_model(run: Path, weights: str) -> Model:
-    recipe = parse_recipe((run / "recipe.json").read_text(), ".json", str(run / "recipe.json"))
+    recipe = parse_recipe((run / "recipe.json").read_text(encoding="utf-8"), ".json", str(run / "recipe.json"))
     folder = checkpoint.latest(run)
     if folder is None:
         raise ValueError(f"{run} holds a recipe but no checkpoint yet; train it first")
+    if f"{weights}.safetensors" not in checkpoint.read_manifest(folder)["sha256"]:
+        raise ValueError(f"weights='{weights}': {run} was exported without them; use weights='ema'")
     model = Model(recipe)
     found = checkpoint.load(folder, weights)
-    model.network.load_state_dict({name: value.float() for name, value in found.items()})
+    try:
+        model.network.load_state_dict({name: value.float() for name, value in found.items()})
+    except RuntimeError as error:
+        raise ValueError(f"{folder} does not fit {run / 'recipe.json'}; was the recipe edited? ({error})") from None
     return model.eval().requires_grad_(False)
 
 
@@ -113,7 +105,7 @@ def export(run: Path, folder: Path) -> None:
     info = {key: value for key, value in checkpoint.read_manifest(newest).items() if key != "sha256"}
     weights = {name: value.half() for name, value in checkpoint.load(newest, "ema").items()}
     checkpoint.save(folder / "checkpoints" / newest.name, {"ema": weights}, info)
-    write_text(folder / "recipe.json", (run / "recipe.json").read_text())
+    write_text(folder / "recipe.json", (run / "recipe.json").read_text(encoding="utf-8"))
 
 
 def shipped_models() -> list[str]:

@@ -133,7 +133,12 @@ def test_gradient_reaches_every_parameter_in_three_steps():
         reached.append({name for name, p in network.named_parameters() if torch.count_nonzero(p.grad)})
         optimizer.step()
     names = {name for name, _ in network.named_parameters()}
-    assert reached[0] == {"head.linear.weight", "head.linear.bias", "inner_head.linear.weight", "inner_head.linear.bias"}
+    assert reached[0] == {
+        "head.linear.weight",
+        "head.linear.bias",
+        "inner_head.linear.weight",
+        "inner_head.linear.bias",
+    }
     assert {name for name in names if "modulation" in name} <= reached[1]
     assert reached[2] == names
 

@@ -1,5 +1,6 @@
 """Layers against formulas written out by hand."""
 
+import itertools
 import math
 
 import pytest
@@ -47,7 +48,7 @@ def test_rotary_scores_depend_on_the_offset_only():
     assert len(by_offset) == (2 * side - 1) ** 2
     assert max(max(group) - min(group) for group in by_offset.values()) < 1e-5
     centres = sorted(sum(group) / len(group) for group in by_offset.values())
-    assert min(b - a for a, b in zip(centres, centres[1:], strict=False)) > 1e-5  # and every offset tells itself apart
+    assert min(b - a for a, b in itertools.pairwise(centres)) > 1e-5  # and every offset tells itself apart
 
 
 def test_rotary_scores_equal_complex_rotation():

@@ -131,7 +131,9 @@ def test_floor_of_the_loss_on_a_gaussian(std):
 def test_bias_of_a_network_adds_its_square():
     law = gaussian(0.0, 0.5, (1, 8, 8))
     count = 2000
-    b = Batch(law.sample(torch.arange(10**6, 10**6 + count)), torch.zeros(count, dtype=torch.int64), torch.arange(count))
+    b = Batch(
+        law.sample(torch.arange(10**6, 10**6 + count)), torch.zeros(count, dtype=torch.int64), torch.arange(count)
+    )
     plain = matching()(Stub(lambda x, level: law.predict("u", x, level**2, PATH)), b).total
     off = matching()(Stub(lambda x, level: law.predict("u", x, level**2, PATH) + 0.3), b).total
     assert float(off - plain) == pytest.approx(0.09, abs=0.006)

@@ -179,7 +179,7 @@ def test_adaptive_reports_its_count(schedule):
         return field(x, t, condition)
 
     rough = solve(counted, start(), schedule=schedule, solver=Adaptive(1e-3, 1e-3), nfe=1)
-    assert rough.nfe == rough.passes == len(calls) > 6
+    assert rough.nfe == rough.passes == -(-len(calls) // len(start())) > 6  # the mean over samples, rounded up
     fine = solve(field, start(), schedule=schedule, solver=Adaptive(1e-8, 1e-8, 1e-9), nfe=1)
     assert fine.nfe > rough.nfe
     torch.testing.assert_close(

@@ -5,6 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from mvm.pixels import to_unit
+
 
 class Moments(NamedTuple):
     """Mean (d,) and covariance (d, d) of a set of features, and how many there were."""
@@ -32,6 +34,8 @@ def _square_root(matrix: Tensor) -> Tensor:
 
 def frechet_distance(a: Moments, b: Moments) -> float:
     """Return |m_a - m_b|^2 + tr(C_a + C_b - 2 (C_a^1/2 C_b C_a^1/2)^1/2)."""
+    if a.mean.shape != b.mean.shape:
+        raise ValueError(f"features have {len(a.mean)} and {len(b.mean)} dimensions; they must come from one space")
     root = _square_root(a.covariance)
     cross = torch.linalg.eigvalsh(root @ b.covariance @ root).clamp_min(0).sqrt().sum()
     gap = ((a.mean - b.mean) ** 2).sum()
@@ -40,4 +44,4 @@ def frechet_distance(a: Moments, b: Moments) -> float:
 
 def pixel_features(images: Tensor) -> Tensor:
     """Return uint8 images (N, ...) as vectors in [-1, 1] (N, d): a space that needs no network."""
-    return images.flatten(1).double() / 127.5 - 1
+    return to_unit(images).flatten(1).double()

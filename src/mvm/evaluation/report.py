@@ -45,13 +45,17 @@ class Axes:
     ticks: Sequence[float] = ()
 
 
-def plot_svg(curves: Sequence[Curve], axes: Axes) -> str:
-    """Return a plot as inline SVG."""
+def require_plots() -> Any:
+    """Return matplotlib.figure; without matplotlib, say so before the work, not after."""
     try:
-        figure_module = importlib.import_module("matplotlib.figure")
+        return importlib.import_module("matplotlib.figure")
     except ImportError as error:
         raise ValueError("reports need matplotlib; install it with: pip install 'mvm[plots]'") from error
-    figure = figure_module.Figure(figsize=(7.2, 3.6), layout="constrained")
+
+
+def plot_svg(curves: Sequence[Curve], axes: Axes) -> str:
+    """Return a plot as inline SVG."""
+    figure = require_plots().Figure(figsize=(7.2, 3.6), layout="constrained")
     panel = figure.subplots()
     for i, curve in enumerate(curves):
         (line,) = panel.plot(curve.x, curve.y, label=curve.label, linewidth=1.8, markersize=5)
@@ -118,8 +122,7 @@ class Page:
     def write(self, path: Path) -> None:
         """Write the page, whole or not at all."""
         body = f"<h1>{html.escape(self.title)}</h1><p class=lead>{html.escape(self.lead)}</p>{''.join(self.parts)}"
-        page = _TEMPLATE.replace("{title}", html.escape(self.title)).replace("{body}", body)
-        write_text(path, page)
+        write_text(path, f"{_HEAD}<title>{html.escape(self.title)}</title>{_STYLE}<body>{body}</body></html>\n")
 
 
 def provenance() -> list[tuple[str, str]]:
@@ -132,9 +135,11 @@ def provenance() -> list[tuple[str, str]]:
     ]
 
 
-_TEMPLATE = """<!doctype html>
+_HEAD = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title><link rel="icon" href="data:,"><style>
+<link rel="icon" href="data:,">
+"""
+_STYLE = """<style>
 body { font: 16px/1.55 system-ui, sans-serif; color: #1c2430; background: #fff;
        margin: 0 auto; max-width: 60rem; padding: 2rem 1.25rem 4rem }
 h1 { font-size: 1.9rem; line-height: 1.2; margin: 0 0 .4rem } h2 { font-size: 1.25rem; margin: 2.6rem 0 .6rem }
@@ -147,5 +152,5 @@ svg { max-width: 100%; height: auto }
 th, td { text-align: right; padding: .3rem .9rem .3rem 0; border-bottom: 1px solid #e3e7ed }
 th { font-weight: 600; color: #4a5565 }
 th:first-child, td:first-child { text-align: left } code, pre { font: .92em/1.5 ui-monospace, monospace }
-</style></head><body>{body}</body></html>
+</style></head>
 """

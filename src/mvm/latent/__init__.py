@@ -1,5 +1,5 @@
 """Codecs between images and the space the path works in."""
 
-from mvm.latent.codec import GREY_SCALE, Codec, Pixels
+from mvm.latent.codec import Codec, Pixels
 
-__all__ = ["GREY_SCALE", "Codec", "Pixels"]
+__all__ = ["Codec", "Pixels"]

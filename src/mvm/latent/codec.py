@@ -2,10 +2,9 @@
 
 from abc import ABC, abstractmethod
 
-import torch
 from torch import Tensor
 
-GREY_SCALE = 127.5  # grey level g of 0..255 is the value g/127.5 - 1
+from mvm.pixels import to_uint8, to_unit
 
 
 class Codec(ABC):
@@ -26,7 +25,7 @@ class Pixels(Codec):
         self.latent_shape = shape
 
     def encode(self, images: Tensor) -> Tensor:
-        return images.float() / GREY_SCALE - 1
+        return to_unit(images)
 
     def decode(self, samples: Tensor) -> Tensor:
-        return ((samples.float() + 1) * GREY_SCALE).round().clamp(0, 255).to(torch.uint8)
+        return to_uint8(samples)

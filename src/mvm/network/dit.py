@@ -149,6 +149,8 @@ class DiT(nn.Module):
         return unpatchify(head(tokens, condition), self.patch, self.channels, self.side)
 
     def forward(self, x: Tensor, level: Tensor, condition: Tensor, taps: Sequence[int] = ()) -> Output:
+        if any(not 1 <= tap <= len(self.blocks) for tap in taps):
+            raise ValueError(f"taps={tuple(taps)} must be block numbers, 1 to {len(self.blocks)}")
         tokens = self.embed(patchify(x, self.patch))
         c = silu(self.level(level) + self.label(condition))
         features: dict[int, Tensor] = {}

@@ -1,9 +1,10 @@
 """The Gaussian path between data and noise: schedules, prediction kinds, fields, training noise."""
 
-from mvm.path.convert import KINDS, Pair, convert, from_pair, to_pair, to_x0
-from mvm.path.field import Field, PairedField, equal_snr, equal_snr_scale, equal_snr_time, full_time
+from mvm.path.convert import KINDS, MEAN_VELOCITY_KINDS, NOISE_KINDS, Pair, convert, from_pair, to_pair, to_x0
+from mvm.path.field import Field, PairedField, TrainedField, equal_snr, equal_snr_scale, equal_snr_time, full_time
 from mvm.path.perturb import Noised, TimeLaw, perturb
 from mvm.path.schedule import (
+    MEAN_VELOCITY,
     SCHEDULES,
     LinearFlow,
     MeanVelocity,
@@ -16,6 +17,9 @@ from mvm.path.schedule import (
 
 __all__ = [
     "KINDS",
+    "MEAN_VELOCITY",
+    "MEAN_VELOCITY_KINDS",
+    "NOISE_KINDS",
     "SCHEDULES",
     "Field",
     "LinearFlow",
@@ -25,6 +29,7 @@ __all__ = [
     "PairedField",
     "Schedule",
     "TimeLaw",
+    "TrainedField",
     "VariancePreserving",
     "as_time",
     "convert",

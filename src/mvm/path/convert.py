@@ -172,6 +172,7 @@ KINDS: dict[str, Kind] = {
 
 
 NOISE_KINDS = ("eps", "score")  # functions of eps alone
+MEAN_VELOCITY_KINDS = ("u", "v")  # defined on MeanVelocity alone
 
 
 def to_x0(kind: str, value: Tensor, x: Tensor, t: Time, schedule: Schedule) -> Tensor:

@@ -23,6 +23,17 @@ class PairedField(Protocol):
         ...
 
 
+@runtime_checkable
+class TrainedField(Protocol):
+    """A field that knows the schedule it was trained on and its number of classes."""
+
+    @property
+    def schedule(self) -> Schedule: ...
+
+    @property
+    def num_classes(self) -> int: ...
+
+
 def equal_snr_time(t: Tensor | float, source: Schedule, target: Schedule) -> Tensor:
     """Return the target's time with the signal-to-noise ratio the source has at t."""
     return target.t_from_lam(source.lam(t))

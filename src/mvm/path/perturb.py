@@ -29,11 +29,11 @@ class TimeLaw:
     shift_dimension: int = 0
 
     def __post_init__(self) -> None:
-        choose("law.name", self.name, LAWS)
+        choose("path.law.name", self.name, LAWS)
         if not self.std > 0:
-            raise ValueError(f"law.std={self.std} is out of range; it must be positive")
+            raise ValueError(f"path.law.std={self.std} is out of range; it must be positive")
         if self.shift_dimension < 0:
-            raise ValueError(f"law.shift_dimension={self.shift_dimension} must be 0 (off) or the data's C*H*W")
+            raise ValueError(f"path.law.shift_dimension={self.shift_dimension} must be 0 (off) or the data's C*H*W")
 
     def quantile(self, p: Tensor, schedule: Schedule) -> Tensor:
         """Return the t below (for lam-normal: above) which a share p of the draws lies."""

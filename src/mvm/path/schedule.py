@@ -124,6 +124,9 @@ class MeanVelocity(Schedule):
         return self.T * torch.exp(-2 * torch.asinh(torch.exp(as_time(lam)) / 2))
 
 
+MEAN_VELOCITY = MeanVelocity()
+
+
 @dataclass(frozen=True)
 class LinearFlow(Schedule):
     """x_t = (1 - t) x0 + t eps: rectified flow, flow matching with the OT path."""

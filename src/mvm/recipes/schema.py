@@ -3,19 +3,18 @@
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
+from mvm.data import DATA_SETS
 from mvm.network import DiTConfig
 from mvm.objective import ObjectiveConfig
 from mvm.options import at_least, choose, nearest
-from mvm.path import SCHEDULES, Schedule, TimeLaw, schedule_named
-from mvm.solver import SOLVERS, ClassifierFree, Guidance, Interval
+from mvm.path import MEAN_VELOCITY_KINDS, NOISE_KINDS, SCHEDULES, MeanVelocity, Schedule, TimeLaw, schedule_named
+from mvm.solver import DEFAULT_NFE, SOLVERS, Adaptive, ClassifierFree, Guidance, Interval, Solver, solver_named
 from mvm.training.optim import TrainConfig
-
-DATA_SETS = ("digits",)
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,7 @@ class DataConfig:
     name: str = "digits"
 
     def __post_init__(self) -> None:
-        choose("data.name", self.name, dict.fromkeys(DATA_SETS))
+        choose("data.name", self.name, DATA_SETS)
 
 
 @dataclass(frozen=True)
@@ -44,20 +43,30 @@ class PathConfig:
 
 @dataclass(frozen=True)
 class SampleConfig:
-    """How to sample, unless told otherwise. cfg = 1 is no guidance; low and high bound it in log-SNR progress."""
+    """How to sample, unless told otherwise.
+
+    cfg = 1 is no guidance; low and high bound it in log-SNR progress. tolerance is for the adaptive solver,
+    which takes it in place of nfe.
+    """
 
     solver: str = "adams"
-    nfe: int = 26
+    nfe: int = DEFAULT_NFE
     rho: float = 0.0
     cfg: float = 1.0
     low: float = 0.0
     high: float = 1.0
+    tolerance: float = 1e-5
 
     def __post_init__(self) -> None:
-        choose("sample.solver", self.solver, SOLVERS)
+        choose("solver", self.solver, SOLVERS)
         at_least("nfe", self.nfe, 1)
         at_least("rho", self.rho, 0)
         self.guidance()
+        self.build_solver()
+
+    def build_solver(self) -> Solver | Adaptive:
+        """Return the solver."""
+        return Adaptive(self.tolerance, self.tolerance) if self.solver == "adaptive" else solver_named(self.solver)
 
     def guidance(self) -> Guidance | None:
         """Return the guidance rule, or None at scale 1."""
@@ -81,6 +90,18 @@ class Recipe:
 
     def __post_init__(self) -> None:
         at_least("seed", self.seed, 0)
+        self._check_kind()
+
+    def _check_kind(self) -> None:
+        """A kind that its schedule cannot sample is refused before training, not after."""
+        kind, name, schedule = self.objective.kind, self.path.schedule, self.path.build()
+        if kind in MEAN_VELOCITY_KINDS and not isinstance(schedule, MeanVelocity):
+            raise ValueError(f"objective.kind='{kind}' belongs to mean-velocity; on path.schedule='{name}' use flow")
+        if kind in NOISE_KINDS and float(schedule.alpha(schedule.end)) == 0:
+            raise ValueError(
+                f"objective.kind='{kind}' gives no x0 where sampling starts on path.schedule='{name}', as "
+                "alpha = 0 there; use another kind, or variance-preserving"
+            )
 
 
 C = TypeVar("C")
@@ -97,6 +118,8 @@ def _checked(option: str, value: Any, kind: type) -> Any:
 
 def from_dict(cls: type[C], values: Mapping[str, Any], where: str = "") -> C:
     """Return a dataclass from nested mappings; an unknown key is an error with the nearest valid one."""
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{where or 'a recipe'} must be a table of options; got {values!r}")
     kinds = get_type_hints(cls)
     built: dict[str, Any] = {}
     for key, value in values.items():
@@ -141,27 +164,26 @@ def parse(option: str, text: str, kind: type) -> Any:
         raise ValueError(f"--{option} {text}: a value of type {kind.__name__} is needed") from None
 
 
-def override(recipe: C, changes: Mapping[str, str]) -> C:
-    """Return the recipe with dotted options changed, e.g. {"train.lr": "3e-4"}."""
+def override(recipe: Recipe, changes: Mapping[str, str]) -> Recipe:
+    """Return the recipe with dotted options changed, e.g. {"train.lr": "3e-4"}; they are judged together."""
     known = options(recipe)
+    values = asdict(recipe)
     for name, text in changes.items():
         if name not in known:
             raise ValueError(f"unknown option '--{name}'{nearest(name, known)}; see: mvm recipes NAME")
-        recipe = _replace(recipe, name.split("."), parse(name, text, type(known[name])))
-    return recipe
-
-
-def _replace(config: C, names: list[str], value: Any) -> C:
-    head, *rest = names
-    inner = _replace(getattr(config, head), rest, value) if rest else value
-    return replace(config, **{head: inner})  # ty: ignore[invalid-argument-type]
+        *sections, last = name.split(".")
+        table = values
+        for section in sections:
+            table = table[section]
+        table[last] = parse(name, text, type(known[name]))
+    return from_dict(Recipe, values)
 
 
 def shipped() -> dict[str, str]:
     """Return the recipes in the package: name -> TOML text."""
     folder = files("mvm.recipes")
     found = sorted((entry for entry in folder.iterdir() if entry.name.endswith(".toml")), key=lambda entry: entry.name)
-    return {entry.name.removesuffix(".toml"): entry.read_text() for entry in found}
+    return {entry.name.removesuffix(".toml"): entry.read_text(encoding="utf-8") for entry in found}
 
 
 def load_recipe(name_or_file: str) -> Recipe:
@@ -170,7 +192,7 @@ def load_recipe(name_or_file: str) -> Recipe:
     if path.suffix in (".toml", ".json"):
         if not path.is_file():
             raise ValueError(f"recipe file {path} does not exist")
-        return parse_recipe(path.read_text(), path.suffix, str(path))
+        return parse_recipe(path.read_text(encoding="utf-8"), path.suffix, str(path))
     return parse_recipe(choose("recipe", name_or_file, shipped()), ".toml", name_or_file)
 
 

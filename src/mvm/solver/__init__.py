@@ -1,6 +1,6 @@
 """Solvers of the reverse family: rho = 0 is the probability-flow ODE, rho = 1 the paper's reverse SDE."""
 
-from mvm.solver.adams import PredictorCorrector, adams, sa
+from mvm.solver.adams import GRID_POWER, PredictorCorrector, adams, sa
 from mvm.solver.adaptive import Adaptive
 from mvm.solver.base import Evaluate, NoiseSource, Plan, Solver, State, run
 from mvm.solver.grid import Grid, LamGrid, PowerGrid
@@ -16,10 +16,12 @@ from mvm.solver.guidance import (
     progress,
 )
 from mvm.solver.onestep import Euler, EulerMaruyama, Heun
-from mvm.solver.sampling import SOLVERS, Solution, sample, solve, solver_named
+from mvm.solver.sampling import DEFAULT_NFE, SOLVERS, Solution, sample, solve, solver_named
 from mvm.solver.table import LamVariable, PowerVariable, Variable
 
 __all__ = [
+    "DEFAULT_NFE",
+    "GRID_POWER",
     "SOLVERS",
     "Adaptive",
     "Auto",

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from mvm.options import at_least, choose
-from mvm.path import MeanVelocity, Schedule, equal_snr_time
+from mvm.path import MEAN_VELOCITY, Schedule, equal_snr_time
 from mvm.solver.base import Evaluate, NoiseSource, Plan, Solver, State
 from mvm.solver.grid import Grid, LamGrid, PowerGrid
 from mvm.solver.table import TAUS, TO_DATA, LamVariable, PowerVariable, Row, Variable, build_row
@@ -83,7 +83,7 @@ class PredictorCorrector(Solver):
         return min(self.order, 2)
 
     def plan(self, schedule: Schedule, nfe: int, rho: float) -> Plan:
-        start = float(equal_snr_time(schedule.end, schedule, MeanVelocity()))
+        start = float(equal_snr_time(schedule.end, schedule, MEAN_VELOCITY))
         return self.plan_times(schedule, self.grid.times(nfe, start), rho)
 
     def plan_times(self, schedule: Schedule, times: tuple[float, ...], rho: float) -> Plan:
@@ -94,7 +94,13 @@ class PredictorCorrector(Solver):
         return TablePlan(times, rows)
 
 
-def adams(predictor: int = 3, corrector: int = 4, r: float = 3.5, q: float = 0.8) -> PredictorCorrector:
+GRID_POWER = 3.5  # r and q: benchmarks/grid_search.py
+VARIABLE_POWER = 0.8
+
+
+def adams(
+    predictor: int = 3, corrector: int = 4, r: float = GRID_POWER, q: float = VARIABLE_POWER
+) -> PredictorCorrector:
     """Return the default solver: exact tau, phi = t^q, t_i = (1 - i/N)^r from exactly 1 to exactly 0."""
     return PredictorCorrector("adams", PowerGrid(r), PowerVariable(q), "exact", predictor, corrector)
 

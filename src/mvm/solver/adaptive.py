@@ -15,8 +15,8 @@ from mvm.solver.onestep import drift
 class Adaptive:
     """Dormand-Prince 5(4) to a tolerance, ODE only; it has no nfe to give, it reports the one it took.
 
-    It integrates in c = t^sigma_power from the schedule's end to t_min and returns x0_hat there. The error
-    is controlled over the whole batch, so a sample depends on its batch to within the tolerance.
+    It integrates in c = t^sigma_power from the schedule's end to t_min and returns x0_hat there. rtol and atol
+    bound the error of a step, not of the image. Samples are solved one by one, each with its own steps.
     """
 
     rtol: float = 1e-5

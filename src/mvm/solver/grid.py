@@ -6,9 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mvm.options import at_least
-from mvm.path import MeanVelocity, Schedule
-
-MEAN_VELOCITY = MeanVelocity()
+from mvm.path import MEAN_VELOCITY, Schedule
 
 
 class Grid(ABC):

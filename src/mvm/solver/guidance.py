@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from mvm.options import choose
-from mvm.path import Field, MeanVelocity, PairedField, Schedule
+from mvm.path import MEAN_VELOCITY, Field, PairedField, Schedule
 
 # Log-SNR progress runs from 0 at t = 0.999 to 1 at t = 0.001 of MeanVelocity(T=1), for every solver and schedule.
-_PROGRESS = tuple(float(MeanVelocity().lam(t)) for t in (0.999, 0.001))
+_PROGRESS = tuple(float(MEAN_VELOCITY.lam(t)) for t in (0.999, 0.001))
 _TOLERANCE = 1e-9  # ends included, whatever the rounding of lam
 
 
@@ -137,7 +137,11 @@ def as_rules(guidance: Rules) -> tuple[Guidance, ...]:
     """Return the rules as a tuple, innermost first."""
     if guidance is None:
         return ()
+    if not isinstance(guidance, Guidance | Sequence) or isinstance(guidance, str):
+        raise ValueError(f"guidance={guidance!r} must be a rule of mvm.solver, e.g. ClassifierFree(1.5), or several")
     rules = (guidance,) if isinstance(guidance, Guidance) else tuple(guidance)
+    if not all(isinstance(rule, Guidance) for rule in rules):
+        raise ValueError("guidance holds something that is not a rule of mvm.solver")
     if any(isinstance(rule, Internal) for rule in rules[1:]):
         raise ValueError("guidance: Internal must stand first; after another rule the inner head is out of reach")
     return rules

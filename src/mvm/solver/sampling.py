@@ -3,14 +3,23 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from numbers import Integral
+from numbers import Integral, Real
 
 import torch
 from torch import Tensor
 
 from mvm import noise as counter_noise
 from mvm.options import at_least, choose
-from mvm.path import Field, MeanVelocity, PairedField, Schedule, equal_snr_scale, equal_snr_time, full_time
+from mvm.path import (
+    MEAN_VELOCITY,
+    Field,
+    PairedField,
+    Schedule,
+    TrainedField,
+    equal_snr_scale,
+    equal_snr_time,
+    full_time,
+)
 from mvm.solver.adams import adams, sa
 from mvm.solver.adaptive import Adaptive
 from mvm.solver.base import Evaluate, NoiseSource, Solver, State, run
@@ -26,12 +35,16 @@ SOLVERS: dict[str, Callable[[], Solver | Adaptive]] = {
     "adaptive": Adaptive,
 }
 
-MEAN_VELOCITY = MeanVelocity()
+DEFAULT_NFE = 26
 
 
 def solver_named(solver: str | Solver | Adaptive) -> Solver | Adaptive:
     """Return a solver from its name, or the solver itself."""
-    return choose("solver", solver, SOLVERS)() if isinstance(solver, str) else solver
+    if isinstance(solver, str):
+        return choose("solver", solver, SOLVERS)()
+    if not isinstance(solver, Solver | Adaptive):
+        raise ValueError(f"solver={solver!r} must be a name ({', '.join(SOLVERS)}) or a solver of mvm.solver")
+    return solver
 
 
 @dataclass
@@ -72,11 +85,12 @@ def metered(field: Field) -> Meter:
 
 
 def evaluator(meter: Meter, schedule: Schedule, condition: Tensor | None, guidance: Rules) -> Evaluate:
-    """Return (x, t) -> x0_hat on the field's own schedule, guided at the time evaluated."""
+    """Return (x, t) -> x0_hat on the field's own schedule, guided at the time evaluated; every pass is counted."""
+    rules = tuple(rule.counted(meter.also) for rule in as_rules(guidance))
 
     def evaluate(x: Tensor, t: float) -> Tensor:
         meter.evaluations += 1
-        return guided_at(meter, guidance, t, schedule)(x, full_time(x, t), condition)
+        return guided_at(meter, rules, t, schedule)(x, full_time(x, t), condition)
 
     return evaluate
 
@@ -108,23 +122,48 @@ class Solution:
     seeds: Tensor
 
 
-def _check(noise: Tensor, nfe: int, rho: float, condition: Tensor | None) -> None:
+def _check_numbers(nfe: int, rho: float) -> None:
     if not isinstance(nfe, Integral) or isinstance(nfe, bool):
         raise ValueError(f"nfe={nfe!r} must be a whole number, at least 1")
     at_least("nfe", nfe, 1)
+    if not isinstance(rho, Real) or not math.isfinite(rho):
+        raise ValueError(f"rho={rho!r} must be a finite number, at least 0")
     at_least("rho", rho, 0)
-    if not math.isfinite(rho):
-        raise ValueError(f"rho={rho} must be finite")
-    if not noise.is_floating_point() or noise.ndim < 2:
-        raise ValueError(
-            f"noise must be a floating-point tensor (B, ...); got {noise.dtype}, shape {tuple(noise.shape)}"
-        )
+
+
+def _check_tensors(noise: Tensor, condition: Tensor | None) -> None:
+    if not isinstance(noise, Tensor) or not noise.is_floating_point() or noise.ndim < 2:
+        raise ValueError("noise must be a floating-point tensor of shape (B, ...)")
     if not bool(torch.isfinite(noise).all()):
         raise ValueError("noise must be finite; it holds NaN or Inf")
-    if condition is not None and condition.shape != noise.shape[:1]:
+    if condition is not None and (not isinstance(condition, Tensor) or condition.shape != noise.shape[:1]):
+        raise ValueError(f"condition must be an int64 tensor of shape ({noise.shape[0]},), one label per sample")
+
+
+def _check_trained(field: Field, schedule: Schedule, condition: Tensor | None) -> None:
+    """A trained model knows its path and its classes: a mismatch would sample noise without a word."""
+    if not isinstance(field, TrainedField):
+        return
+    if field.schedule != schedule:
         raise ValueError(
-            f"condition has shape {tuple(condition.shape)}; it must be ({noise.shape[0]},), one per sample"
+            f"schedule={schedule}: this model was trained on {field.schedule}; pass schedule=model.schedule"
         )
+    if condition is not None and not bool(((condition >= 0) & (condition < field.num_classes)).all()):
+        raise ValueError(f"condition holds labels outside 0 to {field.num_classes - 1}, the classes of this model")
+
+
+def _solve_adaptively(
+    solver: Adaptive, field: Field, noise: Tensor, schedule: Schedule, condition: Tensor | None, guidance: Rules
+) -> tuple[Tensor, int, int]:
+    """Return images, mean evaluations and mean passes: every sample has its own steps, so none depends on its batch."""
+    out, evaluations, passes = [], 0, 0
+    for i in range(noise.shape[0]):
+        meter = metered(field)
+        label = None if condition is None else condition[i : i + 1]
+        evaluate = evaluator(meter, schedule, label, guidance)
+        out.append(solver.integrate(schedule, evaluate, noise[i : i + 1]))
+        evaluations, passes = evaluations + meter.evaluations, passes + meter.passes
+    return torch.cat(out), math.ceil(evaluations / len(out)), math.ceil(passes / len(out))
 
 
 @torch.no_grad()
@@ -134,32 +173,36 @@ def solve(
     *,
     schedule: Schedule = MEAN_VELOCITY,
     solver: str | Solver | Adaptive = "adams",
-    nfe: int = 26,
+    nfe: int = DEFAULT_NFE,
     rho: float = 0.0,
     condition: Tensor | None = None,
     seeds: Sequence[int] | Tensor | None = None,
     guidance: Rules = None,
     on_step: Callable[[State], None] | None = None,
 ) -> Solution:
-    """Return `sample`'s image with its cost; on_step sees the state after every step."""
-    _check(noise, nfe, rho, condition)
+    """Return `sample`'s image with its cost.
+
+    on_step sees the state after every step; a multistep solver's is in the coordinates of MeanVelocity(T=1).
+    """
+    _check_numbers(nfe, rho)
+    _check_tensors(noise, condition)
+    _check_trained(field, schedule, condition)
     chosen = solver_named(solver)
     seeds = counter_noise.as_seeds(seeds, noise.shape[0], noise.device)
-    meter = metered(field)
-    rules = tuple(rule.counted(meter.also) for rule in as_rules(guidance))
-    evaluate = evaluator(meter, schedule, condition, rules)
     # half-precision states lose the image in rounding: the loop runs in float32 at least
     x = noise if noise.dtype == torch.float64 else noise.float()
     if isinstance(chosen, Adaptive):
-        if rho != 0:
-            raise ValueError(f"rho={rho}: solver 'adaptive' is an ODE solver; use rho=0")
-        x = chosen.integrate(schedule, evaluate, x)
-    else:
-        plan = chosen.plan(schedule, nfe, rho)
-        if not chosen.own_time:
-            evaluate = on_mean_velocity(evaluate, schedule)
-            x = x * float(equal_snr_scale(schedule.end, schedule, MEAN_VELOCITY))
-        x = run(plan, evaluate, x, step_noise(seeds, x), on_step=on_step).x
+        if rho != 0 or on_step is not None:
+            raise ValueError(f"rho={rho}, on_step: solver 'adaptive' is an ODE solver with no steps to show; use rho=0")
+        x, evaluations, passes = _solve_adaptively(chosen, field, x, schedule, condition, guidance)
+        return Solution(x.to(noise.dtype), evaluations, passes, seeds)
+    meter = metered(field)
+    evaluate = evaluator(meter, schedule, condition, guidance)
+    plan = chosen.plan(schedule, int(nfe), rho)
+    if not chosen.own_time:
+        evaluate = on_mean_velocity(evaluate, schedule)
+        x = x * float(equal_snr_scale(schedule.end, schedule, MEAN_VELOCITY))
+    x = run(plan, evaluate, x, step_noise(seeds, x), on_step=on_step).x
     return Solution(x.to(noise.dtype), meter.evaluations, meter.passes, seeds)
 
 
@@ -169,7 +212,7 @@ def sample(
     *,
     schedule: Schedule = MEAN_VELOCITY,
     solver: str | Solver | Adaptive = "adams",
-    nfe: int = 26,
+    nfe: int = DEFAULT_NFE,
     rho: float = 0.0,
     condition: Tensor | None = None,
     seeds: Sequence[int] | Tensor | None = None,

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mvm.options import choose
-from mvm.solver.grid import MEAN_VELOCITY
+from mvm.path import MEAN_VELOCITY
 
 Array = NDArray[np.float64]
 NODES = 32  # Gauss-Legendre points: exact to 1e-14 for the grids in use
@@ -34,6 +34,10 @@ class PowerVariable(Variable):
     """phi = t^q."""
 
     q: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.q < np.inf:
+            raise ValueError(f"q={self.q} is out of range; it must be positive and finite")
 
     def __call__(self, t: Array) -> Array:
         return t**self.q

@@ -9,7 +9,7 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from mvm.files import put_in_place, temporary_beside
+from mvm.files import put_in_place, temporary_beside, write_text
 
 MANIFEST = "manifest.json"
 Weights = dict[str, Tensor]
@@ -34,19 +34,19 @@ def save(folder: Path, tensors: dict[str, Weights], info: dict[str, Any]) -> Non
         save_file({key: value.contiguous() for key, value in weights.items()}, path)
         path.chmod(0o644)  # safetensors makes files private; checkpoints are for sharing
     files = {path.name: sha256(path) for path in sorted(temporary.iterdir())}
-    (temporary / MANIFEST).write_text(json.dumps({**info, "sha256": files}, indent=2) + "\n")
+    write_text(temporary / MANIFEST, json.dumps({**info, "sha256": files}, indent=2) + "\n")
     put_in_place(temporary, folder)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return the manifest; a missing or unreadable one is a DamagedCheckpoint that names it."""
+    """Return the manifest; one that is missing, unreadable or of another step is a DamagedCheckpoint that names it."""
     path = folder / MANIFEST
     try:
-        manifest = json.loads(path.read_text())
-        if not isinstance(manifest["sha256"], dict) or not isinstance(manifest["step"], int):
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(manifest["sha256"], dict) or step_name(manifest["step"]) != folder.name:
             raise TypeError
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DamagedCheckpoint(f"{path} is missing or unreadable; {_REMEDY}") from error
+        raise DamagedCheckpoint(f"{path} is missing or damaged; {_REMEDY}") from error
     return manifest
 
 
@@ -66,9 +66,14 @@ def load(folder: Path, name: str) -> Weights:
     return load_file(path)
 
 
+def step_name(step: int) -> str:
+    """Return the name of a checkpoint folder."""
+    return f"step-{step:08d}"
+
+
 def step_folder(run: Path, step: int) -> Path:
     """Return checkpoints/step-N of a run."""
-    return run / "checkpoints" / f"step-{step:08d}"
+    return run / "checkpoints" / step_name(step)
 
 
 def latest(run: Path) -> Path | None:

@@ -1,0 +1,138 @@
+"""The embedded digits against scikit-learn's, and the order of the data."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.datasets import load_digits
+
+from mvm import noise
+from mvm.data import Order, digits
+from mvm.latent import Pixels
+
+
+def test_digits_are_scikit_learns():
+    """As a multiset of (image, label): grey level g of 0..16 is round(g 255/16)."""
+    theirs, ours = load_digits(), digits()
+    assert ours.images.shape == (1797, 1, 8, 8)
+    assert ours.images.dtype == torch.uint8
+    assert ours.labels.dtype == torch.int64
+    want = sorted(
+        (int(label), tuple(round(g * 255 / 16) for g in row))
+        for row, label in zip(theirs.data.astype(int).tolist(), theirs.target, strict=True)
+    )
+    got = sorted(
+        (label, tuple(row)) for row, label in zip(ours.images.flatten(1).tolist(), ours.labels.tolist(), strict=True)
+    )
+    assert got == want
+
+
+def test_shuffle_is_the_documented_one():
+    order = np.random.default_rng(0).permutation(1797)
+    assert digits().labels.tolist() == load_digits().target[order].tolist()
+
+
+def test_upright():
+    """Rows are rows: the first image is scikit-learn's, not its transpose."""
+    first = np.random.default_rng(0).permutation(1797)[0]
+    want = np.round(load_digits().images[first] * (255 / 16))
+    assert digits().images[0, 0].tolist() == want.tolist()
+
+
+def test_split_is_disjoint_and_complete():
+    everything, train, held_out = digits(), digits("train"), digits("held-out")
+    assert (len(train), len(held_out)) == (1400, 397)
+    assert torch.equal(torch.cat((held_out.images, train.images)), everything.images)
+    assert torch.equal(torch.cat((held_out.labels, train.labels)), everything.labels)
+    rows = [{tuple(row) for row in part.images.flatten(1).tolist()} for part in (train, held_out)]
+    assert not rows[0] & rows[1]
+
+
+@pytest.mark.parametrize("split", ["train", "held-out"])
+def test_classes_are_balanced(split):
+    labels = digits(split).labels
+    counts = torch.bincount(labels, minlength=10)
+    assert len(counts) == 10
+    expected = len(labels) / 10
+    assert float(((counts - expected) ** 2 / expected).sum()) < 21.7  # chi-squared, 9 degrees, 1 %
+
+
+def test_images_can_be_sliced():
+    data = digits()
+    some = data[torch.tensor([5, 3, 5])]
+    assert len(some) == 3
+    assert some.labels.tolist() == [data.labels[i] for i in (5, 3, 5)]
+    assert torch.equal(data[2:4].images, data.images[2:4])
+    assert some.classes == tuple("0123456789")
+
+
+def test_unknown_split():
+    with pytest.raises(ValueError, match="split='test' is unknown; allowed: all, train, held-out"):
+        digits("test")
+
+
+def test_callers_cannot_spoil_the_data():
+    before = digits().images.clone()
+    digits().images.zero_()
+    assert torch.equal(digits().images, before)
+
+
+def test_pixels_codec_is_exact_on_every_grey_level():
+    codec = Pixels((1, 16, 16))
+    levels = torch.arange(256, dtype=torch.uint8).reshape(1, 1, 16, 16)
+    x = codec.encode(levels)
+    assert x.dtype == torch.float32
+    assert (float(x.min()), float(x.max())) == (-1.0, 1.0)
+    assert torch.equal(codec.decode(x), levels)
+    assert torch.equal(codec.decode(x + 0.49 / 127.5), levels)  # the nearest level
+    assert codec.decode(torch.tensor([-3.0, 3.0])).tolist() == [0, 255]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 50), st.integers(0, 2**40), st.integers(1, 70))
+def test_each_epoch_is_a_permutation(size, seed, batch):
+    """Whatever the batch: batches cut the stream, they do not make it."""
+    order = Order(size, seed)
+    steps = -(-3 * size // batch)
+    stream = torch.cat([order.indices(order.positions(step, batch)) for step in range(steps)])
+    for epoch in range(3):
+        assert sorted(stream[epoch * size : (epoch + 1) * size].tolist()) == list(range(size))
+    assert torch.equal(stream, Order(size, seed).indices(torch.arange(steps * batch)))
+
+
+def test_order_is_a_pure_function_of_seed_and_step():
+    one, other = Order(100, 3), Order(100, 3)
+    wanted = {step: one.indices(one.positions(step, 7)).tolist() for step in range(60)}
+    for step in (59, 0, 31, 14, 15, 14):  # back and forth over epochs
+        assert other.indices(other.positions(step, 7)).tolist() == wanted[step]
+    fresh = Order(100, 4)
+    assert fresh.indices(fresh.positions(0, 100)).tolist() != one.indices(one.positions(0, 100)).tolist()
+
+
+def test_epochs_differ():
+    order = Order(100, 0)
+    first, second = (order.indices(torch.arange(100) + 100 * epoch) for epoch in (0, 1))
+    assert int((first == second).sum()) < 10
+
+
+def test_a_batch_that_crosses_an_epoch():
+    order = Order(10, 5)
+    positions = order.positions(1, 8)
+    assert positions.tolist() == list(range(8, 16))
+    indices = order.indices(positions)
+    first, second = (Order(10, 5).indices(torch.arange(10) + 10 * epoch) for epoch in (0, 1))
+    assert indices.tolist() == [*first[8:].tolist(), *second[:6].tolist()]
+    # a batch of several epochs
+    assert torch.bincount(order.indices(order.positions(0, 35)), minlength=10).tolist() == [
+        3 + (i in order.indices(torch.arange(30, 35)).tolist()) for i in range(10)
+    ]
+
+
+def test_seeds_belong_to_positions():
+    order = Order(10, 5)
+    seeds = order.seeds(torch.arange(1000))
+    assert torch.equal(seeds, noise.derive(5, torch.arange(1000)))
+    assert len(set(seeds.tolist())) == 1000  # the same image in two epochs meets other noise
+    assert not set(seeds.tolist()) & set(Order(10, 6).seeds(torch.arange(1000)).tolist())
+    assert torch.equal(order.seeds(order.positions(3, 8)), seeds[24:32])

@@ -1,0 +1,162 @@
+"""The report: one file that needs nothing else, whatever text goes into it."""
+
+import base64
+import io
+import re
+from html.parser import HTMLParser
+
+import pytest
+import torch
+from PIL import Image
+
+from mvm import files
+from mvm.evaluation import report
+from mvm.evaluation.report import Axes, Curve, Page, paragraph, picture, plot_svg, provenance, table
+
+NASTY = "<script>alert('x')</script> & \"quoted\" {title} ² \\1"
+
+
+def outside_requests(text):
+    """Addresses a browser would fetch: attributes that load, and CSS; names of XML namespaces are not fetched."""
+    loads = re.findall(r"""(?:\ssrc|\shref|xlink:href|\sposter|\sdata|\ssrcset)\s*=\s*["']?([^"'\s>]+)""", text)
+    loads += re.findall(r"url\(([^)]*)\)", text) + re.findall(r"@import\s+(\S+)", text)
+    return [address for address in loads if not address.strip("\"'").startswith(("#", "data:"))]
+
+
+class Balance(HTMLParser):
+    """Checks that every tag opened is closed, in order."""
+
+    VOID = frozenset(("meta", "link", "img", "br", "path", "use", "rect"))
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.texts, self.seen = [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.seen.append(tag)
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.seen.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+def read(text):
+    reader = Balance()
+    reader.feed(text)
+    assert reader.open == []
+    return reader
+
+
+@pytest.fixture
+def image():
+    return Image.fromarray(torch.arange(48, dtype=torch.uint8).reshape(6, 8).numpy())
+
+
+@pytest.fixture
+def page(image):
+    made = Page(NASTY, NASTY)
+    axes = Axes(NASTY.replace("\\1", ""), "y", log_x=True, log_y=True, markers=True, level=("level", 0.3), ticks=(1, 3))
+    curves = [Curve("a <b> & c", [1, 2, 3], [0.5, 0.4, 0.1]), Curve("other", [1, 2, 3], [0.6, 0.2, 0.3])]
+    made.section(NASTY, paragraph(NASTY), plot_svg(curves, axes), picture(image, NASTY, width=80))
+    made.section("plain", table(["name", NASTY], [[NASTY, 0.123456], ["n", 7]]))
+    return made
+
+
+def test_page_is_self_contained(page, tmp_path):
+    page.write(tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert outside_requests(text) == []
+    assert "<svg" in text
+    assert "data:image/png;base64," in text
+    assert "<script" not in text.lower()
+    assert text.lower().startswith("<!doctype html>")
+    assert 'charset="utf-8"' in text
+    assert "<?xml" not in text
+    assert text.count("<!DOCTYPE") == 0  # matplotlib's own prologue is cut off
+
+
+def test_text_survives_escaping(page, tmp_path):
+    page.write(tmp_path / "report.html")
+    reader = read((tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert reader.texts.count(NASTY) == 8  # title, h1, lead, h2, paragraph, caption, table head, cell
+    assert "script" not in reader.seen
+    assert {"svg", "img", "table", "figure", "h1", "h2"} <= set(reader.seen)
+
+
+def test_a_title_with_the_templates_own_words(tmp_path):
+    Page("braces: {body}", "lead").write(tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert re.findall(r"<(title|h1)>(.*?)</\1>", text, re.DOTALL) == [
+        (tag, "braces: {body}") for tag in ("title", "h1")
+    ]
+
+
+def test_picture_holds_the_very_pixels(image):
+    text = picture(image, "cap<tion>", width=80)
+    assert 'width="80"' in text
+    assert "cap&lt;tion&gt;" in text
+    data = re.search(r'src="data:image/png;base64,([^"]+)"', text).group(1)
+    back = Image.open(io.BytesIO(base64.b64decode(data)))
+    assert back.tobytes() == image.tobytes()
+    assert "width" not in picture(image, "caption")
+
+
+def test_table():
+    text = table(["a", "b"], [["x", 0.123456], ["<y>", 12345.678], ["z", 3]])
+    cells = re.findall(r"<td>(.*?)</td>", text)
+    assert cells == ["x", "0.123", "&lt;y&gt;", "1.23e+04", "z", "3"]
+    assert re.findall(r"<th>(.*?)</th>", text) == ["a", "b"]
+
+
+def test_plot_shows_labels_and_points():
+    svg = plot_svg([Curve("alpha", [1, 2], [3, 4]), Curve("beta", [1, 2], [4, 3])], Axes("horizontal", "vertical"))
+    assert svg.startswith("<svg")
+    assert svg.rstrip().endswith("</svg>")
+    assert outside_requests(svg) == []
+    for colour in report.COLOURS[:2]:
+        assert colour.lower() in svg.lower()
+
+
+def test_plot_of_one_point_and_of_many_curves():
+    assert "<svg" in plot_svg([Curve("one", [1], [2])], Axes("x", "y", log_x=True, log_y=True, markers=True))
+    assert "<svg" in plot_svg([Curve(str(i), [1, 2], [i, i]) for i in range(12)], Axes("x", "y"))
+
+
+def test_missing_matplotlib_says_what_to_install(monkeypatch):
+    def missing(name):
+        raise ImportError(name)
+
+    monkeypatch.setattr(report.importlib, "import_module", missing)
+    with pytest.raises(ValueError, match=r"pip install 'mvm\[plots\]'"):
+        plot_svg([Curve("a", [1], [1])], Axes("x", "y"))
+
+
+def test_a_crash_leaves_the_old_report(page, tmp_path, monkeypatch):
+    path = tmp_path / "report.html"
+    path.write_text("the old report")
+
+    def crash(*args):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(files, "flush", crash)
+    with pytest.raises(OSError, match="No space"):
+        page.write(path)
+    assert path.read_text() == "the old report"
+    monkeypatch.undo()
+    page.write(path)
+    assert path.read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_provenance_names_versions():
+    found = dict(provenance())
+    assert found["torch"] == torch.__version__
+    assert found.keys() >= {"mvm", "python", "machine"}

@@ -1,0 +1,79 @@
+"""What users and reviewers tripped over: each line here was once a silent wrong answer or a traceback."""
+
+import pytest
+import torch
+
+import mvm
+from mvm import noise, oracle
+from mvm.path import LinearFlow, MeanVelocity
+from mvm.solver import SOLVERS, Adaptive, ClassifierFree, Internal, adams, sample, solve
+
+FIELD = oracle.gaussian(0.3, 0.5, (2,)).field(MeanVelocity())
+NOISE = noise.initial(torch.arange(4), (2,))
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"seeds": 5}, "seeds=5"),
+        ({"seeds": torch.tensor(5)}, "seeds"),
+        ({"seeds": [1.5, 2, 3, 4]}, "seeds must be whole"),
+        ({"guidance": 1.5}, "guidance=1.5"),
+        ({"guidance": [1.5]}, "not a rule"),
+        ({"guidance": [ClassifierFree(2.0), Internal(1.4)]}, "Internal must stand first"),
+        ({"solver": None}, "solver=None"),
+        ({"rho": "1"}, "rho='1'"),
+        ({"rho": float("inf")}, "rho=inf"),
+        ({"condition": [0, 1, 2, 3]}, "condition must be"),
+        ({"solver": "adaptive", "rho": 0.5}, "rho=0.5"),
+    ],
+)
+def test_bad_arguments_are_named(options: dict, named: str) -> None:
+    with pytest.raises(ValueError, match=named.replace(".", r"\.")):
+        sample(FIELD, NOISE, **options)
+
+
+def test_a_variable_of_power_zero_is_refused() -> None:
+    with pytest.raises(ValueError, match="q=0"):
+        adams(q=0)
+
+
+@pytest.mark.parametrize("solver", list(SOLVERS))
+def test_a_sample_does_not_depend_on_its_batch(solver: str) -> None:
+    """Also `adaptive`: each sample has its own steps."""
+    model = mvm.load("digits")
+    seeds, labels = torch.arange(7), torch.arange(7)
+    rho = 1.0 if solver in ("adams", "sa", "euler-maruyama") else 0.0
+    rule = Adaptive(1e-3, 1e-3) if solver == "adaptive" else solver
+
+    def make(rows: slice) -> torch.Tensor:
+        x = noise.initial(seeds[rows], model.sample_shape)
+        return sample(model, x, solver=rule, nfe=9, rho=rho, condition=labels[rows], seeds=seeds[rows])
+
+    together = make(slice(7))
+    for size in (1, 4):
+        apart = torch.cat([make(slice(i, i + size)) for i in range(0, 7, size)])
+        torch.testing.assert_close(apart, together, rtol=0, atol=1e-4)
+
+
+def test_a_model_refuses_another_schedule_and_unknown_labels() -> None:
+    model = mvm.load("digits")
+    x = noise.initial(torch.arange(2), model.sample_shape)
+    with pytest.raises(ValueError, match=r"schedule=model\.schedule"):
+        sample(model, x, schedule=LinearFlow())
+    with pytest.raises(ValueError, match="0 to 9"):
+        sample(model, x, condition=torch.tensor([3, 10]))
+
+
+def test_the_passes_of_a_guiding_model_count() -> None:
+    from mvm.solver import Auto
+
+    weak = oracle.gaussian(0.0, 1.0, (2,)).field(MeanVelocity())
+    assert solve(FIELD, NOISE, nfe=5, guidance=Auto(1.5, weak=weak)).passes == 10
+
+
+def test_internal_guidance_needs_an_inner_head() -> None:
+    model = mvm.load("digits")
+    x = noise.initial(torch.arange(2), model.sample_shape)
+    with pytest.raises(ValueError, match="inner_block"):
+        sample(model, x, nfe=3, guidance=Internal(1.4))

@@ -1,0 +1,27 @@
+"""The demo: what its report must show, at full size (slow), and what it must not destroy."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mvm.demo import demo
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_trained_digits_come_near_real_ones(tmp_path: Path) -> None:
+    """Frechet distance in pixel space, 1,000 samples: at most 2.5 times that of 1,000 real training digits."""
+    report = demo(tmp_path / "demo")
+    results = json.loads((tmp_path / "demo" / "results.json").read_text())
+    at_26 = {(m["solver"], m["rho"]): m["distance"] for m in results["measured"] if m["nfe"] == 26}
+    assert at_26["adams", 0.0] <= 2.5 * results["reference"]
+    assert at_26["adams", 1.0] <= 2.5 * results["reference"]
+    assert report.read_text().count("<figure>") >= 6
+
+
+def test_a_folder_that_is_no_demo_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "recipe.json").write_text("{}")
+    with pytest.raises(ValueError, match="holds no earlier demo"):
+        demo(tmp_path, quick=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["recipe.json"]

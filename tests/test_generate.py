@@ -1,0 +1,271 @@
+"""Seeds to images to files: the same picture in any batch, and files as promised."""
+
+import io
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import mvm
+from mvm import generate as module
+from mvm import noise
+from mvm.generate import (
+    check_output,
+    cycle_labels,
+    generate,
+    generate_all,
+    grid,
+    png_bytes,
+    to_pillow,
+    write_images,
+)
+from mvm.model import load
+from mvm.recipes import SampleConfig
+
+SETTINGS = {
+    "ode": SampleConfig(nfe=5),
+    "sde": SampleConfig(nfe=5, rho=1.0),
+    "cfg": SampleConfig(nfe=5, rho=0.75, cfg=2.0, low=0.2, high=0.9),
+    "sa": SampleConfig("sa", 5, 0.5),
+    "heun": SampleConfig("heun", 5),
+    "euler-maruyama": SampleConfig("euler-maruyama", 5, 1.0),
+}
+COUNT = 9
+
+
+@pytest.fixture(scope="module")
+def model():
+    return load("digits")
+
+
+def seeds_and_labels(count=COUNT):
+    return torch.arange(count) * 7 + 3, torch.arange(count) % 10
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("batch", [1, 4, 7])
+def test_an_image_is_its_own_seeds_whatever_the_batch(model, name, batch):
+    config, (seeds, labels) = SETTINGS[name], seeds_and_labels()
+    options = {"schedule": model.schedule, "solver": config.solver, "nfe": config.nfe, "rho": config.rho}
+    x = noise.initial(seeds, model.sample_shape)
+    guidance = config.guidance()
+    whole = mvm.sample(model, x, condition=labels, seeds=seeds, guidance=guidance, **options)
+    parts = [slice(i, i + batch) for i in range(0, COUNT, batch)]
+    pieces = [mvm.sample(model, x[p], condition=labels[p], seeds=seeds[p], guidance=guidance, **options) for p in parts]
+    assert float((torch.cat(pieces) - whole).abs().max()) < 1e-4
+    together = generate_all(model, labels, seeds, config, batch=256, progress=False)
+    apart = generate_all(model, labels, seeds, config, batch=batch, progress=False)
+    assert int((together.images.int() - apart.images.int()).abs().max()) <= 1
+    assert int((together.images.int() - model.codec.decode(whole).int()).abs().max()) <= 1
+    assert together.images.dtype == torch.uint8
+    assert together.images.shape == (COUNT, 1, 8, 8)
+
+
+def test_order_does_not_matter(model):
+    seeds, labels = seeds_and_labels()
+    back = torch.arange(COUNT - 1, -1, -1)
+    forward = generate_all(model, labels, seeds, SETTINGS["sde"], progress=False).images
+    backward = generate_all(model, labels[back], seeds[back], SETTINGS["sde"], progress=False).images
+    assert int((forward.int() - backward[back].int()).abs().max()) <= 1
+
+
+def test_seed_and_label_both_matter(model):
+    seeds, labels = seeds_and_labels()
+    base = generate_all(model, labels, seeds, SETTINGS["ode"], progress=False).images
+    for other in ((labels, seeds + 1), ((labels + 1) % 10, seeds)):
+        changed = generate_all(model, *other, SETTINGS["ode"], progress=False).images
+        assert all(not torch.equal(a, b) for a, b in zip(base, changed, strict=True))
+
+
+def test_ode_and_sde_share_their_start_and_differ(model):
+    seeds, labels = seeds_and_labels()
+    ode, sde = (generate_all(model, labels, seeds, SETTINGS[n], progress=False).images for n in ("ode", "sde"))
+    assert not torch.equal(ode, sde)
+
+
+@pytest.mark.parametrize(("name", "nfe", "passes"), [("ode", 5, 5), ("sde", 5, 5), ("heun", 5, 5)])
+def test_cost(model, name, nfe, passes):
+    seeds, labels = seeds_and_labels(3)
+    made = generate_all(model, labels, seeds, SETTINGS[name], batch=2, progress=False)
+    assert (made.nfe, made.passes) == (nfe, passes)
+    assert torch.equal(made.labels, labels)
+    assert torch.equal(made.seeds, seeds)
+
+
+def test_cost_of_guidance(model):
+    seeds, labels = seeds_and_labels(2)
+    always = generate_all(model, labels, seeds, SampleConfig(nfe=5, cfg=2.0), progress=False)
+    assert (always.nfe, always.passes) == (5, 10)
+    inside = generate_all(model, labels, seeds, SETTINGS["cfg"], progress=False)
+    assert inside.nfe == 5
+    assert 5 < inside.passes < 10
+
+
+def test_stream_yields_batch_by_batch(model):
+    seeds, labels = seeds_and_labels()
+    parts = list(generate(model, labels, seeds, SETTINGS["ode"], batch=4, progress=False))
+    assert [len(part.images) for part in parts] == [4, 4, 1]
+    assert torch.equal(torch.cat([part.seeds for part in parts]), seeds)
+    assert torch.equal(torch.cat([part.labels for part in parts]), labels)
+
+
+def test_bad_batch(model):
+    seeds, labels = seeds_and_labels()
+    with pytest.raises(ValueError, match="batch=0"):
+        generate_all(model, labels, seeds, SETTINGS["ode"], batch=0)
+
+
+def test_cycle_labels():
+    assert cycle_labels([], 12, 10).tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1]
+    assert cycle_labels([3, 5], 5, 10).tolist() == [3, 5, 3, 5, 3]
+    assert cycle_labels([9], 2, 10).dtype == torch.int64
+
+
+@pytest.mark.parametrize("classes", [[10], [-1], [3, 11]])
+def test_class_out_of_range(classes):
+    with pytest.raises(ValueError, match=f"classes={classes[-1]} out of range; this model has classes 0 to 9"):
+        cycle_labels(classes, 4, 10)
+
+
+# --- pictures and files ------------------------------------------------------------------------------------------
+
+
+def pictures(count=5, channels=1):
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, 256, (count, channels, 8, 8), generator=generator, dtype=torch.uint8)
+
+
+LABELS = torch.tensor([3, 1, 4, 1, 5])
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_grid_puts_images_row_by_row(channels):
+    images = pictures(5, channels)
+    canvas = np.asarray(grid(images, columns=3, scale=2, gap=1)).reshape(2 * 17 + 1, 3 * 17 + 1, channels)
+    for i in range(6):
+        y, x = 1 + 17 * (i // 3), 1 + 17 * (i % 3)
+        tile = canvas[y : y + 16, x : x + 16]
+        want = images[i].permute(1, 2, 0).numpy().repeat(2, 0).repeat(2, 1) if i < 5 else np.full_like(tile, 255)
+        assert np.array_equal(tile, want)
+    assert (canvas[0] == 255).all()
+    assert (canvas[:, -1] == 255).all()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_png_is_lossless(channels):
+    image = pictures(1, channels)[0]
+    back = np.asarray(Image.open(io.BytesIO(png_bytes(to_pillow(image)))))
+    assert np.array_equal(back.reshape(8, 8, channels), image.permute(1, 2, 0).numpy())
+
+
+def read_folder(out):
+    names = sorted(p.name for p in out.iterdir())
+    assert names == [f"{i:06d}.png" for i in range(len(names))]
+    return np.stack([np.asarray(Image.open(out / name)) for name in names])[..., None]
+
+
+def read_zip(out):
+    with zipfile.ZipFile(out) as archive:
+        assert archive.testzip() is None
+        names = archive.namelist()
+        assert names == [f"{i:06d}.png" for i in range(len(names))]
+        return np.stack([np.asarray(Image.open(io.BytesIO(archive.read(name)))) for name in names])[..., None]
+
+
+READERS = {
+    "x.npy": np.load,
+    "x.npz": lambda out: np.load(out)["arr_0"],
+    "x.zip": read_zip,
+    "x": read_folder,
+    "deep/er/x.npz": lambda out: np.load(out)["arr_0"],
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_every_writer_keeps_every_pixel(tmp_path, name):
+    images = pictures()
+    write_images(tmp_path / name, images, LABELS)
+    found = READERS[name](tmp_path / name)
+    assert found.dtype == np.uint8
+    assert found.shape == (5, 8, 8, 1)
+    assert np.array_equal(found, images.permute(0, 2, 3, 1).numpy())
+    assert [p.name for p in (tmp_path / name).parent.iterdir()] == [(tmp_path / name).name]
+
+
+def test_npz_holds_the_labels(tmp_path):
+    write_images(tmp_path / "x.npz", pictures(), LABELS)
+    assert np.load(tmp_path / "x.npz")["arr_1"].tolist() == LABELS.tolist()
+
+
+def test_png_is_one_grid(tmp_path):
+    images = pictures(9)
+    write_images(tmp_path / "x.png", images, torch.zeros(9))
+    canvas = np.asarray(Image.open(tmp_path / "x.png"))
+    assert canvas.shape == (3 * 66 + 2, 3 * 66 + 2)
+    for i in range(9):
+        y, x = 2 + 66 * (i // 3), 2 + 66 * (i % 3)
+        tile = canvas[y : y + 64, x : x + 64]
+        assert np.array_equal(tile, images[i, 0].numpy().repeat(8, 0).repeat(8, 1))
+
+
+@pytest.mark.parametrize("name", ["x.jpg", "x.tar.gz", "x.PNGG", "samples.v2"])
+def test_unknown_suffix(tmp_path, name):
+    with pytest.raises(ValueError, match=r"suffix .* is unknown; use \.png .*\.zip or a folder"):
+        write_images(tmp_path / name, pictures(), LABELS)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_with_something_in_it_is_refused(tmp_path):
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "precious.txt").write_text("mine")
+    with pytest.raises(ValueError, match="not empty"):
+        write_images(tmp_path / "x", pictures(), LABELS)
+    assert [p.name for p in (tmp_path / "x").iterdir()] == ["precious.txt"]
+
+
+@pytest.mark.parametrize("name", ["x", "x.v2", "x.npz"])
+def test_an_empty_folder_is_filled_whatever_its_name(tmp_path, name):
+    (tmp_path / name).mkdir()
+    write_images(tmp_path / name, pictures(), LABELS)
+    assert len(read_folder(tmp_path / name)) == 5
+    with pytest.raises(ValueError, match="not empty"):
+        write_images(tmp_path / name, pictures(), LABELS)
+
+
+def test_capital_suffix(tmp_path):
+    write_images(tmp_path / "x.PNG", pictures(), LABELS)
+    assert Image.open(tmp_path / "x.PNG").format == "PNG"
+
+
+def test_a_file_named_like_a_folder_is_refused(tmp_path):
+    """Before an hour of sampling, not after it."""
+    (tmp_path / "x").write_text("mine")
+    with pytest.raises(ValueError, match="x"):
+        check_output(tmp_path / "x")
+
+
+def test_a_place_inside_a_file_is_refused(tmp_path):
+    (tmp_path / "x").write_text("mine")
+    with pytest.raises((ValueError, OSError), match="x"):
+        write_images(tmp_path / "x" / "y.png", torch.zeros(1, 1, 8, 8, dtype=torch.uint8), torch.zeros(1))
+
+
+@pytest.mark.parametrize("name", ["x.npz", "x.png", "x.npy", "x.zip"])
+def test_a_crash_leaves_the_old_file(tmp_path, monkeypatch, name):
+    out = tmp_path / name
+    out.write_text("old")
+
+    def crash(path, images, labels):
+        path.write_bytes(b"half")
+        raise OSError("No space left on device")
+
+    monkeypatch.setitem(module.WRITERS, out.suffix, crash)
+    with pytest.raises(OSError, match="No space"):
+        write_images(out, pictures(), LABELS)
+    assert out.read_text() == "old"
+    monkeypatch.undo()
+    write_images(out, pictures(), LABELS)
+    assert out.read_bytes() != b"old"
+    assert [p.name for p in tmp_path.iterdir()] == [name]

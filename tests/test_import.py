@@ -1,0 +1,81 @@
+"""`import mvm` is light, and says what it has."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import mvm
+
+HEAVY = ("torch", "numpy", "PIL", "matplotlib", "cyclopts", "tqdm", "safetensors", "torchdiffeq")
+NEVER = ("transformers", "diffusers", "matplotlib", "gradio", "torchvision", "scipy", "sklearn", "torchdiffeq")
+
+
+def after(code):
+    """Seconds and modules loaded by a fresh interpreter that runs the code."""
+    program = (
+        "import json, sys, time; start = time.perf_counter()\n"
+        f"{code}\n"
+        "print(json.dumps([time.perf_counter() - start, sorted({m.split('.')[0] for m in sys.modules})]))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    seconds, modules = json.loads(done.stdout.splitlines()[-1])
+    return seconds, set(modules)
+
+
+def test_import_is_quick_and_light():
+    seconds, modules = after("import mvm")
+    assert seconds < 1.5
+    assert not modules & set(HEAVY + NEVER)
+
+
+def test_dir_and_version_load_nothing():
+    _, modules = after("import mvm; dir(mvm); mvm.__version__; hasattr(mvm, 'nothing')")
+    assert not modules & set(HEAVY + NEVER)
+
+
+def test_sampling_and_training_load_no_optional_package():
+    _, modules = after("import mvm; mvm.sample; mvm.load; mvm.oracle; import mvm.training.loop, mvm.generate")
+    assert "torch" in modules
+    assert not modules & set(NEVER)
+
+
+def test_the_command_starts_without_torch():
+    """--help and mistakes in the command line are answered at once."""
+    _, modules = after("import mvm.cli; assert mvm.cli.run(['smple']) == 2; assert mvm.cli.run(['--help']) == 0")
+    assert "torch" not in modules
+
+
+def test_dir():
+    assert dir(mvm) == sorted(["Model", "__version__", "load", "noise", "oracle", "path", "sample", "solver"])
+    for name in dir(mvm):
+        assert getattr(mvm, name) is not None
+
+
+def test_names_are_the_ones_of_their_modules():
+    import mvm.model
+    import mvm.solver.sampling
+
+    assert mvm.sample is mvm.solver.sampling.sample
+    assert mvm.load is mvm.model.load
+    assert mvm.Model is mvm.model.Model
+    assert mvm.path.MeanVelocity().end == 1
+
+
+def test_star_import():
+    names = {}
+    exec("from mvm import *", names)
+    assert callable(names["sample"])
+
+
+@pytest.mark.parametrize("name", ["samplle", "cli_", "torch"])
+def test_unknown_attribute(name):
+    with pytest.raises(AttributeError, match=f"module 'mvm' has no attribute '{name}'"):
+        getattr(mvm, name)
+
+
+def test_version_is_the_packages():
+    from importlib.metadata import version
+
+    assert mvm.__version__ == version("mvm")

@@ -1,0 +1,287 @@
+"""The model users hold: what it loads, what it answers, what it says when it cannot."""
+
+import json
+import math
+import shutil
+
+import pytest
+import torch
+
+import mvm
+from mvm import likelihood
+from mvm.data import digits
+from mvm.model import Model, choose_device, export, load, shipped_models, training_data
+from mvm.path import LinearFlow, MeanVelocity, VariancePreserving
+from mvm.recipes import load_recipe, override
+from mvm.solver import Internal
+from mvm.training import checkpoint
+from mvm.training.checkpoint import DamagedCheckpoint
+from mvm.training.loop import train
+
+TINY = {
+    "network.depth": "2", "network.heads": "2", "network.width": "16", "network.patch": "4", "train.batch": "16",
+    "train.steps": "3", "train.lr": "1e-2", "train.warmup": "0", "train.ema": "0.5",
+}  # fmt: skip
+
+
+def tiny(**changes):
+    dotted = {name.replace("_", ".", 1): value for name, value in changes.items()}
+    return override(load_recipe("digits"), {**TINY, **dotted})
+
+
+def shaken(recipe):
+    """A model whose every weight is random, so that it answers something."""
+    model = Model(recipe).eval().requires_grad_(False)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.network.parameters():
+        parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
+    return model
+
+
+def inputs(count=4):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(count, 1, 8, 8, generator=generator)
+    return x, torch.linspace(0.1, 1, count, dtype=torch.float64), torch.arange(count)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model") / "run"
+    train(tiny(), folder, progress=False)
+    return folder
+
+
+def test_load_gives_the_averaged_weights_unless_told(run):
+    for name in ("ema", "model"):
+        weights = checkpoint.load(checkpoint.latest(run), name)
+        model = load(run, name)
+        assert not model.training
+        found = dict(model.network.named_parameters())
+        assert found.keys() == weights.keys()
+        assert all(torch.equal(found[key], weights[key]) for key in weights)
+        assert not any(p.requires_grad for p in found.values())
+    assert torch.equal(load(run).network.embed.weight, load(run, "ema").network.embed.weight)
+    assert not torch.equal(load(run, "model").network.head.linear.weight, load(run).network.head.linear.weight)
+
+
+def test_loaded_model_is_the_one_trained(run, tmp_path):
+    trained = train(tiny(), tmp_path / "again", progress=False)
+    loaded = mvm.load(str(run))
+    x, t, labels = inputs()
+    assert torch.equal(loaded(x, t, labels), trained(x, t, labels))
+    assert loaded.recipe == tiny()
+    assert (loaded.sample_shape, loaded.num_classes) == ((1, 8, 8), 10)
+    assert loaded.classes == digits().classes
+
+
+def test_newest_checkpoint_is_loaded(tmp_path):
+    run = tmp_path / "run"
+    train(tiny(train_save_every="1", train_keep="3"), run, progress=False)
+    newest = load(run)
+    shutil.rmtree(checkpoint.latest(run))
+    older = load(run)
+    assert not torch.equal(newest.network.head.linear.weight, older.network.head.linear.weight)
+
+
+def test_model_is_a_field():
+    """x0_hat = x + sqrt(t) u."""
+    model = shaken(tiny())
+    x, t, labels = inputs()
+    u = model.network(x, torch.sqrt(t), labels).prediction
+    want = x + torch.sqrt(t).float().reshape(-1, 1, 1, 1) * u
+    assert torch.allclose(model(x, t, labels), want, atol=1e-6)
+    assert model(x.double(), t, labels).dtype == torch.float64
+
+
+def test_no_condition_is_the_null_class():
+    model = shaken(tiny())
+    x, t, labels = inputs()
+    assert torch.equal(model(x, t), model(x, t, torch.full((4,), 10)))
+    assert not torch.allclose(model(x, t), model(x, t, labels), atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "kind", "path"),
+    [("linear-flow", "flow", LinearFlow()), ("variance-preserving", "diffusion_v", VariancePreserving()),
+     ("mean-velocity", "x0", MeanVelocity())],
+)  # fmt: skip
+def test_other_paths_and_kinds(schedule, kind, path):
+    model = shaken(tiny(objective_kind=kind, path_schedule=schedule))
+    assert model.schedule == path
+    x, t, labels = inputs()
+    answer = model.network(x, path.level(t), labels).prediction
+    shape = (-1, 1, 1, 1)
+    alpha, sigma = path.alpha(t).float().reshape(shape), path.sigma(t).float().reshape(shape)
+    want = {
+        "flow": x - t.float().reshape(shape) * answer,  # x = x0 + t (eps - x0)
+        "diffusion_v": (alpha * x - sigma * answer) / (alpha**2 + sigma**2),
+        "x0": answer,
+    }[kind]
+    assert torch.allclose(model(x, t, labels), want, atol=1e-5)
+
+
+def test_pair_is_both_heads_of_one_pass():
+    model = shaken(tiny(network_inner_block="1"))
+    x, t, labels = inputs()
+    outer, inner = model.pair(x, t, labels)
+    assert torch.equal(outer, model(x, t, labels))
+    output = model.network(x, torch.sqrt(t), labels)
+    assert torch.allclose(inner, x + torch.sqrt(t).float().reshape(-1, 1, 1, 1) * output.inner, atol=1e-6)
+    assert not torch.allclose(inner, outer, atol=1e-3)
+    guided = mvm.sample(model, x, nfe=4, condition=labels, seeds=range(4), guidance=Internal(1.5))
+    plain = mvm.sample(model, x, nfe=4, condition=labels, seeds=range(4))
+    assert not torch.allclose(guided, plain, atol=1e-3)
+
+
+def test_pair_without_inner_head_says_how_to_get_one():
+    model = shaken(tiny())
+    x, t, labels = inputs()
+    with pytest.raises(ValueError, match=r"--network\.inner_block"):
+        model.pair(x, t, labels)
+    with pytest.raises(ValueError, match=r"--network\.inner_block"):
+        mvm.sample(model, x, nfe=3, condition=labels, guidance=Internal(1.5))
+
+
+def test_an_untrained_model_says_the_image_is_the_state():
+    """u = 0 at the start: x0_hat = x."""
+    model = Model(tiny())
+    x, t, labels = inputs()
+    assert torch.equal(model(x, t, labels), x)
+
+
+def test_building_leaves_the_global_generator_alone():
+    state = torch.random.get_rng_state()
+    a, b = Model(tiny()), Model(tiny())
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert torch.equal(a.network.embed.weight, b.network.embed.weight)
+    assert not torch.equal(a.network.embed.weight, Model(tiny(seed="1")).network.embed.weight)
+
+
+def test_training_data():
+    assert torch.equal(training_data(tiny()).images, digits("train").images)
+    assert torch.equal(training_data(tiny(), "held-out").images, digits("held-out").images)
+
+
+# --- shipped models ---------------------------------------------------------------------------------------------
+
+
+def test_shipped_models_load_and_draw_digits():
+    assert "digits" in shipped_models()
+    for name in shipped_models():
+        model = load(name)
+        labels = torch.arange(model.num_classes)
+        x = mvm.noise.initial(torch.arange(model.num_classes), model.sample_shape)
+        images = mvm.sample(model, x, nfe=13, condition=labels)
+        assert bool(torch.isfinite(images).all())
+
+
+def test_shipped_digits_are_what_was_asked_for():
+    """Nearest training digit to each sample: nearly always of the class asked for."""
+    model, data = load("digits"), digits("train")
+    labels = torch.arange(100) % 10
+    x = mvm.noise.initial(torch.arange(100), model.sample_shape)
+    images = model.codec.decode(mvm.sample(model, x, nfe=13, condition=labels))
+    distance = torch.cdist(images.flatten(1).float(), data.images.flatten(1).float())
+    found = data.labels[distance.argmin(1)]
+    assert float((found == labels).double().mean()) > 0.9
+
+
+def test_a_run_directory_goes_before_a_shipped_name(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(run, tmp_path / "digits")
+    assert load("digits").recipe == tiny()
+
+
+def test_unknown_name_suggests_a_shipped_one():
+    with pytest.raises(ValueError, match=r"'digts' is neither .* \(did you mean 'digits'\?\); shipped: .*digits"):
+        load("digts")
+    with pytest.raises(ValueError, match=r"'qqqqqqqq' is neither a run directory \(no recipe\.json in it\)"):
+        load("qqqqqqqq")
+
+
+def test_unknown_weights(run):
+    with pytest.raises(ValueError, match="weights='emma' is unknown; allowed: ema, model"):
+        load(run, "emma")
+
+
+def test_run_without_checkpoint(run, tmp_path):
+    shutil.copy(run / "recipe.json", tmp_path / "recipe.json")
+    with pytest.raises(ValueError, match="no checkpoint"):
+        load(tmp_path)
+
+
+def test_folder_that_is_no_run(tmp_path):
+    with pytest.raises(ValueError, match=r"no recipe\.json"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("weights", ["ema", "model"])
+def test_damaged_weights_are_named(run, tmp_path, weights):
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    path = checkpoint.latest(copy) / f"{weights}.safetensors"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+    with pytest.raises(DamagedCheckpoint, match=rf"{weights}\.safetensors is damaged"):
+        load(copy, weights)
+    load(copy, "model" if weights == "ema" else "ema")
+
+
+def test_damaged_recipe_is_named(run, tmp_path):
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    stored = json.loads((copy / "recipe.json").read_text())
+    stored["train"]["stepps"] = 3
+    (copy / "recipe.json").write_text(json.dumps(stored))
+    with pytest.raises(ValueError, match=r"recipe\.json: unknown key 'train\.stepps' \(did you mean 'steps'\?\)"):
+        load(copy)
+
+
+def test_weights_of_another_network_are_refused_by_name(run, tmp_path):
+    """The recipe says one width, the checkpoint holds another: a ValueError that names the run, no torch internals."""
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    stored = json.loads((copy / "recipe.json").read_text())
+    stored["network"]["width"] = 32
+    (copy / "recipe.json").write_text(json.dumps(stored))
+    with pytest.raises(ValueError, match="run"):
+        load(copy)
+
+
+def test_export_samples_alike_and_holds_little(run, tmp_path):
+    export(run, tmp_path / "small")
+    assert sorted(p.name for p in (tmp_path / "small").rglob("*") if p.is_file()) == [
+        "ema.safetensors",
+        "manifest.json",
+        "recipe.json",
+    ]
+    full, small = load(run), load(tmp_path / "small")
+    assert small.network.embed.weight.dtype == torch.float32
+    x, t, labels = inputs()
+    assert torch.allclose(full(x, t, labels), small(x, t, labels), atol=2e-3)
+    assert checkpoint.read_manifest(checkpoint.latest(tmp_path / "small"))["step"] == 3
+    with pytest.raises(ValueError, match=r"weights='model'.*use weights='ema'"):
+        load(tmp_path / "small", "model")
+    with pytest.raises(ValueError, match="no checkpoint"):
+        export(tmp_path / "nothing", tmp_path / "other")
+
+
+def test_device():
+    assert choose_device("cpu") == torch.device("cpu")
+    assert choose_device("auto").type in ("cpu", "cuda")
+    for wrong in ("gpu", "cuda:99", ""):
+        with pytest.raises(ValueError, match=f"device='{wrong}'"):
+            choose_device(wrong)
+    assert Model(tiny()).device == torch.device("cpu")
+
+
+def test_likelihood_of_an_untrained_model():
+    """u = 0 makes the flow dx/dc = -c x: x_1 = x exp(-a), log p = log N(x_1) - d a, a = (1 - t_min)/2."""
+    model = Model(tiny()).eval()
+    x = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    a = (1 - likelihood.T_MIN) / 2
+    want = -0.5 * (x**2).flatten(1).sum(1) * math.exp(-2 * a) - 32 * math.log(2 * math.pi) - 64 * a
+    found = likelihood.log_likelihood(model, x, condition=torch.arange(3), seeds=range(3))
+    assert found.tolist() == pytest.approx(want.tolist(), abs=1e-3)
+    assert torch.allclose(likelihood.encode(model, x, nfe=200), x * math.exp(-a), atol=1e-3)
