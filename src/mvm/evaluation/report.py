@@ -70,7 +70,7 @@ def plot_svg(curves: Sequence[Curve], axes: Axes) -> str:
         panel.yaxis.set_minor_formatter("{x:g}")  # a range within one decade has minor ticks alone
     if axes.ticks:
         panel.set_xticks(axes.ticks, [f"{tick:g}" for tick in axes.ticks], minor=False)
-        panel.minorticks_off()
+        panel.xaxis.minorticks_off()
     panel.set(xlabel=axes.x, ylabel=axes.y)
     panel.grid(alpha=0.25)
     panel.spines[["top", "right"]].set_visible(False)
