@@ -194,9 +194,7 @@ def sample(
     from mvm.generate import check_output, cycle_labels, generate_all, write_images
     from mvm.model import choose_device, load
     from mvm.noise import as_seeds
-    from mvm.options import at_least
 
-    at_least("num", num, 1)
     check_output(out)
     out.resolve().parent.mkdir(parents=True, exist_ok=True)  # if that fails, before the work
     loaded = load(model).to(choose_device(device))

@@ -32,6 +32,7 @@ class Generated(NamedTuple):
 
 def cycle_labels(classes: Sequence[int], num: int, num_classes: int) -> Tensor:
     """Return num labels that go round the asked classes (all of them when none is asked)."""
+    at_least("num", num, 1)
     chosen = list(classes) or list(range(num_classes))
     bad = [c for c in chosen if not 0 <= c < num_classes]
     if bad:
