@@ -57,7 +57,7 @@ def likelihood_gap() -> float:
 
 
 def training_gap(steps: int = 20) -> tuple[float, bool]:
-    """Return the largest relative gap of the loss between devices, and whether 10 + resume + 10 is bit-equal on the GPU."""
+    """Return the largest relative gap of the loss, and whether 10 + resume + 10 steps are bit-equal on the GPU."""
     recipe = override(load_recipe("digits"), {"train.steps": str(steps), "train.log_every": "1", "train.warmup": "2"})
     losses: dict[str, list[float]] = {"cpu": [], "cuda": []}
     with tempfile.TemporaryDirectory() as folder:
