@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mvm import noise
 from mvm.options import at_least, choose
-from mvm.path import MEAN_VELOCITY, Field, Schedule, equal_snr, full_time
+from mvm.path import MEAN_VELOCITY, Field, Schedule, equal_snr, full_time, require_schedule
 from mvm.pixels import GREY_SCALE
 from mvm.solver import GRID_POWER, PredictorCorrector, adams, run
 
@@ -35,6 +35,7 @@ def _transport(
     field: Field, x: Tensor, schedule: Schedule, times: tuple[float, ...], condition: Tensor | None
 ) -> Tensor:
     """Return x carried along the ODE through MeanVelocity's times."""
+    require_schedule(field, schedule)
     seen = equal_snr(field, schedule, MEAN_VELOCITY)
     plan = SOLVER.plan_times(MEAN_VELOCITY, times, rho=0.0)
     return run(plan, lambda state, t: seen(state, full_time(state, t), condition), x, _no_noise).x
@@ -118,6 +119,7 @@ def log_likelihood(
 
     method: "hutchinson" (Rademacher probes from each sample's seed) or "exact" (a backward pass per dimension).
     """
+    require_schedule(field, schedule)
     choose("method", method, dict.fromkeys(("hutchinson", "exact")))
     at_least("steps", steps, 1)
     at_least("probes", probes, 1)

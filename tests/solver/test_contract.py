@@ -77,3 +77,14 @@ def test_internal_guidance_needs_an_inner_head() -> None:
     x = noise.initial(torch.arange(2), model.sample_shape)
     with pytest.raises(ValueError, match="inner_block"):
         sample(model, x, nfe=3, guidance=Internal(1.4))
+
+
+def test_likelihood_refuses_another_schedule() -> None:
+    from mvm import likelihood
+
+    model = mvm.load("digits")
+    images = torch.zeros(1, 1, 8, 8, dtype=torch.uint8)
+    with pytest.raises(ValueError, match=r"schedule=model\.schedule"):
+        likelihood.bits_per_dim(model, images, schedule=LinearFlow(), steps=2)
+    with pytest.raises(ValueError, match=r"schedule=model\.schedule"):
+        likelihood.encode(model, torch.zeros(1, 1, 8, 8), schedule=LinearFlow(), nfe=2)

@@ -1,7 +1,16 @@
 """The Gaussian path between data and noise: schedules, prediction kinds, fields, training noise."""
 
 from mvm.path.convert import KINDS, MEAN_VELOCITY_KINDS, NOISE_KINDS, Pair, convert, from_pair, to_pair, to_x0
-from mvm.path.field import Field, PairedField, TrainedField, equal_snr, equal_snr_scale, equal_snr_time, full_time
+from mvm.path.field import (
+    Field,
+    PairedField,
+    TrainedField,
+    equal_snr,
+    equal_snr_scale,
+    equal_snr_time,
+    full_time,
+    require_schedule,
+)
 from mvm.path.perturb import Noised, TimeLaw, perturb
 from mvm.path.schedule import (
     MEAN_VELOCITY,
@@ -40,6 +49,7 @@ __all__ = [
     "full_time",
     "like",
     "perturb",
+    "require_schedule",
     "schedule_named",
     "to_pair",
     "to_x0",

@@ -34,6 +34,14 @@ class TrainedField(Protocol):
     def num_classes(self) -> int: ...
 
 
+def require_schedule(field: Field, schedule: Schedule) -> None:
+    """Raise if a trained model is used on another path than its own: it would answer noise without a word."""
+    if isinstance(field, TrainedField) and field.schedule != schedule:
+        raise ValueError(
+            f"schedule={schedule}: this model was trained on {field.schedule}; pass schedule=model.schedule"
+        )
+
+
 def equal_snr_time(t: Tensor | float, source: Schedule, target: Schedule) -> Tensor:
     """Return the target's time with the signal-to-noise ratio the source has at t."""
     return target.t_from_lam(source.lam(t))

@@ -19,6 +19,7 @@ from mvm.path import (
     equal_snr_scale,
     equal_snr_time,
     full_time,
+    require_schedule,
 )
 from mvm.solver.adams import adams, sa
 from mvm.solver.adaptive import Adaptive
@@ -140,15 +141,10 @@ def _check_tensors(noise: Tensor, condition: Tensor | None) -> None:
         raise ValueError(f"condition must be an int64 tensor of shape ({noise.shape[0]},), one label per sample")
 
 
-def _check_trained(field: Field, schedule: Schedule, condition: Tensor | None) -> None:
-    """A trained model knows its path and its classes: a mismatch would sample noise without a word."""
-    if not isinstance(field, TrainedField):
+def _check_labels(field: Field, condition: Tensor | None) -> None:
+    if not isinstance(field, TrainedField) or condition is None:
         return
-    if field.schedule != schedule:
-        raise ValueError(
-            f"schedule={schedule}: this model was trained on {field.schedule}; pass schedule=model.schedule"
-        )
-    if condition is not None and not bool(((condition >= 0) & (condition < field.num_classes)).all()):
+    if not bool(((condition >= 0) & (condition < field.num_classes)).all()):
         raise ValueError(f"condition holds labels outside 0 to {field.num_classes - 1}, the classes of this model")
 
 
@@ -186,7 +182,8 @@ def solve(
     """
     _check_numbers(nfe, rho)
     _check_tensors(noise, condition)
-    _check_trained(field, schedule, condition)
+    require_schedule(field, schedule)
+    _check_labels(field, condition)
     chosen = solver_named(solver)
     seeds = counter_noise.as_seeds(seeds, noise.shape[0], noise.device)
     # half-precision states lose the image in rounding: the loop runs in float32 at least
