@@ -1,6 +1,6 @@
 """Which grid and which variable phi? The search behind the default sampler, on exact oracles.
 
-    python benchmarks/grid_search.py > benchmarks/results/grid_search.md     (CPU, about 5 minutes)
+    python benchmarks/grid_search.py > benchmarks/results/grid_search.md     (CPU, about 7 minutes)
 
 For every candidate: the worst error of the sampled std over Gaussians of std 0.1, 0.5, 2 and rho 0, 0.5, 0.75, 1
 (exact recursion), and on 2,048 noises of the digits oracle (ODE, float32) the median error and the number of noises
