@@ -104,10 +104,8 @@ def train(
     except KeyboardInterrupt:
         print("\nmvm: stopped; go on with the same command and --resume", file=sys.stderr)
         return INTERRUPTED
-    print(
-        f"{folder} is at step {min(until or chosen.train.steps, chosen.train.steps)} of {chosen.train.steps}; ", end=""
-    )
-    print(f"sample with: mvm sample {folder} --out grid.png")
+    steps = chosen.train.steps
+    print(f"{folder} is at step {min(until or steps, steps)} of {steps}; sample: mvm sample {folder} --out grid.png")
     return 0
 
 

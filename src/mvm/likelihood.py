@@ -14,7 +14,7 @@ from mvm import noise
 from mvm.options import at_least, choose
 from mvm.path import MEAN_VELOCITY, Field, Schedule, equal_snr, full_time, require_schedule
 from mvm.pixels import GREY_SCALE
-from mvm.solver import GRID_POWER, PredictorCorrector, adams, run
+from mvm.solver import GRID_POWER, PredictorCorrector, adams, no_noise, run
 
 T_MIN = 1e-5
 SOLVER: PredictorCorrector = adams()
@@ -26,10 +26,6 @@ def _times(steps: int, r: float = GRID_POWER) -> tuple[float, ...]:
     return (*((low + (1 - low) * i / steps) ** r for i in range(steps)), 1.0)
 
 
-def _no_noise(index: int) -> Tensor:
-    raise AssertionError("the ODE draws no noise")
-
-
 @torch.no_grad()
 def _transport(
     field: Field, x: Tensor, schedule: Schedule, times: tuple[float, ...], condition: Tensor | None
@@ -38,7 +34,7 @@ def _transport(
     require_schedule(field, schedule)
     seen = equal_snr(field, schedule, MEAN_VELOCITY)
     plan = SOLVER.plan_times(MEAN_VELOCITY, times, rho=0.0)
-    return run(plan, lambda state, t: seen(state, full_time(state, t), condition), x, _no_noise).x
+    return run(plan, lambda state, t: seen(state, full_time(state, t), condition), x, no_noise).x
 
 
 def encode(

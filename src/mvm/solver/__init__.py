@@ -2,7 +2,7 @@
 
 from mvm.solver.adams import GRID_POWER, PredictorCorrector, adams, sa
 from mvm.solver.adaptive import Adaptive
-from mvm.solver.base import Evaluate, NoiseSource, Plan, Solver, State, run
+from mvm.solver.base import Evaluate, NoiseSource, Plan, Solver, State, no_noise, run
 from mvm.solver.grid import Grid, LamGrid, PowerGrid
 from mvm.solver.guidance import (
     Auto,
@@ -49,6 +49,7 @@ __all__ = [
     "adams",
     "guided",
     "guided_evaluations",
+    "no_noise",
     "progress",
     "run",
     "sa",

@@ -80,6 +80,11 @@ class Solver(ABC):
         """Return the plan through given times; an end at t > 0 yields the state there."""
 
 
+def no_noise(index: int) -> Tensor:
+    """The noise source of an ODE: there is none to draw."""
+    raise AssertionError("the ODE draws no noise")
+
+
 def run(
     plan: Plan,
     evaluate: Evaluate,
