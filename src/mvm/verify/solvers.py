@@ -167,11 +167,8 @@ def check_digits(reference_nfe: int = 300) -> Checks:
     reference = sample(field, x, nfe=reference_nfe)
     for nfe, limit in DIGITS_BARS.items():
         error = rmse(sample(field, x, nfe=nfe), reference)
-        yield Check(
-            f"default sampler on 1,797 digits, one draw (torch seed 0; others miss), RMSE to {reference_nfe} steps, nfe {nfe}",
-            error,
-            limit,
-        )
+        what = f"one draw (torch seed 0; others miss), RMSE to {reference_nfe} steps, nfe {nfe}"
+        yield Check(f"default sampler on 1,797 digits, {what}", error, limit)
 
 
 def check_adaptive() -> Checks:
