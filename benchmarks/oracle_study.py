@@ -151,7 +151,8 @@ def ingredients() -> None:
 
 def trained(run: str) -> None:
     from mvm.evaluation.metrics import frechet_distance, moments, pixel_features
-    from mvm.model import load, training_data
+    from mvm.model import load
+    from mvm.training.data import training_data
 
     model = load(run)
     held_out = moments(pixel_features(training_data(model.recipe, "held-out").images))

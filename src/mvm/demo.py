@@ -18,9 +18,10 @@ from mvm.evaluation.metrics import Moments, frechet_distance, moments, pixel_fea
 from mvm.evaluation.report import Axes, Curve, Page, paragraph, picture, plot_svg, provenance, require_plots, table
 from mvm.files import put_in_place, temporary_beside, write_text
 from mvm.generate import cycle_labels, generate_all, grid
-from mvm.model import Model, training_data
+from mvm.model import Model
 from mvm.recipes import Recipe, SampleConfig, load_recipe, to_json
 from mvm.solver import DEFAULT_NFE, State, solve
+from mvm.training.data import training_data
 from mvm.training.loop import train
 
 SDE_RHO = 1.0  # the paper's reverse SDE

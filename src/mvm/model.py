@@ -6,7 +6,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from mvm.data import DATA_SETS, Images
 from mvm.files import write_text
 from mvm.latent import Codec, Pixels
 from mvm.network import DiT, Output
@@ -30,24 +29,18 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def training_data(recipe: Recipe, split: str = "train") -> Images:
-    """Return the images a recipe trains on (or its "held-out" ones)."""
-    return DATA_SETS[recipe.data.name].load(split)
-
-
 class Model(nn.Module):
     """A Field: model(x, t, condition) -> x0_hat, with `pair` where the network has an inner head."""
 
     def __init__(self, recipe: Recipe) -> None:
         super().__init__()
-        data = DATA_SETS[recipe.data.name]
         self.recipe = recipe
         self.schedule: Schedule = recipe.path.build()
-        self.classes = data.classes
-        self.codec: Codec = Pixels(data.shape)
+        self.classes = recipe.data.class_names
+        self.codec: Codec = Pixels(recipe.data.shape)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(recipe.seed)
-            self.network = DiT(recipe.network, self.codec.latent_shape, len(data.classes))
+            self.network = DiT(recipe.network, self.codec.latent_shape, len(self.classes))
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
@@ -81,13 +74,16 @@ class Model(nn.Module):
         return self._x0(output.prediction, x, t), self._x0(output.inner, x, t)
 
 
-def _run_model(run: Path, weights: str) -> Model:
+def _run_model(run: Path, weights: str, which: str) -> Model:
     recipe = parse_recipe((run / "recipe.json").read_text(encoding="utf-8"), ".json", str(run / "recipe.json"))
-    folder = checkpoint.latest(run)
+    folder = checkpoint.find(run, which)
     if folder is None:
-        raise ValueError(f"{run} holds a recipe but no checkpoint yet; train it first")
-    if f"{weights}.safetensors" not in checkpoint.read_manifest(folder)["sha256"]:
-        raise ValueError(f"weights='{weights}': {run} was exported without them; use weights='ema'")
+        asked = "" if which == "latest" else f" '{which}'"
+        raise ValueError(f"{run} holds a recipe but no checkpoint{asked} yet; train it first")
+    stored = [file.removesuffix(".safetensors") for file in checkpoint.read_manifest(folder)["sha256"]]
+    known = [name for name in stored if name not in ("optimizer", "projector")]
+    if weights not in known:
+        raise ValueError(f"weights='{weights}': {run} has no such weights; it has: {', '.join(known)}")
     model = Model(recipe)
     found = checkpoint.load(folder, weights)
     try:
@@ -114,20 +110,19 @@ def shipped_models() -> list[str]:
     return sorted(entry.name for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else []
 
 
-def load(run_or_name: str | Path, weights: str = "ema") -> Model:
-    """Return the model of a run directory (its newest checkpoint), or one shipped in the package by name.
+def load(run_or_name: str | Path, weights: str = "ema", which: str = "latest") -> Model:
+    """Return the model of a run directory, or one shipped in the package by name.
 
-    weights: "ema" (default) or "model", the raw weights.
+    weights: "ema" (default), "model" (the raw weights), or another average the run keeps ("ema-0.999",
+    "power-0.1"). which: the checkpoint: "latest", "best" (by previews), or a step number.
     """
-    if weights not in ("ema", "model"):
-        raise ValueError(f"weights='{weights}' is unknown; allowed: ema, model")
     run = Path(run_or_name)
     if (run / "recipe.json").is_file():
-        return _run_model(run, weights)
+        return _run_model(run, weights, which)
     names = shipped_models()
     if str(run_or_name) in names:
         with as_file(files("mvm") / SHIPPED / str(run_or_name)) as folder:
-            return _run_model(folder, weights)
+            return _run_model(folder, weights, which)
     raise ValueError(
         f"'{run_or_name}' is neither a run directory (no recipe.json in it) nor a shipped model"
         f"{nearest(str(run_or_name), names)}; shipped: {', '.join(names) or 'none'}"

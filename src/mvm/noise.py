@@ -19,10 +19,20 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
 
 # Streams keep the draws of one seed apart; solver steps use STEP + index.
-INITIAL, LABEL, TIME, TRAIN, DEQUANTISE, HUTCHINSON, DERIVE = range(7)
+INITIAL, LABEL, TIME, TRAIN, DEQUANTISE, HUTCHINSON, DERIVE, MIRROR = range(8)
 STEP = 1 << 16
 
 MAX_SEED = 2**63 - 1
+
+
+def _product(word: Tensor, multiplier: int) -> tuple[Tensor, Tensor]:
+    """Return the high and low 32 bits of word * multiplier, both below 2^32.
+
+    By halves of the multiplier: the whole product would overflow int64, which a compiler may treat as it likes.
+    """
+    upper, lower = word * (multiplier >> 16), word * (multiplier & 0xFFFF)  # each below 2^48
+    middle = upper + (lower >> 16)
+    return middle >> 16, ((middle & 0xFFFF) << 16) | (lower & 0xFFFF)
 
 
 def philox(counter: tuple[Tensor, ...], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
@@ -30,9 +40,9 @@ def philox(counter: tuple[Tensor, ...], key: tuple[Tensor, Tensor]) -> tuple[Ten
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
-        # The int64 product wraps to the right 64 bits; shift and mask read its two halves as unsigned.
-        p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
-        c0, c1, c2, c3 = ((p1 >> 32) & _MASK) ^ c1 ^ k0, p1 & _MASK, ((p0 >> 32) & _MASK) ^ c3 ^ k1, p0 & _MASK
+        high0, low0 = _product(c0, _MULTIPLIERS[0])
+        high1, low1 = _product(c2, _MULTIPLIERS[1])
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
         k0, k1 = (k0 + _WEYL[0]) & _MASK, (k1 + _WEYL[1]) & _MASK
     return c0, c1, c2, c3
 

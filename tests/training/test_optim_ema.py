@@ -1,13 +1,18 @@
-"""Learning rate, AdamW groups and the moving average, against loops written out by hand."""
+"""Learning rate, optimizers and the moving average, against loops written out by hand."""
 
 import math
+from contextlib import contextmanager
 
 import pytest
 import torch
-from torch import nn
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
-from mvm.training import ema
-from mvm.training.optim import TrainConfig, adamw, learning_rate
+from mvm.network import DiT, DiTConfig
+from mvm.training import ema, power_ema
+from mvm.training.optim import DECAYS, TrainConfig, adamw, learning_rate, optimizers
 
 
 def test_warmup_then_linear_fall():
@@ -23,9 +28,30 @@ def test_constant_rate():
     assert [learning_rate(config, s) for s in range(6)] == pytest.approx([1.5e-4, 3e-4, 3e-4, 3e-4, 3e-4, 3e-4])
 
 
+def test_cosine():
+    config = TrainConfig(steps=8, lr=2.0, warmup=2, decay="cosine", final=0.5)
+    want = [1.0, 2.0, *(1.5 + 0.5 * math.cos(math.pi * k / 6) for k in range(6)), 1.0, 1.0]
+    assert [learning_rate(config, step) for step in range(10)] == pytest.approx(want)
+
+
+def test_trapezoid():
+    config = TrainConfig(steps=20, lr=1.0, warmup=4, decay="trapezoid", final=0.2, cooldown=0.2)
+    want = [0.25, 0.5, 0.75, *(13 * [1.0]), 1.0, 0.8, 0.6, 0.4, 0.2, 0.2]
+    assert [learning_rate(config, step) for step in range(22)] == pytest.approx(want)
+
+
+@pytest.mark.parametrize("cooldown", [0.7, 1.0])
+def test_trapezoid_without_room_to_stay_is_linear(cooldown):
+    """A cooldown that would begin within the warm-up begins after it: the rate never jumps."""
+    options = {"steps": 10, "lr": 1.0, "warmup": 4}
+    both = [TrainConfig(decay=decay, cooldown=cooldown, **options) for decay in ("trapezoid", "linear")]
+    assert [learning_rate(both[0], step) for step in range(12)] == [learning_rate(both[1], step) for step in range(12)]
+
+
+@pytest.mark.parametrize("decay", DECAYS)
 @pytest.mark.parametrize(("warmup", "steps"), [(0, 1), (5, 5), (9, 5)])
-def test_rate_is_finite_when_warmup_fills_the_run(warmup, steps):
-    config = TrainConfig(steps=steps, lr=1.0, warmup=warmup, decay="linear", final=0.0)
+def test_rate_is_finite_when_warmup_fills_the_run(warmup, steps, decay):
+    config = TrainConfig(steps=steps, lr=1.0, warmup=warmup, decay=decay, final=0.0)
     rates = [learning_rate(config, s) for s in range(steps)]
     assert all(0 < rate <= 1 for rate in rates)
 
@@ -60,6 +86,183 @@ def test_one_step_of_adamw():
     assert torch.allclose(network.weight, now * (1 - 0.001) - 0.01 * m / (v.sqrt() + 1e-8), atol=1e-6)
 
 
+CONFIG = TrainConfig(lr=0.01, weight_decay=0.1)
+
+
+def small(device="cpu"):
+    """A network with matrices and vectors, and its fused AdamW."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(5, 7), nn.LayerNorm(7), nn.Linear(7, 3)).to(device)
+    return network, fused(network)
+
+
+def fused(network):
+    (optimizer,) = optimizers(CONFIG, network.named_parameters())
+    return optimizer
+
+
+def give_gradients(network, seed, factor=1.0):
+    generator = torch.Generator().manual_seed(seed)
+    for p in network.parameters():
+        p.grad = factor * torch.randn(p.shape, generator=generator).to(p.device)
+
+
+def whole(value):
+    return (value.full_tensor() if isinstance(value, DTensor) else value).detach().clone()
+
+
+def state_of(network, optimizer):
+    """Weights, moments and step counters, copied."""
+    kept = {name: whole(p) for name, p in network.named_parameters()}
+    for name, p in network.named_parameters():
+        kept |= {f"{name}/{key}": whole(value) for key, value in optimizer.state[p].items()}
+    return kept
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def skip_or_not(optimizer, network, skip):
+    optimizer.found_inf = torch.tensor(float(skip), device=next(network.parameters()).device)
+    optimizer.step()
+
+
+@pytest.fixture(params=["cpu", "cuda"])
+def device(request):
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no GPU here")
+    return request.param
+
+
+@pytest.mark.parametrize("skipped_at", [0, 2])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_fused_step_is_skipped_where_found_inf_is_one(device, skipped_at, bad):
+    """Weights, moments and counters stay bit for bit, and later steps are those of a run without the skipped one."""
+    (network, optimizer), (clean, plain) = small(device=device), small(device=device)
+    for step in range(4):
+        if step == skipped_at:
+            before = state_of(network, optimizer)
+            give_gradients(network, 99, factor=bad)
+            skip_or_not(optimizer, network, skip=True)
+            after = state_of(network, optimizer)
+            assert same({name: after[name] for name in before}, before)  # at step 0 there were no moments yet
+            assert all(float(optimizer.state[p]["step"]) == step for p in network.parameters())
+        give_gradients(network, step)
+        give_gradients(clean, step)
+        skip_or_not(optimizer, network, skip=False)
+        plain.step()  # no found_inf at all
+    assert same(state_of(network, optimizer), state_of(clean, plain))
+
+
+@contextmanager
+def one_process_group():
+    distributed.init_process_group("gloo", rank=0, world_size=1, store=distributed.HashStore())
+    try:
+        yield init_device_mesh("cpu", (1,))
+    finally:
+        distributed.destroy_process_group()
+
+
+@pytest.mark.skipif(not distributed.is_gloo_available(), reason="torch was built without gloo")
+def test_fused_step_is_skipped_under_fsdp_too():
+    with one_process_group() as mesh:
+        network, _ = small()
+        fully_shard(network, mesh=mesh)
+        optimizer = fused(network)
+        assert all(isinstance(p, DTensor) for p in network.parameters())
+        x = torch.randn(4, 5)
+        for step, skip in enumerate([False, True, False]):
+            optimizer.zero_grad()
+            network(math.nan * x if skip else x).square().sum().backward()
+            before = state_of(network, optimizer)
+            skip_or_not(optimizer, network, skip)
+            after = state_of(network, optimizer)
+            assert same(before, after) == skip, step
+        assert all(float(value) == 2 for name, value in after.items() if name.endswith("/step"))
+
+
+def test_fused_adamw_is_adamw():
+    (network, one), copy = small(), small()[0]
+    other = adamw(CONFIG, copy)
+    assert one.param_groups[0]["fused"]
+    assert not other.param_groups[0]["fused"]
+    for step in range(100):
+        for net, opt in ((network, one), (copy, other)):
+            give_gradients(net, step)
+            opt.step()
+    for (name, p), q in zip(network.named_parameters(), copy.parameters(), strict=True):
+        assert torch.allclose(p, q, rtol=0, atol=1e-6), name
+
+
+def tiny_dit():
+    torch.manual_seed(0)
+    return DiT(DiTConfig(size="tiny", depth=2, width=32, heads=2, inner_block=1), (1, 8, 8), 10)
+
+
+@pytest.mark.parametrize("prefix", ["", "_orig_mod.", "module."])
+def test_muon_has_the_matrices_of_the_blocks_and_adamw_the_rest(prefix):
+    network = tiny_dit()
+    names = {p: name for name, p in network.named_parameters()}
+    named = [(prefix + name, p) for name, p in network.named_parameters()]
+    muon, others = optimizers(TrainConfig(optimizer="muon", weight_decay=0.1, lr=3e-3), named)
+    hidden = {names[p] for group in muon.param_groups for p in group["params"]}
+    parts = ("attention.qkv", "attention.out", "mlp.gate_up", "mlp.down", "modulation")
+    assert hidden == {f"blocks.{block}.{part}.weight" for block in (0, 1) for part in parts}
+    rest = {names[p] for group in others.param_groups for p in group["params"]}
+    assert hidden | rest == set(names.values())
+    assert not hidden & rest
+    assert {"embed.weight", "label.weight", "head.linear.weight", "inner_head.modulation.weight"} < rest
+    assert isinstance(muon, torch.optim.Muon)
+    assert isinstance(others, torch.optim.AdamW)
+    for optimizer in (muon, others):
+        assert {group["lr"] for group in optimizer.param_groups} == {3e-3}
+        for group in optimizer.param_groups:
+            assert all(group["weight_decay"] == (0.1 if p.ndim >= 2 else 0) for p in group["params"])
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_frozen_parameters_are_left_out(kind):
+    network = tiny_dit()
+    network.blocks[0].requires_grad_(False)
+    found = optimizers(TrainConfig(optimizer=kind), network.named_parameters())
+    held = {p for optimizer in found for group in optimizer.param_groups for p in group["params"]}
+    assert held == {p for p in network.parameters() if p.requires_grad}
+
+
+def test_muon_needs_blocks():
+    with pytest.raises(ValueError, match=r"train\.optimizer='muon'"):
+        optimizers(TrainConfig(optimizer="muon"), nn.Linear(2, 2).named_parameters())
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_loss_of_a_fixed_batch_falls(kind):
+    network, generator = tiny_dit(), torch.Generator().manual_seed(1)
+    x, target = torch.randn(2, 16, 1, 8, 8, generator=generator)
+    level, labels = torch.rand(16, generator=generator), torch.arange(16) % 10
+    found = optimizers(TrainConfig(optimizer=kind, lr=1e-2), network.named_parameters())
+    losses = []
+    for _ in range(40):
+        network.zero_grad()
+        loss = (network(x, level, labels).prediction - target).square().mean()
+        loss.backward()
+        for optimizer in found:
+            optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0], losses[::10]
+
+
+def test_muon_moves_a_matrix_as_far_as_its_rate_says():
+    """Orthogonal steps of root mean square 0.2 lr a value (Muon's singular values are within 0.7 and 1.2)."""
+    network = tiny_dit()
+    muon, _ = optimizers(TrainConfig(optimizer="muon", lr=0.1), network.named_parameters())
+    weight = network.blocks[0].attention.out.weight
+    before = weight.detach().clone()
+    weight.grad = torch.randn(weight.shape, generator=torch.Generator().manual_seed(4))
+    muon.step()
+    assert float((weight.detach() - before).square().mean().sqrt()) == pytest.approx(0.02, rel=0.2)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -77,7 +280,11 @@ def test_one_step_of_adamw():
         ({"ema": 1.0}, r"train\.ema=1"),
         ({"beta2": 1.0}, r"train\.beta2=1"),
         ({"final": 1.1}, r"train\.final=1\.1"),
-        ({"decay": "cosine"}, r"train\.decay='cosine'"),
+        ({"decay": "cosin"}, r"train\.decay='cosin' is unknown \(did you mean 'cosine'"),
+        ({"cooldown": 0.0}, r"train\.cooldown=0\.0"),
+        ({"cooldown": 1.1}, r"train\.cooldown=1\.1"),
+        ({"cooldown": math.nan}, r"train\.cooldown=nan"),
+        ({"optimizer": "moun"}, r"train\.optimizer='moun' is unknown \(did you mean 'muon'"),
     ],
 )
 def test_bad_values_are_named(changes, words):
@@ -93,22 +300,28 @@ def test_decay_warms_up(decay, step, want):
     assert ema.decay_at(decay, step) == pytest.approx(want)
 
 
-def test_average_equals_a_hand_loop():
+def test_averages_equal_hand_loops():
     torch.manual_seed(0)
     network = nn.Linear(3, 2).double()
-    average = ema.copy_weights(network)
-    by_hand = {name: p.detach().clone() for name, p in network.named_parameters()}
+    averages = ema.Averages(network, (0.7,), (0.1,))
+    gamma = power_ema.exponent(0.1)
+    rules = {
+        "ema": lambda step: min(0.7, (1 + step) / (10 + step)),
+        "power-0.1": lambda s: (s / (s + 1)) ** (gamma + 1),
+    }
+    by_hand = {rule: {name: p.detach().clone() for name, p in network.named_parameters()} for rule in rules}
     for step in range(30):
         with torch.no_grad():
             for p in network.parameters():
                 p.add_(torch.randn_like(p))
-        ema.update(average, network, 0.7, step)
-        decay = min(0.7, (1 + step) / (10 + step))
-        for name, p in network.named_parameters():
-            by_hand[name] = decay * by_hand[name] + (1 - decay) * p.detach()
-    for name, want in by_hand.items():
-        assert torch.allclose(average[name], want, atol=1e-12)
-    assert not torch.allclose(average["weight"], network.weight, atol=1e-3)
+        averages.update(step)
+        for rule, decay in rules.items():
+            for name, p in network.named_parameters():
+                by_hand[rule][name] = decay(step) * by_hand[rule][name] + (1 - decay(step)) * p.detach()
+    assert averages.tensors.keys() == rules.keys()
+    for rule, weights in by_hand.items():
+        assert all(torch.allclose(averages.tensors[rule][name], want, atol=1e-12) for name, want in weights.items())
+        assert not torch.allclose(averages.tensors[rule]["weight"], network.weight, atol=1e-3)
 
 
 def test_average_starts_as_a_copy_and_shares_no_memory():

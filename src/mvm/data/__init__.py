@@ -1,6 +1,21 @@
 """Images and their order."""
 
-from mvm.data.embedded import DATA_SETS, DataSet, Images, digits
-from mvm.data.loader import Order
+from mvm.data.catalogue import DATA_SETS, DataSet
+from mvm.data.embedded import Images, digits
+from mvm.data.loader import OnHost, Order, Resident, Store, mirror, mirrored
+from mvm.data.shards import Prepared, open_prepared
 
-__all__ = ["DATA_SETS", "DataSet", "Images", "Order", "digits"]
+__all__ = [
+    "DATA_SETS",
+    "DataSet",
+    "Images",
+    "OnHost",
+    "Order",
+    "Prepared",
+    "Resident",
+    "Store",
+    "digits",
+    "mirror",
+    "mirrored",
+    "open_prepared",
+]

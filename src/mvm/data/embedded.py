@@ -1,6 +1,5 @@
 """Data that ships in the package: the 8x8 digits."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.resources import files
 
@@ -28,15 +27,6 @@ class Images:
         return Images(self.images[index], self.labels[index], self.classes)
 
 
-@dataclass(frozen=True)
-class DataSet:
-    """What a network must know of its data before any is read, and how to read it: load(split)."""
-
-    shape: tuple[int, int, int]
-    classes: tuple[str, ...]
-    load: Callable[[str], Images]
-
-
 HELD_OUT = 397  # of 1,797; the rest, 1,400, is for training
 
 
@@ -50,13 +40,11 @@ def digits(split: str = "all") -> Images:
         archive = np.load(file, allow_pickle=False)
         levels, labels = archive["levels"], archive["labels"]
     images = torch.from_numpy(np.round(levels * (255 / 16)).astype(np.uint8)).reshape(-1, 1, 8, 8)
-    data = Images(images, torch.from_numpy(labels.astype(np.int64)), DIGITS.classes)
+    data = Images(images, torch.from_numpy(labels.astype(np.int64)), CLASSES)
     parts = {"all": slice(None), "train": slice(HELD_OUT, None), "held-out": slice(HELD_OUT)}
     if split not in parts:
         raise ValueError(f"split='{split}' is unknown; allowed: {', '.join(parts)}")
     return data[parts[split]]
 
 
-DIGITS = DataSet((1, 8, 8), tuple("0123456789"), digits)
-
-DATA_SETS: dict[str, DataSet] = {"digits": DIGITS}
+CLASSES = tuple("0123456789")

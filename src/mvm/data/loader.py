@@ -1,28 +1,30 @@
 """Data order as a pure function of (seed, step): resume needs one integer, whatever the process count."""
 
-from dataclasses import dataclass, field
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from mvm import noise
+from mvm.data.embedded import Images
 
 
-@dataclass
+@lru_cache(maxsize=2)  # an epoch and, read ahead, the next
+def _permutation(seed: int, epoch: int, size: int) -> Tensor:
+    return torch.from_numpy(np.random.default_rng([seed, epoch]).permutation(size))
+
+
+@dataclass(frozen=True)
 class Order:
     """The global stream of sample indices: one fresh permutation of the data per epoch."""
 
     size: int
     seed: int
-    _epoch: int = field(default=-1, init=False)
-    _permutation: Tensor = field(default_factory=lambda: torch.empty(0), init=False)  # of the epoch last asked for
-
-    def _of_epoch(self, epoch: int) -> Tensor:
-        if epoch != self._epoch:
-            shuffled = np.random.default_rng([self.seed, epoch]).permutation(self.size)
-            self._epoch, self._permutation = epoch, torch.from_numpy(shuffled)
-        return self._permutation
 
     def positions(self, step: int, batch: int) -> Tensor:
         """Return the places in the stream that step `step` consumes."""
@@ -34,9 +36,88 @@ class Order:
         out = torch.empty_like(positions)
         for epoch in epochs.unique().tolist():
             here = epochs == epoch
-            out[here] = self._of_epoch(epoch)[positions[here] % self.size]
+            out[here] = _permutation(self.seed, epoch, self.size)[positions[here] % self.size]
         return out
 
     def seeds(self, positions: Tensor) -> Tensor:
         """Return one seed per position, for the noise, time and dropout of that sample."""
         return noise.derive(self.seed, positions)
+
+
+def mirrored(seeds: Tensor) -> Tensor:
+    """Return which samples are shown mirrored: bool (B,), half of them, decided by each sample's seed."""
+    return noise.uniform(seeds, noise.MIRROR, (1,))[:, 0] < 0.5
+
+
+def mirror(images: Tensor, which: Tensor) -> Tensor:
+    """Return images (B, C, H, W) with those in `which` (B,) flipped left to right."""
+    return torch.where(which[:, None, None, None], images.flip(-1), images)
+
+
+class Store(ABC):
+    """Images to draw from: gather(indices) -> (uint8 images, labels) on the training device; store[indices]: images."""
+
+    labels: Tensor  # all of them
+
+    def __getitem__(self, indices: Tensor) -> Tensor:
+        return self.gather(indices)[0]
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+    @abstractmethod
+    def gather(self, indices: Tensor) -> tuple[Tensor, Tensor]: ...
+
+    def expect(self, indices: Callable[[], Tensor]) -> None:
+        """Be told what will be asked for next, to read ahead; by default there is nothing to gain by it."""
+        return
+
+
+class Resident(Store):
+    """Everything in the memory of the device: reading costs one indexing kernel."""
+
+    def __init__(self, images: Images, device: torch.device | str) -> None:
+        self.data = images.to(device)
+        self.labels = self.data.labels
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def gather(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        chosen = self.data[indices.to(self.data.images.device)]
+        return chosen.images, chosen.labels
+
+
+class OnHost(Store):
+    """Images read from memory-mapped shards by a thread, one step ahead, and copied to the device."""
+
+    def __init__(
+        self, read: Callable[[Tensor], tuple[Tensor, Tensor]], labels: Tensor, device: torch.device | str
+    ) -> None:
+        self.read, self.labels, self.device = read, labels, torch.device(device)
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="read-ahead")
+        self.ahead: Future[tuple[Tensor, tuple[Tensor, Tensor]]] | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def _fetch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        images, labels = self.read(indices)
+        return (images.pin_memory(), labels.pin_memory()) if self.device.type == "cuda" else (images, labels)
+
+    def expect(self, indices: Callable[[], Tensor]) -> None:
+        def work() -> tuple[Tensor, tuple[Tensor, Tensor]]:
+            wanted = indices()
+            return wanted, self._fetch(wanted)
+
+        self.ahead = self.thread.submit(work)
+
+    def gather(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        images, labels = self._expected(indices) or self._fetch(indices)
+        return images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
+
+    def _expected(self, indices: Tensor) -> tuple[Tensor, Tensor] | None:
+        ahead, self.ahead = self.ahead, None
+        if ahead is None:
+            return None
+        wanted, found = ahead.result()
+        return found if torch.equal(wanted, indices) else None

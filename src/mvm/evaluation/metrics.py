@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool2d
 
 from mvm.pixels import to_unit
 
@@ -45,3 +46,12 @@ def frechet_distance(a: Moments, b: Moments) -> float:
 def pixel_features(images: Tensor) -> Tensor:
     """Return uint8 images (N, ...) as vectors in [-1, 1] (N, d): a space that needs no network."""
     return to_unit(images).flatten(1).double()
+
+
+SHRUNKEN_SIDE = 8
+
+
+def shrunken_features(images: Tensor) -> Tensor:
+    """Return uint8 images (N, C, H, W) as vectors of at most 8x8 means per channel: layout and colour, no detail."""
+    unit = to_unit(images)
+    return adaptive_avg_pool2d(unit, min(SHRUNKEN_SIDE, unit.shape[-1])).flatten(1).double()

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
+from torch.utils.checkpoint import checkpoint
 
 from mvm.network.layers import (
     Attention,
@@ -114,6 +115,7 @@ class DiT(nn.Module):
         depth, dim, heads = config.dimensions
         self.patch, self.channels, self.side = config.patch, channels, height // config.patch
         self.num_classes, self.inner_block = num_classes, config.inner_block
+        self.recompute = 0  # blocks, from the first, whose activations the backward pass computes again
         pixels = channels * config.patch**2
         self.embed = nn.Linear(pixels, dim)
         self.level = LevelEmbedding(dim)
@@ -148,6 +150,11 @@ class DiT(nn.Module):
     def _pixels(self, head: Head, tokens: Tensor, condition: Tensor) -> Tensor:
         return unpatchify(head(tokens, condition), self.patch, self.channels, self.side)
 
+    def _run(self, block: nn.Module, number: int, tokens: Tensor, condition: Tensor) -> Tensor:
+        if number <= self.recompute and torch.is_grad_enabled():
+            return checkpoint(block, tokens, condition, self.cos, self.sin, use_reentrant=False)  # ty: ignore[invalid-return-type]
+        return block(tokens, condition, self.cos, self.sin)
+
     def forward(self, x: Tensor, level: Tensor, condition: Tensor, taps: Sequence[int] = ()) -> Output:
         if any(not 1 <= tap <= len(self.blocks) for tap in taps):
             raise ValueError(f"taps={tuple(taps)} must be block numbers, 1 to {len(self.blocks)}")
@@ -156,7 +163,7 @@ class DiT(nn.Module):
         features: dict[int, Tensor] = {}
         inner = None
         for number, block in enumerate(self.blocks, start=1):
-            tokens = block(tokens, c, self.cos, self.sin)
+            tokens = self._run(block, number, tokens, c)
             if number in taps:
                 features[number] = tokens
             if self.inner_head is not None and number == self.inner_block:

@@ -1,5 +1,29 @@
 """Recipes: what to train, on what, how long."""
 
-from mvm.recipes.schema import Recipe, SampleConfig, load_recipe, options, override, parse_recipe, shipped, to_json
+from mvm.recipes.schema import (
+    FOLDER,
+    DataConfig,
+    PreviewConfig,
+    Recipe,
+    SampleConfig,
+    load_recipe,
+    options,
+    override,
+    parse_recipe,
+    shipped,
+    to_json,
+)
 
-__all__ = ["Recipe", "SampleConfig", "load_recipe", "options", "override", "parse_recipe", "shipped", "to_json"]
+__all__ = [
+    "FOLDER",
+    "DataConfig",
+    "PreviewConfig",
+    "Recipe",
+    "SampleConfig",
+    "load_recipe",
+    "options",
+    "override",
+    "parse_recipe",
+    "shipped",
+    "to_json",
+]

@@ -10,21 +10,53 @@ from typing import Any, TypeVar, get_type_hints
 
 from mvm.data import DATA_SETS
 from mvm.network import DiTConfig
-from mvm.objective import ObjectiveConfig
+from mvm.objective import ObjectiveConfig, RepaConfig
 from mvm.options import at_least, choose, nearest
 from mvm.path import MEAN_VELOCITY_KINDS, NOISE_KINDS, SCHEDULES, MeanVelocity, Schedule, TimeLaw, schedule_named
 from mvm.solver import DEFAULT_NFE, SOLVERS, Adaptive, ClassifierFree, Guidance, Interval, Solver, solver_named
 from mvm.training.optim import TrainConfig
+from mvm.training.runtime import EngineConfig
+
+FOLDER = "folder"  # data.name of a prepared folder that the catalogue does not know
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Which images."""
+    """Which images: a set known by name, or any prepared folder (name "folder").
+
+    path: what `mvm data prepare` wrote; default data/NAME. mirror: half of the images are shown flipped left to
+    right. channels, size and classes belong to a "folder" and are read from it when a run starts.
+    """
 
     name: str = "digits"
+    path: str = ""
+    mirror: bool = False
+    channels: int = 0
+    size: int = 0
+    classes: int = 0
 
     def __post_init__(self) -> None:
-        choose("data.name", self.name, DATA_SETS)
+        choose("data.name", self.name, {**DATA_SETS, FOLDER: None})
+        for option in ("channels", "size", "classes"):
+            at_least(f"data.{option}", getattr(self, option), 0)
+            if self.name != FOLDER and getattr(self, option):
+                raise ValueError(f"data.{option} belongs to data.name='{FOLDER}'; '{self.name}' is known")
+        if self.name == FOLDER and not self.path:
+            raise ValueError(f"data.name='{FOLDER}' needs data.path, a folder written by: mvm data prepare")
+
+    @property
+    def folder(self) -> Path:
+        """Where the prepared images are looked for."""
+        return Path(self.path or f"data/{self.name}")
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of an image."""
+        return (self.channels, self.size, self.size) if self.name == FOLDER else DATA_SETS[self.name].shape
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return tuple(map(str, range(self.classes))) if self.name == FOLDER else DATA_SETS[self.name].classes
 
 
 @dataclass(frozen=True)
@@ -75,6 +107,23 @@ class SampleConfig:
 
 
 @dataclass(frozen=True)
+class PreviewConfig:
+    """Looks at a run while it trains: every `every` steps (0: never) a grid of `grid` images of the averaged weights.
+
+    count: images for the cheap quality figure, a Frechet distance between shrunken pixels (fd_pixels; not FID).
+    """
+
+    every: int = 0
+    grid: int = 64
+    count: int = 1024
+
+    def __post_init__(self) -> None:
+        at_least("preview.every", self.every, 0)
+        at_least("preview.grid", self.grid, 1)
+        at_least("preview.count", self.count, self.grid)
+
+
+@dataclass(frozen=True)
 class Recipe:
     """Everything that decides a run."""
 
@@ -85,12 +134,21 @@ class Recipe:
     path: PathConfig = field(default_factory=PathConfig)
     network: DiTConfig = field(default_factory=DiTConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    repa: RepaConfig = field(default_factory=RepaConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    preview: PreviewConfig = field(default_factory=PreviewConfig)
     sample: SampleConfig = field(default_factory=SampleConfig)
 
     def __post_init__(self) -> None:
         at_least("seed", self.seed, 0)
         self._check_kind()
+        self._check_repa()
+        self._check_best()
+        if self.train.optimizer == "muon" and self.engine.parallel == "fsdp":
+            raise ValueError(
+                "train.optimizer='muon' orthogonalises whole matrices, which engine.parallel='fsdp' spreads; use ddp"
+            )
 
     def _check_kind(self) -> None:
         """A kind that its schedule cannot sample is refused before training, not after."""
@@ -103,12 +161,29 @@ class Recipe:
                 "alpha = 0 there; use another kind, or variance-preserving"
             )
 
+    def _check_repa(self) -> None:
+        depth = self.network.dimensions[0]
+        if not 0 <= self.repa.block <= depth:
+            raise ValueError(f"repa.block={self.repa.block} must lie in [0, {depth}], the depth of the network")
+
+    def _check_best(self) -> None:
+        every, save = self.preview.every, self.train.save_every
+        if self.train.keep_best and (not every or save % every):
+            raise ValueError(
+                f"train.keep_best judges checkpoints by previews: preview.every={every} must divide "
+                f"train.save_every={save}"
+            )
+
 
 C = TypeVar("C")
+NUMBERS = tuple[float, ...]  # a list of numbers in TOML, "a,b" on the command line
 
 
 def _checked(option: str, value: Any, kind: type) -> Any:
-    """Return value as `kind`; int counts as float, nothing else is bent."""
+    """Return value as `kind`; int counts as float, one number as a list of one, nothing else is bent."""
+    if kind == NUMBERS:
+        items = value if isinstance(value, list | tuple) else [value]
+        return tuple(_checked(option, item, float) for item in items)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
@@ -153,7 +228,9 @@ _TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0"
 
 
 def parse(option: str, text: str, kind: type) -> Any:
-    """Return text as the option's type; 1e3 is a whole number, 'true' a bool."""
+    """Return text as the option's type; 1e3 is a whole number, 'true' a bool, 'a,b' a list of numbers."""
+    if kind is tuple:
+        return tuple(parse(option, part, float) for part in text.split(",") if part.strip())
     try:
         if kind is bool:
             return _TRUTH[text.lower()]

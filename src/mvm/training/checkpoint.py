@@ -3,6 +3,8 @@
 import hashlib
 import json
 import shutil
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -76,13 +78,62 @@ def step_folder(run: Path, step: int) -> Path:
     return run / "checkpoints" / step_name(step)
 
 
+def folders(run: Path) -> list[Path]:
+    """Return the checkpoint folders of a run, oldest first."""
+    return sorted((run / "checkpoints").glob("step-*"))
+
+
 def latest(run: Path) -> Path | None:
     """Return the newest checkpoint folder of a run, or None."""
-    folders = sorted((run / "checkpoints").glob("step-*"))
-    return folders[-1] if folders else None
+    found = folders(run)
+    return found[-1] if found else None
 
 
-def prune(run: Path, keep: int) -> None:
-    """Remove all but the newest `keep` checkpoints."""
-    for folder in sorted((run / "checkpoints").glob("step-*"))[:-keep]:
-        shutil.rmtree(folder)
+def best(run: Path) -> Path | None:
+    """Return the checkpoint with the lowest quality figure, or None where none has one."""
+    judged = [(read_manifest(folder).get("quality"), folder) for folder in folders(run)]
+    scored = [(quality, folder) for quality, folder in judged if quality is not None]
+    return min(scored)[1] if scored else None
+
+
+def find(run: Path, which: str) -> Path | None:
+    """Return the checkpoint asked for: "latest", "best", or a step number; None where there is none."""
+    if which in ("latest", "best"):
+        return latest(run) if which == "latest" else best(run)
+    if not which.isdigit():
+        raise ValueError(f"checkpoint='{which}' is unknown; allowed: latest, best, or a step number")
+    folder = step_folder(run, int(which))
+    return folder if folder.is_dir() else None
+
+
+def prune(run: Path, keep: int, keep_best: bool = False) -> None:
+    """Remove all but the newest `keep` checkpoints and, if asked for, the best."""
+    kept = folders(run)[-keep:] + ([best(run)] if keep_best else [])
+    for folder in folders(run):
+        if folder not in kept:
+            shutil.rmtree(folder)
+
+
+class Writer:
+    """Writes one checkpoint at a time in a thread, so that training goes on meanwhile.
+
+    A write that fails (a full disk) leaves what was there before; it is reported by `failure`, and `wait` raises it.
+    """
+
+    def __init__(self) -> None:
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self.work: Future[None] | None = None
+
+    def submit(self, write: Callable[[], None]) -> None:
+        """Begin a write once the one before has ended."""
+        self.work = self.thread.submit(write)
+
+    def failure(self) -> BaseException | None:
+        """Wait for the write under way; return why it failed, once, or None."""
+        work, self.work = self.work, None
+        return work.exception() if work is not None else None
+
+    def wait(self) -> None:
+        """Wait for the write under way and raise what went wrong with it."""
+        if (error := self.failure()) is not None:
+            raise error

@@ -1,7 +1,15 @@
-"""The exponential moving average of the weights: what is sampled from."""
+"""Moving averages of the weights, several at once: what is sampled from."""
+
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+
+from mvm.training import power_ema
+from mvm.training.sharding import joined, like_parameter, local, whole
+
+MAIN = "ema"  # the average that is sampled from unless another is asked for
 
 
 def decay_at(decay: float, step: int) -> float:
@@ -9,15 +17,65 @@ def decay_at(decay: float, step: int) -> float:
     return min(decay, (1 + step) / (10 + step))
 
 
+def power_name(sigma_rel: float) -> str:
+    """Return the name of a power-function average."""
+    return f"power-{sigma_rel:g}"
+
+
+def profiles(decays: Sequence[float], powers: Sequence[float]) -> dict[str, Callable[[int], float]]:
+    """Return name -> decay of step: "ema" for the first decay, "ema-D" for others, "power-S" for relative widths."""
+    found: dict[str, Callable[[int], float]] = {}
+    for decay in decays:
+        found[f"{MAIN}-{decay:g}" if found else MAIN] = lambda step, decay=decay: decay_at(decay, step)
+    for width in powers:
+        gamma = power_ema.exponent(width)
+        found[power_name(width)] = lambda step, gamma=gamma: power_ema.decay_at(gamma, step)
+    return found
+
+
 def copy_weights(network: nn.Module) -> dict[str, Tensor]:
-    """Return the network's weights by name, detached and copied."""
-    return {name: value.detach().clone() for name, value in network.named_parameters()}
+    """Return the network's weights by name, detached and copied (this process's part of them)."""
+    return {name: local(value.detach()).clone() for name, value in network.named_parameters()}
+
+
+class Averages:
+    """average += (1 - decay) (weights - average) for every profile, after every step."""
+
+    def __init__(self, network: nn.Module, decays: Sequence[float], powers: Sequence[float] = ()) -> None:
+        self.network = network
+        self.profiles = profiles(decays, powers)
+        self.tensors = {name: copy_weights(network) for name in self.profiles}
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Take in the weights after step `step` (0-based)."""
+        weights = [local(value.detach()) for value in self.network.parameters()]
+        for name, decay in self.profiles.items():
+            torch._foreach_lerp_(list(self.tensors[name].values()), weights, 1 - decay(step))
+
+    def whole(self, name: str) -> dict[str, Tensor]:
+        """Return one average, gathered where it is sharded; every process must ask."""
+        parameters = dict(self.network.named_parameters())
+        return {key: whole(joined(value, parameters[key])) for key, value in self.tensors[name].items()}
+
+    @torch.no_grad()
+    def restore(self, name: str, weights: dict[str, Tensor]) -> None:
+        """Set one average from whole tensors."""
+        for key, parameter in self.network.named_parameters():
+            self.tensors[name][key].copy_(local(like_parameter(weights[key], parameter)))
+
+    @contextmanager
+    def swapped_in(self, name: str = MAIN) -> Generator[None]:
+        """Inside, the network has the averaged weights."""
+        own = copy_weights(self.network)
+        _copy(self.tensors[name].values(), self.network)
+        try:
+            yield
+        finally:
+            _copy(own.values(), self.network)
 
 
 @torch.no_grad()
-def update(average: dict[str, Tensor], network: nn.Module, decay: float, step: int) -> None:
-    """average += (1 - decay) (weights - average), in place."""
-    weights = dict(network.named_parameters())
-    torch._foreach_lerp_(
-        [average[name] for name in weights], [w.detach() for w in weights.values()], 1 - decay_at(decay, step)
-    )
+def _copy(values: Iterable[Tensor], network: nn.Module) -> None:
+    for value, parameter in zip(values, network.parameters(), strict=True):
+        local(parameter.detach()).copy_(value)

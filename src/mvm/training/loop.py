@@ -1,219 +1,120 @@
-"""The one training loop."""
+"""The one training loop: one process or many, CPU or GPUs, every recipe."""
 
-import json
-import math
-import signal
-import threading
-import time
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+import sys
+from collections.abc import Iterator
 from pathlib import Path
-from threading import Event
-from typing import Any
 
 import torch
-from torch import Tensor
 from tqdm import tqdm
 
-from mvm.data import Images, Order
+from mvm.data import Store
 from mvm.files import write_text
-from mvm.model import Model, training_data
-from mvm.objective import Batch, Matching
+from mvm.model import Model
+from mvm.network.pretrained import load_encoder
 from mvm.options import at_least
-from mvm.recipes import Recipe, options, parse_recipe, to_json
-from mvm.training import checkpoint, ema
-from mvm.training.optim import adamw, learning_rate
-
-METRICS = "metrics.jsonl"
-
-
-@dataclass
-class Window:
-    """Steps since the last log line: where they began, and the sum of their losses. Saved, so that logs resume too."""
-
-    start: int = 0
-    total: float = 0.0
-
-
-class Trainer:
-    """A run in memory: model, optimizer, average, and the number of steps done."""
-
-    def __init__(self, recipe: Recipe, data: Images, device: torch.device | str = "cpu") -> None:
-        self.recipe, self.step = recipe, 0
-        self.window = Window()
-        self.between_steps = True  # False while a step is under way: such a state must not be saved
-        self.data = data.to(device)
-        self.model = Model(recipe).to(device)
-        self.optimizer = adamw(recipe.train, self.model.network)
-        self.average = ema.copy_weights(self.model.network)
-        self.objective = Matching(recipe.objective, self.model.schedule, recipe.path.law)
-        self.order = Order(len(data), recipe.seed)
-
-    def batch(self) -> Batch:
-        """Return the batch of the current step: a pure function of (seed, step)."""
-        positions = self.order.positions(self.step, self.recipe.train.batch)
-        chosen = self.data[self.order.indices(positions).to(self.model.device)]
-        seeds = self.order.seeds(positions.to(self.model.device))
-        return Batch(self.model.codec.encode(chosen.images), chosen.labels, seeds)
-
-    def advance(self) -> dict[str, float]:
-        """Do one step: forward, backward, clip, AdamW, EMA; return what the log wants."""
-        self.between_steps = False
-        config = self.recipe.train
-        rate = learning_rate(config, self.step)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        loss = self.objective(self.model.network, self.batch())
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.total.backward()
-        norm = torch.nn.utils.clip_grad_norm_(self.model.network.parameters(), config.clip or math.inf)
-        self.optimizer.step()
-        ema.update(self.average, self.model.network, config.ema, self.step)
-        self.step += 1
-        self.between_steps = True
-        return {**{name: float(part) for name, part in loss.parts.items()}, "lr": rate, "grad_norm": float(norm)}
-
-    def _optimizer_tensors(self) -> dict[str, Tensor]:
-        state = self.optimizer.state
-        return {
-            f"{name}/{key}": value
-            for name, parameter in self.model.network.named_parameters()
-            for key, value in state[parameter].items()
-        }
-
-    def save(self, run: Path) -> Path:
-        """Write checkpoints/step-N, whole or not at all, and drop the oldest beyond `keep`."""
-        folder = checkpoint.step_folder(run, self.step)
-        parts = {
-            "model": ema.copy_weights(self.model.network),
-            "ema": self.average,
-            "optimizer": self._optimizer_tensors(),
-        }
-        info = {"step": self.step, "recipe": self.recipe.name, "window": asdict(self.window)}
-        checkpoint.save(folder, parts, info)
-        checkpoint.prune(run, self.recipe.train.keep)
-        return folder
-
-    def restore(self, folder: Path) -> None:
-        """Read a checkpoint; every file is checked before anything is changed."""
-        weights, average, moments = (checkpoint.load(folder, part) for part in ("model", "ema", "optimizer"))
-        self.model.network.load_state_dict(weights)
-        self.average = {name: value.to(self.model.device) for name, value in average.items()}
-        for name, parameter in self.model.network.named_parameters():
-            found = {key: moments[f"{name}/{key}"] for key in ("exp_avg", "exp_avg_sq")}
-            state = {key: value.to(self.model.device) for key, value in found.items()}
-            self.optimizer.state[parameter] = {"step": moments[f"{name}/step"], **state}
-        manifest = checkpoint.read_manifest(folder)
-        self.step, self.window = manifest["step"], Window(**manifest["window"])
-
-
-def _changed(old: Recipe, new: Recipe) -> list[str]:
-    """Return the options that differ and may not: everything but the logging and, at a constant rate, the length."""
-    free = {"train.log_every", "train.save_every", "train.keep"}
-    if new.train.decay == "constant":
-        free.add("train.steps")
-    before, after = options(old), options(new)
-    return [name for name in after if before[name] != after[name] and name not in free]
-
-
-def _open_run(recipe: Recipe, run: Path, resume: bool) -> Path | None:
-    """Prepare the run directory; return the checkpoint to resume from, if any."""
-    stored = run / "recipe.json"
-    if stored.is_file():
-        if not resume:
-            raise ValueError(f"{run} already holds a run; give --resume to continue it, or another --out")
-        changed = _changed(parse_recipe(stored.read_text(encoding="utf-8"), ".json", str(stored)), recipe)
-        if changed:
-            raise ValueError(f"{run} was started with other values of {', '.join(changed)}; use another --out")
-    elif checkpoint.latest(run) is not None:
-        raise ValueError(f"{run} holds checkpoints but no recipe.json; restore that file, or give another --out")
-    run.mkdir(parents=True, exist_ok=True)
-    return checkpoint.latest(run)
-
-
-def _keep_metrics(path: Path, step: int) -> None:
-    """Drop log lines past `step`, left by steps that a restart does again; a cut-off last line goes too."""
-    if not path.is_file():
-        return
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
-    kept = [line for line in lines if json.loads(line)["step"] <= step]
-    write_text(path, "".join(f"{line}\n" for line in kept))
-
-
-@contextmanager
-def _deferred_interrupt() -> Generator[Event]:
-    """Hold the first Ctrl-C back: a step cut in half could not be resumed bit for bit. A second one stops at once."""
-    asked = Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield asked
-        return
-
-    def note(number: int, frame: object) -> None:
-        asked.set()
-        signal.signal(signal.SIGINT, before)
-
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield asked
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _steps(trainer: Trainer, until: int, progress: bool) -> Iterator[int]:
-    """Yield before every step; Ctrl-C is raised between steps."""
-    total = trainer.recipe.train.steps
-    bar = tqdm(total=total, initial=trainer.step, desc="train", unit="step", disable=not progress)
-    with bar, _deferred_interrupt() as asked:
-        while trainer.step < until:
-            if asked.is_set():
-                raise KeyboardInterrupt
-            yield trainer.step
-            bar.update(1)
-
-
-OnLog = Callable[[dict[str, Any]], None]
-
-
-class Log:
-    """metrics.jsonl: one line every `log_every` steps, with the mean loss since the line before."""
-
-    def __init__(self, path: Path, trainer: Trainer, on_line: OnLog | None) -> None:
-        self.path, self.trainer, self.on_line = path, trainer, on_line
-        self.clock, self.clock_step = time.perf_counter(), trainer.step
-
-    def add(self, values: dict[str, float]) -> None:
-        """Take in the step just done; write a line when it is due."""
-        step, window, config = self.trainer.step, self.trainer.window, self.trainer.recipe.train
-        if not math.isfinite(values["loss"]):
-            raise FloatingPointError(f"the loss is {values['loss']} at step {step}; try a lower --train.lr")
-        window.total += values["loss"]
-        if not _due(step, config.log_every, config.steps):
-            return
-        line = {"step": step, **values, "loss": window.total / (step - window.start)}
-        now = time.perf_counter()
-        line["images_per_second"] = (step - self.clock_step) * config.batch / (now - self.clock)
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-        self.trainer.window, self.clock, self.clock_step = Window(start=step), now, step
-        if self.on_line is not None:
-            self.on_line(line)
+from mvm.recipes import Recipe, to_json
+from mvm.training import checkpoint
+from mvm.training.data import training_store
+from mvm.training.ema import MAIN
+from mvm.training.features import FeatureBank, open_bank
+from mvm.training.interrupt import deferred_interrupt
+from mvm.training.logs import METRICS, Log, Meter, OnLog, keep_metrics, matrix_ceiling
+from mvm.training.preview import QUALITY, Preview
+from mvm.training.rundir import RECIPE, initial_weights, note_origin, open_run
+from mvm.training.runtime import Processes, autocast, precision, processes
+from mvm.training.snapshots import write_snapshot
+from mvm.training.trainer import Trainer
 
 
 def _due(step: int, every: int, total: int) -> bool:
     return step % every == 0 or step == total
 
 
-def _start(recipe: Recipe, run: Path, resume: bool, device: torch.device | str) -> Trainer:
-    """Return the trainer at its first step: a new run, or the newest checkpoint of an old one."""
-    newest = _open_run(recipe, run, resume)
-    trainer = Trainer(recipe, training_data(recipe), device)
+def _steps(trainer: Trainer, until: int, log: Log, progress: bool) -> Iterator[int]:
+    """Yield before every step; a signal is raised between steps, in all processes after the same one."""
+    total, place = trainer.recipe.train.steps, trainer.place
+    bar = tqdm(total=total, initial=trainer.step, desc="train", unit="step", disable=not progress)
+    with bar, deferred_interrupt() as asked:
+        while trainer.step < until:
+            # Several processes agree at log lines only: agreeing costs a message.
+            agreed = asked.is_set() if place.world == 1 else log.due(trainer.step) and place.any(asked.is_set())
+            if agreed:
+                raise KeyboardInterrupt
+            yield trainer.step
+            bar.update(1)
+
+
+class Saver:
+    """Saves checkpoints while training goes on; a save that fails is told, and the next one tried."""
+
+    def __init__(self, trainer: Trainer, run: Path) -> None:
+        self.trainer, self.run, self.writer = trainer, run, checkpoint.Writer()
+
+    def save(self, quality: float | None = None) -> None:
+        """Take a snapshot now and write it in the background; every process must call."""
+        write = self.trainer.snapshot(quality)
+        if write is None:
+            return
+        self.tell_failure()
+        self.writer.submit(lambda: write(self.run))
+
+    def tell_failure(self) -> None:
+        """Wait for the write under way; say on stderr if it failed."""
+        if (error := self.writer.failure()) is not None:
+            kept = checkpoint.latest(self.run)
+            whole = f"{kept.name} is whole" if kept else "there is none before it"
+            tqdm.write(f"mvm: a checkpoint could not be saved ({error}); {whole}; training goes on", file=sys.stderr)
+
+    def finish(self) -> None:
+        """Wait for the last write; every process leaves together, and an error there is everyone's."""
+        with self.trainer.place.main_first():
+            self.writer.wait()
+
+
+def _teacher(recipe: Recipe, store: Store, run: Path, place: Processes, progress: bool) -> FeatureBank | None:
+    """Return the frozen encoder's features of the data, cached as the recipe says; None without REPA."""
+    if not recipe.repa.encoder:
+        return None
+    encoder = load_encoder(recipe.repa.encoder, recipe.repa.resolution).to(place.device)
+    if precision(recipe.engine, place.device) != torch.float32:
+        encoder = encoder.to(torch.bfloat16)
+    side = min(encoder.side, recipe.data.shape[-1] // recipe.network.patch)
+    with place.main_first():  # on disk, one process writes and the others find it done
+        return open_bank(
+            recipe.repa.cache,
+            encoder,
+            store,
+            store.labels,
+            folder=run / "features",
+            side=side,
+            device=place.device,
+            progress=progress,
+        )
+
+
+def _start(
+    recipe: Recipe, run: Path, resume: bool, init: tuple[Path, str] | None, place: Processes, progress: bool
+) -> Trainer:
+    """Return the trainer at its first step: a new run, another's weights, or the newest checkpoint of an old one."""
+    newest = None
+    with place.main_first():
+        newest = open_run(recipe, run, resume)
+    newest = place.tell(newest)
+    store = training_store(recipe, place.device)
+    trainer = Trainer(recipe, store, place, _teacher(recipe, store, run, place, progress))
+    origin = None
     if newest is not None:
         trainer.restore(newest)
+    elif init is not None:
+        weights, origin = initial_weights(*init)
+        trainer.start_from(weights)
     if trainer.step > recipe.train.steps:
         raise ValueError(f"train.steps={recipe.train.steps}: {run} is already at step {trainer.step}")
-    write_text(run / "recipe.json", to_json(recipe))
-    _keep_metrics(run / METRICS, trainer.step)
+    if place.main:
+        write_text(run / RECIPE, to_json(recipe))
+        keep_metrics(run / METRICS, trainer.step)
+        if origin is not None:
+            note_origin(run, origin)
     return trainer
 
 
@@ -226,24 +127,64 @@ def train(
     device: torch.device | str = "cpu",
     progress: bool = True,
     on_log: OnLog | None = None,
+    init: tuple[Path, str] | None = None,
 ) -> Model:
     """Train to recipe.train.steps, or pause at step `until`; return the model with its averaged weights.
 
-    Ctrl-C saves a checkpoint after the step in hand and is raised again: `resume` then continues bit for bit.
+    Under torchrun every process calls it. Ctrl-C and SIGTERM save a checkpoint after the step in hand and raise
+    KeyboardInterrupt: `resume` then continues bit for bit. init: (run, weights) to start from, unless this run has
+    a checkpoint of its own.
     """
     if until is not None:
         at_least("until", until, 1)
-    trainer = _start(recipe, run, resume, device)
-    last = min(until or recipe.train.steps, recipe.train.steps)
-    log = Log(run / METRICS, trainer, on_log)
+    with processes(device) as place:
+        trainer = _start(recipe, run, resume, init, place, progress and place.main)
+        _run(trainer, run, min(until or recipe.train.steps, recipe.train.steps), progress and place.main, on_log)
+        return _averaged_model(trainer)
+
+
+def _averaged_model(trainer: Trainer) -> Model:
+    """Return a model of its own with the averaged weights, whole in every process."""
+    model = Model(trainer.recipe).to(trainer.place.device)
+    model.network.load_state_dict(trainer.averages.whole(MAIN))
+    return model.eval().requires_grad_(False)
+
+
+def _look(trainer: Trainer, preview: Preview, log: Log) -> float:
+    """Sample from the averaged weights; return the quality figure, and log it."""
+    with log.meter.paused(), trainer.averages.swapped_in(), autocast(trainer.recipe.engine, trainer.place.device):
+        quality = preview(trainer.step)
+    log.write({"step": trainer.step, QUALITY: quality})
+    return quality
+
+
+def _run(trainer: Trainer, run: Path, last: int, progress: bool, on_log: OnLog | None) -> None:
+    """Do the steps up to `last`, with logs, looks and checkpoints."""
+    recipe, place, config = trainer.recipe, trainer.place, trainer.recipe.train
+    meter = Meter(recipe, place, matrix_ceiling(place.device), trainer.step)
+    log = Log(run, config.log_every, config.steps, trainer.window, meter, on_log)
+    preview = Preview(recipe.preview, trainer.model, trainer.store, run / "samples", place)
+    saver = Saver(trainer, run)
+    eager = place.device.type == "cpu"  # reading a step's figures is free there
     try:
-        for _ in _steps(trainer, last, progress):
-            log.add(trainer.advance())
-            if _due(trainer.step, recipe.train.save_every, last):
-                trainer.save(run)
+        for _ in _steps(trainer, last, log, progress):
+            trainer.advance()
+            saves = _due(trainer.step, config.save_every, last)
+            looks = preview.due(trainer.step)
+            if eager or saves or looks or log.due(trainer.step):
+                trainer.window = log.add(trainer.read())
+            quality = _look(trainer, preview, log) if looks else None
+            if saves:
+                saver.save(quality)
+            if config.snapshot_every and trainer.step % config.snapshot_every == 0:
+                write_snapshot(trainer, run)
+        saver.finish()
     except KeyboardInterrupt:
         if trainer.between_steps and trainer.step > 0:
-            trainer.save(run)
+            trainer.window = log.add(trainer.read())
+            saver.save()
+            saver.finish()
         raise
-    trainer.model.network.load_state_dict(trainer.average)
-    return trainer.model.eval().requires_grad_(False)
+    finally:
+        saver.tell_failure()
+        log.close()

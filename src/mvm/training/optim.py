@@ -1,60 +1,158 @@
 """How long, how fast and with which optimizer: the `train` section of a recipe."""
 
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mvm.options import at_least, between, choose
+from mvm.training.power_ema import exponent
+
+# How far the rate has come on its way from lr to final * lr, for the share in [0, 1] of the falling steps that is done.
+DECAYS: dict[str, Callable[[float], float]] = {
+    "constant": lambda share: 0.0,
+    "linear": lambda share: share,
+    "cosine": lambda share: (1 - math.cos(math.pi * share)) / 2,
+    "trapezoid": lambda share: share,  # as linear, but the fall begins late
+}
+OPTIMIZERS = ("adamw", "muon")
+LARGEST_DECAY = 0.9999999
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """AdamW; the rate warms up linearly over `warmup` steps, then is constant or falls linearly to final * lr."""
+    """The rate warms up linearly over `warmup` steps, then goes from lr to final * lr as `decay` says.
+
+    constant stays; linear and cosine fall from the end of the warm-up; trapezoid stays, and falls linearly over the
+    last `cooldown` share of all steps. muon moves the blocks' matrices by Muon and the rest by AdamW, at one rate.
+    """
 
     steps: int = 1000
     batch: int = 256  # global, whatever the number of processes
+    optimizer: str = "adamw"
     lr: float = 1e-4
     warmup: int = 0
     decay: str = "constant"
     final: float = 0.1
+    cooldown: float = 0.2
     weight_decay: float = 0.0
     beta1: float = 0.9
     beta2: float = 0.95
     clip: float = 1.0  # of the gradient norm; 0 switches clipping off
-    ema: float = 0.9999
+    ema: tuple[float, ...] = (0.9999,)  # decays of the averages; the first is sampled from
+    power: tuple[float, ...] = ()  # relative widths of power-function averages
+    snapshot_every: int = 0  # steps between stored power-function averages, for another width afterwards; 0: none
     log_every: int = 50
     save_every: int = 1000
-    keep: int = 2  # checkpoints kept
+    keep: int = 2  # newest checkpoints kept
+    keep_best: bool = False  # and the one with the best preview
 
     def __post_init__(self) -> None:
         if not 0 < self.lr < float("inf"):
             raise ValueError(f"train.lr={self.lr} is out of range; it must be positive and finite")
+        if not 0 < self.cooldown <= 1:
+            raise ValueError(f"train.cooldown={self.cooldown} is out of range; it must lie in (0, 1]")
         for option in ("steps", "batch", "log_every", "save_every", "keep"):
             at_least(f"train.{option}", getattr(self, option), 1)
-        for option in ("weight_decay", "warmup", "clip"):
+        for option in ("weight_decay", "warmup", "clip", "snapshot_every"):
             at_least(f"train.{option}", getattr(self, option), 0)
-        for option in ("beta1", "beta2", "ema"):
-            between(f"train.{option}", getattr(self, option), 0, 0.9999999)
+        for option in ("beta1", "beta2"):
+            between(f"train.{option}", getattr(self, option), 0, LARGEST_DECAY)
+        self._check_averages()
         between("train.final", self.final, 0, 1)
-        choose("train.decay", self.decay, dict.fromkeys(("constant", "linear")))
+        choose("train.decay", self.decay, DECAYS)
+        choose("train.optimizer", self.optimizer, dict.fromkeys(OPTIMIZERS))
+
+    def _check_averages(self) -> None:
+        for decay in self.ema:
+            between("train.ema", decay, 0, LARGEST_DECAY)
+        for width in self.power:
+            exponent(width)
+        for option in ("ema", "power"):
+            values = getattr(self, option)
+            if len({f"{value:g}" for value in values}) < len(values):  # names in a checkpoint have six digits
+                raise ValueError(f"train.{option}={values} holds one value twice; give each once")
+        if not self.ema:
+            raise ValueError("train.ema is empty; give at least one decay (0 is the weights themselves)")
+        if self.snapshot_every and not self.power:
+            raise ValueError(f"train.snapshot_every={self.snapshot_every} stores train.power averages; give widths")
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:
     """Return the rate of step `step` (0-based): a pure function, so resume needs no state."""
     if step < config.warmup:
         return config.lr * (step + 1) / config.warmup
-    if config.decay == "constant":
-        return config.lr
-    share = (step - config.warmup) / max(1, config.steps - config.warmup)
-    return config.lr * (1 + (config.final - 1) * min(1.0, share))
+    late = config.steps - round(config.cooldown * config.steps) if config.decay == "trapezoid" else 0
+    begin = max(config.warmup, late)
+    share = max(0, step - begin) / max(1, config.steps - begin)
+    return config.lr * (1 + (config.final - 1) * DECAYS[config.decay](min(1.0, share)))
 
 
-def adamw(config: TrainConfig, network: nn.Module) -> torch.optim.AdamW:
-    """Return AdamW with weight decay on matrices alone."""
-    parameters = [p for p in network.parameters() if p.requires_grad]
+def optimizers(config: TrainConfig, parameters: Iterable[tuple[str, nn.Parameter]]) -> list[torch.optim.Optimizer]:
+    """Return [AdamW], or [Muon, AdamW], over the named parameters that learn; each obeys one learning rate.
+
+    AdamW is fused: that kernel alone skips a step on the device where `found_inf` is 1. Muon knows no such switch.
+    """
+    learned = [(name, p) for name, p in parameters if p.requires_grad]
+    if config.optimizer == "adamw":
+        return [_adamw(config, [p for _, p in learned])]
+    hidden = [p for name, p in learned if _is_hidden_matrix(name, p)]
+    others = [p for name, p in learned if not _is_hidden_matrix(name, p)]
+    if not hidden:
+        raise ValueError("train.optimizer='muon' needs matrices inside blocks, and this network has none; use adamw")
+    return [_muon(config, hidden), _adamw(config, others)]
+
+
+def _is_hidden_matrix(name: str, parameter: nn.Parameter) -> bool:
+    """Tell a block's matrix from vectors, embeddings and heads: the first and last layers are better off with AdamW."""
+    return parameter.ndim == 2 and "blocks" in name.split(".")  # a wrapper may have put its own name in front
+
+
+def _adamw(config: TrainConfig, parameters: list[nn.Parameter]) -> torch.optim.AdamW:
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2))
+    return torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), fused=True)
+
+
+def _muon(config: TrainConfig, matrices: list[nn.Parameter]) -> torch.optim.Muon:
+    """Return Muon whose steps are about as long as AdamW's (0.2 lr a value), so that one rate serves both."""
+    return torch.optim.Muon(
+        matrices,
+        lr=config.lr,
+        weight_decay=config.weight_decay,
+        momentum=0.95,
+        nesterov=True,
+        adjust_lr_fn="match_rms_adamw",
+    )
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Set the learning rate of every group."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def step_unless(optimizer: torch.optim.Optimizer, bad: Tensor) -> None:
+    """Step, or leave weights and state as they are where `bad` (a bool on the device) is true; nobody waits for it."""
+    if isinstance(optimizer, torch.optim.AdamW):
+        optimizer.found_inf = bad.float()  # ty: ignore[missing-attribute]  # what torch's own GradScaler sets
+        optimizer.step()
+    else:
+        _muon_step_unless(optimizer, bad)
+
+
+@torch.no_grad()
+def _muon_step_unless(optimizer: torch.optim.Optimizer, bad: Tensor) -> None:
+    """Step on a copy's terms: Muon has no switch of its own, so what it changed is put back where `bad`."""
+    moving = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    for p in moving:
+        optimizer.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
+    held = [tensor for p in moving for tensor in (p, optimizer.state[p]["momentum_buffer"])]
+    before = [tensor.clone() for tensor in held]
+    optimizer.step()
+    for tensor, old in zip(held, before, strict=True):
+        tensor.copy_(torch.where(bad, old, tensor))

@@ -1,0 +1,194 @@
+"""Speed and memory of a recipe, measured with random images: what a step and a sample cost on this machine."""
+
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from mvm import noise
+from mvm.data import Images
+from mvm.generate import cycle_labels, generate
+from mvm.network import multiply_adds, parameters
+from mvm.recipes import FOLDER, DataConfig, Recipe
+from mvm.training.engine import compile_mode
+from mvm.training.features import FeatureBank
+from mvm.training.logs import matrix_ceiling, training_flops
+from mvm.training.runtime import Processes, autocast, precision
+from mvm.training.trainer import Trainer
+
+WARM_UP = 5  # steps before the clock starts: compilation, memory, libraries
+PARTS = 3  # of the measured steps; the spread between them is the measurement's own
+
+
+class RandomBank(FeatureBank):
+    """A teacher's features that are random numbers: lookup costs what a cached bank's does."""
+
+    def __init__(self, count: int, tokens: int, width: int, device: torch.device) -> None:
+        self.width = width
+        self.features = torch.randn(2, count, tokens, width, device=device, dtype=torch.float16)
+
+    def lookup(self, indices: Tensor, mirrored: Tensor) -> Tensor:
+        device = self.features.device
+        return self.features[mirrored.to(device).long(), indices.to(device)].float()
+
+
+def random_images(recipe: Recipe, count: int) -> Images:
+    """Return images of the recipe's shape with random pixels and labels."""
+    draw = torch.Generator().manual_seed(recipe.seed)
+    classes = recipe.data.class_names
+    images = torch.randint(0, 256, (count, *recipe.data.shape), dtype=torch.uint8, generator=draw)
+    return Images(images, torch.randint(0, len(classes), (count,), generator=draw), classes)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _seconds(work: Callable[[], object], device: torch.device) -> float:
+    _wait(device)
+    start = time.perf_counter()
+    work()
+    _wait(device)
+    return time.perf_counter() - start
+
+
+def _memory(device: torch.device) -> dict[str, float]:
+    return {"memory_gb": torch.cuda.max_memory_allocated(device) / 1e9} if device.type == "cuda" else {}
+
+
+def bench_training(
+    recipe: Recipe, place: Processes, *, steps: int = 30, teacher: FeatureBank | None = None, progress: bool = True
+) -> dict[str, Any]:
+    """Return images per second of whole training steps (batch, forward, backward, optimizer, averages), and memory."""
+    device = place.device
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    trainer = Trainer(recipe, random_images(recipe, 4 * recipe.train.batch), place, teacher)
+    start = time.perf_counter()
+    bar = tqdm(total=WARM_UP + steps, desc=f"train {recipe.name}", unit="step", disable=not progress)
+
+    def run(count: int) -> None:
+        for _ in range(count):
+            trainer.advance()
+            bar.update(1)
+
+    with bar:
+        run(WARM_UP)
+        _wait(device)
+        warm_up = time.perf_counter() - start
+        part = max(1, steps // PARTS)
+        times = sorted(_seconds(lambda: run(part), device) / part for _ in range(PARTS))
+    trainer.read()
+    return {"warm_up_s": warm_up, **_rates(recipe, times, matrix_ceiling(device)), **_memory(device)}
+
+
+def _rates(recipe: Recipe, times: Sequence[float], ceiling: float | None) -> dict[str, Any]:
+    """Return speed from seconds per step, sorted: the median's, and how far slowest and fastest are apart."""
+    median = times[len(times) // 2]
+    rate = recipe.train.batch / median
+    found = {"step_ms": 1000 * median, "spread": times[-1] / times[0] - 1, "images_per_second": rate}
+    if ceiling is not None:
+        found |= {"mfu": rate * training_flops(recipe) / ceiling, "ceiling_tflops": ceiling / 1e12}
+    return found
+
+
+def bench_sampling(recipe: Recipe, place: Processes, *, num: int = 256, progress: bool = True) -> dict[str, Any]:
+    """Return images per second by the recipe's own sampler, one batch after a warm-up batch."""
+    from mvm.model import Model
+
+    model = Model(recipe).to(place.device).eval().requires_grad_(False)
+    labels, seeds = cycle_labels((), num, model.num_classes), noise.derive(0, torch.arange(num))
+
+    def run() -> None:
+        with autocast(recipe.engine, place.device):
+            for _ in generate(model, labels, seeds, recipe.sample, batch=num, progress=progress):
+                pass
+
+    run()
+    seconds = _seconds(run, place.device)
+    return {"images": num, "nfe": recipe.sample.nfe, "seconds": seconds, "images_per_second": num / seconds}
+
+
+def machine(device: torch.device) -> dict[str, str]:
+    """Return what the figures were measured on."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    return {"device": name, "torch": torch.__version__, "python": platform.python_version()}
+
+
+def bench(
+    recipe: Recipe,
+    place: Processes,
+    *,
+    steps: int = 30,
+    num: int = 0,
+    teacher: FeatureBank | None = None,
+    progress: bool = True,
+) -> dict[str, Any]:
+    """Return everything measured of one recipe, with what it was measured on. num: images to sample; 0: none."""
+    shape, classes = recipe.data.shape, len(recipe.data.class_names)
+    found: dict[str, Any] = {
+        "recipe": recipe.name,
+        "network": {"size": recipe.network.size, "patch": recipe.network.patch, "input": list(shape)},
+        "tokens": (shape[-1] // recipe.network.patch) ** 2,
+        "parameters": parameters(recipe.network, shape, classes),
+        "multiply_adds": multiply_adds(recipe.network, shape, classes),
+        "batch": recipe.train.batch,
+        "precision": str(precision(recipe.engine, place.device)).removeprefix("torch."),
+        "compile": compile_mode(recipe.engine, place),
+        "recompute": recipe.engine.recompute,
+        "machine": machine(place.device),
+        "training": bench_training(recipe, place, steps=steps, teacher=teacher, progress=progress),
+    }
+    if num:
+        found["sampling"] = bench_sampling(recipe, place, num=num, progress=progress)
+    return found
+
+
+def _resized(recipe: Recipe, factor: int) -> Recipe:
+    channels, size, _ = recipe.data.shape
+    facts = {"channels": channels, "size": size * factor, "classes": len(recipe.data.class_names)}
+    return replace(recipe, data=DataConfig(name=FOLDER, path="random", mirror=recipe.data.mirror, **facts))
+
+
+def _deeper(recipe: Recipe, factor: int) -> Recipe:
+    return replace(recipe, network=replace(recipe.network, depth=recipe.network.dimensions[0] * factor))
+
+
+def _larger_batch(recipe: Recipe, factor: int) -> Recipe:
+    return replace(recipe, train=replace(recipe.train, batch=recipe.train.batch * factor))
+
+
+GROWTH: Mapping[str, Callable[[Recipe, int], Recipe]] = {
+    "resolution": _resized,
+    "depth": _deeper,
+    "batch": _larger_batch,
+}
+
+
+def growth(recipe: Recipe, place: Processes, *, steps: int = 12, progress: bool = True) -> list[dict[str, Any]]:
+    """Return what doubling resolution, depth and batch does to a step's time and memory, each alone."""
+    base = bench_training(recipe, place, steps=steps, progress=progress)
+    found = [{"change": "as it is", "times_step": 1.0, **base}]
+    for name, change in GROWTH.items():
+        row = bench_training(change(recipe, 2), place, steps=steps, progress=progress)
+        found.append({"change": f"{name} x 2", "times_step": row["step_ms"] / base["step_ms"], **row})
+    return found
+
+
+COLUMNS = ("step_ms", "spread", "images_per_second", "mfu", "memory_gb")
+
+
+def table(rows: Sequence[Mapping[str, Any]], first: str) -> str:
+    """Return rows of figures as a Markdown table; columns nobody has are left out."""
+    shown = [first, *(name for name in ("times_step", *COLUMNS) if any(name in row for row in rows))]
+    lines = ["| " + " | ".join(shown) + " |", "|" + "---|" * len(shown)]
+    for row in rows:
+        cells = [row.get(name, "") for name in shown]
+        lines.append("| " + " | ".join(f"{c:.4g}" if isinstance(c, float) else str(c) for c in cells) + " |")
+    return "\n".join(lines)

@@ -1,0 +1,216 @@
+"""Turn any source into shards of equal images: in parallel, restartable, each file whole or absent."""
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Generator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from mvm import files
+from mvm.data.records import PART_SIZE, Source, numbered, stamp_of
+from mvm.data.resize import MODES, resolve
+from mvm.data.shards import INDEX, Prepared, Shard, index_of, open_prepared
+from mvm.data.sources import open_source
+from mvm.data.workers import NAMED, Task, all_shards
+from mvm.options import at_least
+
+_OURS = re.compile(r"(images|labels)-\d{5,}\.npy|shard-\d{5,}\.json|index\.json|\..*\.tmp\.\w+")
+
+
+def _check_settings(out: Path, found: dict[str, Any], settings: dict[str, Any]) -> None:
+    other = [key for key in settings if found.get(key) != settings[key]]
+    if other:
+        changes = ", ".join(f"{key} {found.get(key)} there, {settings[key]} now" for key in other)
+        raise ValueError(f"out='{out}' was prepared otherwise ({changes}); choose another --out, or delete the folder")
+
+
+def _check_out(out: Path, settings: dict[str, Any]) -> None:
+    """Refuse a folder with anything that this very preparation would not have written."""
+    for entry in sorted(out.iterdir()):
+        if not _OURS.fullmatch(entry.name):
+            raise ValueError(f"out='{out}' holds other things (first: {entry.name}); choose a new or empty folder")
+        if entry.name.startswith("shard-"):
+            _check_settings(out, json.loads(entry.read_text(encoding="utf-8"))["settings"], settings)
+
+
+@contextmanager
+def _alone(out: Path) -> Generator[None]:
+    """Hold the folder against a second preparation at the same time."""
+    import fcntl  # here: only this needs a POSIX system
+
+    handle = os.open(out, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"out='{out}' is being prepared by another process; wait, or choose another") from None
+        except OSError:
+            pass  # a network file system without locks: two at a time are the user's care
+        yield
+    finally:
+        os.close(handle)
+
+
+def _class_names(source: Source, classes: int | None) -> tuple[str, ...]:
+    """Return the names of the classes, () when the labels will tell; `classes` must fit names, and extends numbers."""
+    bare = source.classes == numbered(len(source.classes))
+    if classes is None or classes == len(source.classes):
+        return source.classes
+    if bare:
+        return numbered(classes)
+    raise ValueError(f"classes={classes}, but '{source.name}' names {len(source.classes)}; leave it out, or correct it")
+
+
+def _total(done: list[dict[str, Any]]) -> Counter[int]:
+    total: Counter[int] = Counter()
+    for told in done:
+        total.update(dict(told["class_counts"]))
+    return total
+
+
+def _summary(done: list[dict[str, Any]], source: Source, names: tuple[str, ...], out: Path) -> Prepared:
+    """Return the prepared set that the sidecars describe."""
+    counts, settings = _total(done), done[0]["settings"]
+    names = names or numbered(max(counts, default=-1) + 1)
+    skipped = [told["skipped"] for told in done]
+    first = [pair for some in skipped for pair in some["first"]][:NAMED]
+    return Prepared(
+        folder=out,
+        shape=(settings["channels"], settings["size"], settings["size"]),
+        classes=names,
+        class_counts=tuple(counts[label] for label in range(len(names))),
+        empty_classes=tuple(name for label, name in enumerate(names) if not counts[label]),
+        resize=settings["resize"],
+        source={"name": source.name, "kind": source.kind},
+        settings=settings,
+        skipped={"count": sum(some["count"] for some in skipped), "first": first},
+        shards=tuple(Shard(**told["shard"]) for told in done if told["shard"]["count"]),
+    )
+
+
+def _accept(prepared: Prepared, strict: bool) -> Prepared:
+    """Return the set if it is good enough to be used."""
+    skipped, first = prepared.skipped["count"], prepared.skipped["first"]
+    example = f" (first: '{first[0][0]}': {first[0][1]})" if first else ""
+    if not prepared.count:
+        raise ValueError(f"'{prepared.source['name']}' has no usable image; {skipped:,} were skipped{example}")
+    if strict and skipped:
+        raise ValueError(f"{skipped:,} images were skipped{example}; mend them, or prepare without strict")
+    if strict and prepared.empty_classes:
+        raise ValueError(f"classes without images: {', '.join(prepared.empty_classes[:20])}; prepare without strict")
+    return prepared
+
+
+def _sweep(prepared: Prepared) -> None:
+    """Remove what is not part of the finished set: sidecars, empty shards, what a killed run left."""
+    kept = {INDEX, *(name for shard in prepared.shards for name in shard.sha256)}
+    for entry in sorted(prepared.folder.iterdir()):
+        if entry.name not in kept:
+            entry.unlink()
+
+
+def _settings(source: Source, **options: object) -> dict[str, Any]:
+    """Return what makes two preparations the same, as JSON keeps it."""
+    parts = [(part.name, part.stamp) for part in source.parts]
+    return {**options, "source": source.name, "kind": source.kind, "contents": stamp_of(parts, source.classes)}
+
+
+def _check_options(source_path: Path, out: Path, channels: int, **at_least_one: int | None) -> None:
+    for option, value in at_least_one.items():
+        at_least(option, 1 if value is None else value, 1)
+    if channels not in MODES:
+        raise ValueError(f"channels={channels} is not supported; allowed: {', '.join(map(str, MODES))}")
+    if out.resolve().is_relative_to(source_path.resolve()):
+        raise ValueError(f"out='{out}' lies in the source; choose a folder elsewhere")
+
+
+def _again(out: Path, settings: dict[str, Any]) -> Prepared | None:
+    """Return the set that an earlier call has finished here."""
+    if not (out / INDEX).is_file():
+        return None
+    prepared = open_prepared(out)
+    _check_settings(out, prepared.settings, settings)
+    return prepared
+
+
+def prepare(
+    source_path: Path | str,
+    out: Path | str,
+    *,
+    size: int,
+    resize: str = "auto",
+    channels: int = 3,
+    split: str = "",
+    workers: int | None = None,
+    strict: bool = False,
+    classes: int | None = None,
+    progress: bool = True,
+    part_size: int = PART_SIZE,
+) -> Prepared:
+    """Return the set prepared from source_path (see open_source) in the folder `out`, made now or before.
+
+    An interrupted call, made again, keeps finished shards and ends with the very bytes of one that was not.
+    resize: auto (box up to 64 pixels, centre-crop above), box, centre-crop, none. channels: 3, or 1 for grey.
+    workers: processes, by default one per CPU. classes: how many there must be. part_size: most images in a shard.
+    Images that cannot be decoded are skipped and named in the index, as are classes without images; strict
+    makes both errors.
+    """
+    source_path, out = Path(source_path), Path(out)
+    _check_options(source_path, out, channels, size=size, workers=workers, classes=classes)
+    options = {"size": size, "resize": resolve(resize, size), "channels": channels, "split": split, "classes": classes}
+    source = open_source(source_path, split, part_size)
+    settings, names = _settings(source, **options, part_size=part_size), _class_names(source, classes)
+    task = partial(Task, out=out, settings=settings, classes=len(names) or None, strict=strict)
+    out.mkdir(parents=True, exist_ok=True)
+    with _alone(out):
+        _check_out(out, settings)
+        prepared = _again(out, settings)
+        if prepared is None:
+            tasks = [task(part, number) for number, part in enumerate(source.parts)]
+            done = all_shards(tasks, workers or os.cpu_count() or 1, progress)
+            prepared = _accept(_summary(done, source, names, out), strict)
+            files.write_text(out / INDEX, json.dumps(index_of(prepared), indent=1) + "\n")
+        _sweep(prepared)
+    return _accept(prepared, strict)
+
+
+LISTED = 20  # classes in a description
+
+
+def _class_lines(prepared: Prepared) -> list[str]:
+    counts = prepared.class_counts
+    spread = f"images per class: min {min(counts):,}, median {median(counts):,g}, max {max(counts):,}"
+    lines = [f"  {count:>12,}  {name}" for name, count in zip(prepared.classes, counts, strict=True)]
+    more = [f"  ... and {len(lines) - LISTED:,} more"] if len(lines) > LISTED else []
+    return [spread, *lines[:LISTED], *more]
+
+
+def _checksums(prepared: Prepared) -> str:
+    try:
+        prepared.verify()
+    except ValueError as error:
+        return str(error)
+    return "good"
+
+
+def describe(folder: Path | str) -> str:
+    """Return a table of what a prepared folder holds; reads every byte, for the checksums."""
+    prepared = open_prepared(folder)
+    names = [name for shard in prepared.shards for name in shard.sha256]
+    rows = {
+        "shape": "x".join(map(str, prepared.shape)),
+        "images": f"{prepared.count:,} in {len(prepared.shards):,} shards",
+        "bytes": f"{sum((prepared.folder / name).stat().st_size for name in names):,}",
+        "resize": prepared.resize,
+        "source": f"{prepared.source['name']} ({prepared.source['kind']})",
+        "skipped": f"{prepared.skipped['count']:,}",
+        "checksums": _checksums(prepared),
+        "classes": f"{len(prepared.classes):,}, {len(prepared.empty_classes):,} of them empty",
+    }
+    skipped = [f"  {name}: {reason}" for name, reason in prepared.skipped["first"][:LISTED]]
+    return "\n".join([*(f"{key:<10} {value}" for key, value in rows.items()), *_class_lines(prepared), *skipped])

@@ -1,0 +1,108 @@
+"""What every reader hands out: records, in parts that can be read alone, in parallel, or again."""
+
+import hashlib
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+PART_SIZE = 10_000  # images: a minute or so of work, which is what an interrupted run loses
+MOST_CLASSES = 1_000_000  # beyond this a "label" is some other number, and naming its classes would eat the memory
+SPLIT_NAMES = ("train", "training", "val", "valid", "validation", "test")
+
+
+@dataclass(frozen=True)
+class Record:
+    """A picture, as the bytes of its file or as pixels (H, W, C) uint8, and its label, counted from 0."""
+
+    name: str
+    image: bytes | np.ndarray
+    label: int
+
+
+@dataclass(frozen=True)
+class Part(ABC):
+    """A bounded, ordered piece of a source; small, picklable, and read without the other parts."""
+
+    name: str
+    stamp: str  # another one when the names or sizes of what is read have changed
+
+    @abstractmethod
+    def read(self) -> Iterator[Record]:
+        """Yield the records in their order."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Labelled images of one kind of storage; classes=() when only reading every record would tell them."""
+
+    kind: str
+    name: str  # the base name: nothing of where it lay
+    classes: tuple[str, ...]
+    parts: tuple[Part, ...]
+
+
+def stamp_of(*facts: object) -> str:
+    """Return a short digest of the facts."""
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+
+
+def spans(count: int, size: int) -> list[tuple[int, int]]:
+    """Return [start, stop) pieces of at most `size` that cover range(count)."""
+    return [(start, min(start + size, count)) for start in range(0, count, size)]
+
+
+def numbered(count: int) -> tuple[str, ...]:
+    """Return the names "0", "1", ... of classes that have none."""
+    if count > MOST_CLASSES:
+        raise ValueError(f"label {count - 1} is no class number (more than {MOST_CLASSES:,} classes); check the labels")
+    return tuple(map(str, range(count)))
+
+
+def of_labels(labels: Sequence[int] | np.ndarray) -> tuple[str, ...]:
+    """Return class names for bare labels: as many as the largest asks for."""
+    return numbered(max(map(int, labels), default=-1) + 1)
+
+
+def listed_names(folder: Path) -> tuple[str, ...]:
+    """Return the names in the folder's classes.txt, or ().
+
+    One name per line (of tab-separated columns the last), or all on one line with spaces between.
+    """
+    path = folder / "classes.txt"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    names = [line.rsplit("\t", 1)[-1].strip() for line in lines if line.strip()]
+    return tuple(names[0].split() if len(names) == 1 else names)
+
+
+def natural(path: Path) -> list[str | int]:
+    """Return the sort key by which batch_10 follows batch_9: texts and numbers in turn."""
+    return [int(piece) if piece.isdigit() else piece for piece in re.split(r"([0-9]+)", path.as_posix())]
+
+
+def split_of(path: Path) -> str:
+    """Return the split that a file's name ("train-00000-of-00002"), or its folder's name, tells; "" for none."""
+    prefix = re.match(r"(.*?[^\d-])-\d+(-of-\d+)?$", path.stem)
+    if prefix:
+        return prefix[1]
+    return next((name for name in (path.stem, path.parent.name) if name in SPLIT_NAMES), "")
+
+
+def choose_split(names: Iterable[str], split: str, where: str) -> str:
+    """Return the split asked for, or the only one there is; otherwise a ValueError lists them."""
+    there = sorted({name for name in names if name})
+    allowed = f"allowed: {', '.join(there)}" if there else "it has no splits, leave the option out"
+    if split and split not in there:
+        raise ValueError(f"split='{split}' is not in '{where}'; {allowed}")
+    if not split and len(there) > 1:
+        raise ValueError(f"'{where}' holds several splits; choose one with split: {', '.join(there)}")
+    return split or next(iter(there), "")
+
+
+def files_of_split(files: list[Path], split: str, where: str) -> list[Path]:
+    """Return the files of the chosen split, in natural order; unmarked files belong with the only split."""
+    chosen = choose_split(map(split_of, files), split, where)
+    return sorted((file for file in files if split_of(file) in ({chosen} if split else {chosen, ""})), key=natural)

@@ -1,0 +1,168 @@
+"""The prepared format: a folder of uint8 shards (.npy) with an index, read whole or memory-mapped."""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mvm.data.embedded import Images
+
+FORMAT = 1
+INDEX = "index.json"
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Two files of equal length: images (n, C, H, W) uint8 and labels (n,) int64."""
+
+    images: str
+    labels: str
+    count: int
+    sha256: dict[str, str]  # by file name
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A prepared data set: what its index tells, and ways to read it."""
+
+    folder: Path
+    shape: tuple[int, int, int]
+    classes: tuple[str, ...]
+    class_counts: tuple[int, ...]
+    empty_classes: tuple[str, ...]
+    resize: str
+    source: dict[str, str]  # name and kind
+    settings: dict[str, Any]  # what a second preparation must share to be the same
+    skipped: dict[str, Any]  # count, and first: [name, reason] of up to 100
+    shards: tuple[Shard, ...]
+
+    @property
+    def count(self) -> int:
+        """Return the number of images."""
+        return sum(shard.count for shard in self.shards)
+
+    @property
+    def bytes(self) -> int:
+        """Return what the pixels take in memory."""
+        return self.count * prod(self.shape)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def verify(self) -> None:
+        """Raise a ValueError that names the first file whose contents are not what was written."""
+        for shard in self.shards:
+            for name, expected in shard.sha256.items():
+                path = self.folder / name
+                if not path.is_file() or sha256_of(path) != expected:
+                    raise ValueError(f"'{path}' is damaged or missing; delete '{self.folder}' and prepare it again")
+
+    def load(self) -> Images:
+        """Return all images in memory, one copy."""
+        images = torch.empty((self.count, *self.shape), dtype=torch.uint8)
+        labels = torch.empty(self.count, dtype=torch.int64)
+        start = 0
+        for shard in self.shards:
+            stop = start + shard.count
+            images[start:stop].numpy()[:] = self._array(shard.images, shard.count)
+            labels[start:stop].numpy()[:] = self._array(shard.labels, shard.count)
+            start = stop
+        return Images(images, labels, self.classes)
+
+    def mapped(self) -> "Mapped":
+        """Return the images left on the disk, for sets larger than the memory."""
+        return Mapped(self)
+
+    def _array(self, name: str, count: int) -> np.ndarray:
+        """Return one file, memory-mapped."""
+        shape, kind = ((count, *self.shape), np.uint8) if name.startswith("images") else ((count,), np.int64)
+        path = self.folder / name
+        try:
+            array = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise ValueError(f"'{path}' cannot be read ({error}); prepare '{self.folder}' again") from None
+        if array.shape != shape or array.dtype != kind:
+            raise ValueError(f"'{path}' is {array.dtype} {array.shape}, its index says {shape}; prepare it again")
+        return array
+
+
+class Mapped:
+    """Random access to a prepared set without loading it; labels are in memory."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        self.prepared = prepared
+        self.shape, self.classes = prepared.shape, prepared.classes
+        arrays = [(prepared._array(s.images, s.count), prepared._array(s.labels, s.count)) for s in prepared.shards]
+        self._images = [images for images, _ in arrays]
+        self._starts = np.cumsum([0, *map(len, self._images)])
+        self.labels = torch.from_numpy(np.concatenate([labels for _, labels in arrays]))
+
+    def __reduce__(self) -> tuple:
+        return Mapped, (self.prepared,)  # to another process go the names, not the pixels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def gather(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Return images (B, C, H, W) uint8 and labels (B,) at the indices, on the CPU."""
+        wanted = indices.cpu().numpy()
+        if len(wanted) and not 0 <= wanted.min() <= wanted.max() < len(self):
+            raise IndexError(f"indices {wanted.min()}..{wanted.max()} leave 0..{len(self) - 1}")
+        images = np.empty((len(wanted), *self.shape), np.uint8)
+        order = np.argsort(wanted, kind="stable")  # each shard is read once, forwards
+        cuts = np.searchsorted(wanted[order], self._starts)
+        for shard, (start, stop) in enumerate(pairwise(cuts)):
+            places = order[start:stop]
+            if len(places):
+                images[places] = self._images[shard][wanted[places] - self._starts[shard]]
+        return torch.from_numpy(images), self.labels[indices.cpu()]
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def index_of(prepared: Prepared) -> dict[str, Any]:
+    """Return the contents of index.json."""
+    told = {name: value for name, value in asdict(prepared).items() if name != "folder"}
+    return {"format": FORMAT, "count": prepared.count, **told}
+
+
+def _of_index(folder: Path, index: dict[str, Any]) -> Prepared:
+    told: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in index.items()}
+    del told["format"]
+    count, shards = told.pop("count"), tuple(Shard(**shard) for shard in told.pop("shards"))
+    prepared = Prepared(folder=folder, shards=shards, **told)
+    if not count == prepared.count == sum(prepared.class_counts):
+        raise ValueError("its counts contradict each other")
+    for name in (name for shard in shards for name in shard.sha256):
+        if not (folder / name).is_file():
+            raise ValueError(f"{name} is missing")
+    return prepared
+
+
+def open_prepared(folder: Path | str) -> Prepared:
+    """Return the set that `mvm data prepare` wrote into the folder; contents are not read yet."""
+    folder = Path(folder)
+    path = folder / INDEX
+    if not path.is_file():
+        state = "is not finished" if any(folder.glob("shard-*.json")) else "holds no prepared data"
+        raise ValueError(f"'{folder}' {state} (no {INDEX}); make it with: mvm data prepare SOURCE --out {folder}")
+    try:
+        index = json.loads(path.read_text(encoding="utf-8"))
+        version = index["format"]
+        prepared = _of_index(folder, index) if version == FORMAT else None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"'{path}' is damaged ({error}); delete '{folder}' and prepare it again") from None
+    if prepared is None:
+        raise ValueError(f"'{path}' has format {version}; this version of mvm reads {FORMAT}: prepare it again")
+    return prepared

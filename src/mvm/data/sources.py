@@ -1,0 +1,70 @@
+"""One door to every kind of storage that labelled images come in."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from mvm.data.archives import open_folder, open_tars, open_zip
+from mvm.data.arrays import open_array
+from mvm.data.batches import is_batch, open_batches
+from mvm.data.records import PART_SIZE, Part, Record, Source
+from mvm.data.tables import open_parquet
+from mvm.options import at_least
+
+__all__ = ["PART_SIZE", "Part", "Record", "Source", "open_source"]
+
+Opener = Callable[[Path, str, int], Source]
+
+SUFFIXES: dict[str, Opener] = {
+    ".zip": open_zip,
+    ".parquet": open_parquet,
+    ".tar": open_tars,
+    ".npz": open_array,
+    ".npy": open_array,
+}
+
+
+def _of_file(path: Path) -> Opener:
+    if is_batch(path):
+        return open_batches
+    if path.suffix.lower() not in SUFFIXES:
+        raise ValueError(
+            f"source='{path}' is of no known kind; allowed: a folder, {', '.join(SUFFIXES)}, "
+            "batches of CIFAR or of downsampled ImageNet by their published names"
+        )
+    return SUFFIXES[path.suffix.lower()]
+
+
+def _of_folder(path: Path) -> Opener:
+    if any(path.glob("*.tar")):
+        return open_tars
+    if any(map(is_batch, path.iterdir())):
+        return open_batches
+    if (path / "images.npy").is_file():
+        return open_array
+    return open_parquet if next(path.rglob("*.parquet"), None) else open_folder
+
+
+def open_source(path: Path | str, split: str = "", part_size: int = PART_SIZE) -> Source:
+    """Return labelled images in parts of at most part_size, from whatever holds them.
+
+    | kind       | what                                                                    | order             |
+    |------------|-------------------------------------------------------------------------|-------------------|
+    | folder     | class folders; or images only (one class); or images with dataset.json   | class, name       |
+    | zip        | the same in an archive                                                  | class, name       |
+    | parquet    | columns image {bytes} and label, a file or a folder of them              | file, row         |
+    | webdataset | key.jpg with key.cls or key.json, a tar or a folder of them              | file, place in it |
+    | numpy      | .npz with images and labels; .npy with labels.npy beside                 | row               |
+    | batches    | CIFAR's pickles; downsampled ImageNet's pickles or .npz (labels from 1)  | file, row         |
+
+    split: chooses among train, test, ... where several are present.
+    """
+    at_least("part_size", part_size, 1)
+    path = Path(path)
+    if not path.exists():
+        raise ValueError(f"source='{path}' does not exist; name a folder or a file of images")
+    if (path / "index.json").is_file():
+        raise ValueError(f"source='{path}' is prepared already: train on it, or name the original images")
+    source = (_of_folder(path) if path.is_dir() else _of_file(path))(path, split, part_size)
+    if not source.parts:
+        raise ValueError(f"source='{path}' holds no images")
+    return source

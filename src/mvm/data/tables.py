@@ -1,0 +1,138 @@
+"""Images in parquet files, as data-set hubs store them. The only module that needs pyarrow."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from mvm.data.records import Part, Record, Source, files_of_split, listed_names, numbered, of_labels, spans, stamp_of
+
+IMAGE_COLUMNS = ("image", "img")
+LABEL_COLUMNS = ("label", "fine_label", "labels")
+BATCH = 256  # rows in memory at a time
+
+
+@cache
+def _pyarrow() -> Any:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ValueError("parquet files need pyarrow: pip install 'mvm[data]'") from error
+    return pyarrow
+
+
+def _open(path: Path) -> Any:
+    arrow = _pyarrow()
+    try:
+        return arrow.parquet.ParquetFile(path)
+    except arrow.ArrowInvalid as error:
+        raise ValueError(f"'{path}' is no whole parquet file ({error}); copy it again") from None
+
+
+def _columns(schema: Any, path: Path) -> tuple[str, str | None]:
+    """Return the leaf column with the bytes and the label column (None: no labels)."""
+    image = next((name for name in IMAGE_COLUMNS if name in schema.names), None)
+    if image is None:
+        raise ValueError(
+            f"'{path}' has columns {', '.join(schema.names)}; images must be in {' or '.join(IMAGE_COLUMNS)}"
+        )
+    types, kind = _pyarrow().types, schema.field(image).type
+    nested = types.is_struct(kind) and kind.get_field_index("bytes") >= 0
+    if not nested and not types.is_binary(kind) and not types.is_large_binary(kind):
+        raise ValueError(f"'{path}': column {image} is {kind}; it must be binary, or a struct with bytes")
+    label = next((name for name in LABEL_COLUMNS if name in schema.names), None)
+    if label and not types.is_integer(schema.field(label).type):
+        raise ValueError(f"'{path}': column {label} is {schema.field(label).type}; labels must be integers")
+    return f"{image}.bytes" if nested else image, label
+
+
+def _no_label(value: int | None) -> int:
+    return -1 if value is None else value  # a null label is as wrong as the hub's -1 of hidden test labels
+
+
+@dataclass(frozen=True)
+class ParquetPart(Part):
+    """Rows [start, stop) of some row groups, whose first row is row `first` of the file."""
+
+    path: Path
+    groups: tuple[int, ...]
+    first: int
+    start: int
+    stop: int
+
+    def read(self) -> Iterator[Record]:
+        with _open(self.path) as file:
+            place = 0  # within the row groups
+            for batch in self._batches(file):
+                low, high = max(self.start, place), min(self.stop, place + len(batch))
+                if low < high:
+                    yield from self._records(batch.slice(low - place, high - low), self.first + low)
+                place += len(batch)
+
+    def _batches(self, file: Any) -> Iterator[Any]:
+        columns = [name for name in _columns(file.schema_arrow, self.path) if name]
+        try:
+            yield from file.iter_batches(BATCH, row_groups=list(self.groups), columns=columns)
+        except (OSError, _pyarrow().ArrowException) as error:  # pyarrow tells damaged pages by either
+            raise ValueError(f"'{self.path}' cannot be read ({error}); copy it again") from None
+
+    def _records(self, batch: Any, row: int) -> Iterator[Record]:
+        image, label = _columns(batch.schema, self.path)
+        column, _, leaf = image.partition(".")
+        pictures = batch.column(column).field(leaf) if leaf else batch.column(column)
+        labels = batch.column(label).to_pylist() if label else [0] * len(batch)
+        for place, (picture, number) in enumerate(zip(pictures, labels, strict=True), row):
+            yield Record(f"{self.path.name}[{place}]", picture.as_py() or b"", _no_label(number))
+
+
+def _runs(rows: list[int], part_size: int) -> Iterator[tuple[tuple[int, ...], int, int, int]]:
+    """Yield (groups, first, start, stop): runs of whole row groups; a group above part_size is cut by itself."""
+    first, group = 0, 0
+    while group < len(rows):
+        end, total = group + 1, rows[group]
+        while end < len(rows) and total + rows[end] <= part_size:
+            total, end = total + rows[end], end + 1
+        for start, stop in spans(total, part_size):
+            yield tuple(range(group, end)), first, start, stop
+        first, group = first + total, end
+
+
+def _parts(path: Path, part_size: int) -> Iterator[Part]:
+    with _open(path) as file:
+        rows = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+    stamp = stamp_of(path.name, path.stat().st_size)
+    for groups, first, start, stop in _runs(rows, part_size):
+        name = f"{path.name}[{first + start}:{first + stop}]"
+        yield ParquetPart(name, stamp, path, groups, first, start, stop)
+
+
+def _hub_names(schema: Any, label: str) -> tuple[str, ...]:
+    """Return the class names in the schema's metadata, or ()."""
+    told = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+    return tuple(told.get("info", {}).get("features", {}).get(label, {}).get("names") or ())
+
+
+def _largest(path: Path, label: str) -> int:
+    """Return the largest label in a file, -1 without any."""
+    column = _open(path).read(columns=[label]).column(label)
+    return max((number for number in column.to_pylist() if number is not None), default=-1)
+
+
+def _classes(files: list[Path], folder: Path) -> tuple[str, ...]:
+    with _open(files[0]) as file:
+        label = _columns(file.schema_arrow, files[0])[1]
+        if label is None:
+            return numbered(1)
+        names = _hub_names(file.schema_arrow, label) or listed_names(folder)
+    return names or of_labels([_largest(path, label) for path in files])
+
+
+def open_parquet(path: Path, split: str, part_size: int) -> Source:
+    """Return the rows of a parquet file, or of a folder of them, in the order file, row."""
+    folder = path if path.is_dir() else path.parent
+    files = files_of_split(list(path.rglob("*.parquet")) if path.is_dir() else [path], split, str(path))
+    parts = (part for file in files for part in _parts(file, part_size))
+    return Source("parquet", path.name, _classes(files, folder), tuple(parts))

@@ -1,0 +1,172 @@
+"""One shard from one part: made in this process or in a pool, kept when whole, resumed when not."""
+
+import json
+import multiprocessing
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Generator, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from tqdm import tqdm
+
+from mvm import files
+from mvm.data.records import Part, Record, natural
+from mvm.data.resize import RESIZES, BadImage, decode, planes
+from mvm.data.shards import Shard, sha256_of
+
+NAMED = 100  # skipped records kept with their reasons
+
+
+@dataclass(frozen=True)
+class Task:
+    """One shard to make: picklable, complete, and independent of the others."""
+
+    part: Part
+    number: int
+    out: Path
+    settings: dict[str, Any]
+    classes: int | None  # None: any label from 0 on
+    strict: bool
+
+    @property
+    def sidecar(self) -> Path:
+        return self.out / f"shard-{self.number:05}.json"
+
+    @property
+    def images(self) -> Path:
+        return self.out / f"images-{self.number:05}.npy"
+
+    @property
+    def labels(self) -> Path:
+        return self.out / f"labels-{self.number:05}.npy"
+
+    def shape(self, count: int) -> tuple[int, int, int, int]:
+        size = self.settings["size"]
+        return count, self.settings["channels"], size, size
+
+
+@contextmanager
+def _landing(path: Path) -> Generator[IO[bytes]]:
+    """Open a file that appears under its name when the body ends well, and leaves nothing when it does not."""
+    temporary = files.temporary_beside(path)
+    try:
+        with temporary.open("wb") as file:
+            yield file
+        files.put_in_place(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _write_header(file: IO[bytes], shape: tuple[int, ...]) -> None:
+    header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, header)  # its length does not depend on shape[0], by design
+
+
+def _pixels(record: Record, settings: dict[str, Any]) -> np.ndarray:
+    image = decode(record.image, settings["channels"])
+    try:
+        return planes(RESIZES[settings["resize"]](image, settings["size"]))
+    except ValueError as error:
+        raise ValueError(f"'{record.name}' {error}") from None
+
+
+def _check_label(record: Record, classes: int | None) -> None:
+    if record.label < 0 or (classes is not None and record.label >= classes):
+        allowed = "0 or more" if classes is None else f"0..{classes - 1}"
+        raise ValueError(f"'{record.name}' has label {record.label}; allowed: {allowed}")
+
+
+def _stream(task: Task, file: IO[bytes]) -> tuple[list[int], list[list[str]]]:
+    """Write the pixels of each good record; return labels, and [name, reason] of each skipped one."""
+    labels, skipped = [], []
+    for record in task.part.read():
+        _check_label(record, task.classes)
+        try:
+            pixels = _pixels(record, task.settings)
+        except BadImage as error:
+            if task.strict:
+                raise ValueError(f"'{record.name}': {error}; mend it, or prepare without strict to skip it") from None
+            skipped.append([record.name, str(error)])
+        else:
+            file.write(pixels.tobytes())
+            labels.append(record.label)
+    return labels, skipped
+
+
+def _make(task: Task) -> dict[str, Any]:
+    """Write one shard, the sidecar last; return the sidecar's contents."""
+    with _landing(task.images) as file:
+        _write_header(file, task.shape(0))
+        start = file.tell()
+        labels, skipped = _stream(task, file)
+        file.seek(0)
+        _write_header(file, task.shape(len(labels)))
+        assert file.tell() == start
+    with _landing(task.labels) as file:
+        np.lib.format.write_array(file, np.array(labels, np.int64), allow_pickle=False)
+    names = {path.name: sha256_of(path) for path in (task.images, task.labels)}
+    told = {
+        "settings": task.settings,
+        "shard": asdict(Shard(task.images.name, task.labels.name, len(labels), names)),
+        "class_counts": sorted(Counter(labels).items()),
+        "skipped": {"count": len(skipped), "first": skipped[:NAMED]},
+    }
+    files.write_text(task.sidecar, json.dumps(told))
+    return json.loads(json.dumps(told))  # the same, made now or read back
+
+
+def _finished(task: Task) -> dict[str, Any] | None:
+    """Return the sidecar of a shard that is whole on the disk."""
+    if not task.sidecar.is_file():
+        return None
+    told = json.loads(task.sidecar.read_text(encoding="utf-8"))
+    paths = {task.out / name: expected for name, expected in told["shard"]["sha256"].items()}
+    return told if all(path.is_file() and sha256_of(path) == expected for path, expected in paths.items()) else None
+
+
+def _shard(task: Task) -> dict[str, Any]:
+    return _finished(task) or _make(task)
+
+
+def _follow_parent() -> None:
+    """Make a worker die with its parent: an orphan would go on writing below a second run's feet."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends workers silently; the parent tells
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+
+
+def _in_pool(tasks: list[Task], workers: int) -> Iterator[dict[str, Any]]:
+    # spawn: forking a process that has run torch may hang
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(min(workers, len(tasks)), context, _follow_parent)
+    try:
+        for future in as_completed([pool.submit(_shard, task) for task in tasks]):
+            yield future.result()
+    except BrokenProcessPool:
+        raise OSError(
+            "a worker was killed (out of memory?), or the calling script has no `if __name__ == '__main__':`; "
+            "run again with fewer workers: finished shards are kept"
+        ) from None
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def all_shards(tasks: list[Task], workers: int, progress: bool) -> list[dict[str, Any]]:
+    """Return every sidecar, in order."""
+    stream = map(_shard, tasks) if workers == 1 else _in_pool(tasks, workers)
+    done = []
+    with tqdm(total=len(tasks), desc="prepare", unit="shard", disable=not progress) as bar:
+        for told in stream:
+            done.append(told)
+            bar.set_postfix_str(f"{sum(shard['shard']['count'] for shard in done):,} images", refresh=False)
+            bar.update()
+    return sorted(done, key=lambda told: natural(Path(told["shard"]["images"])))

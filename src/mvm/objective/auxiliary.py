@@ -1,0 +1,123 @@
+"""Representation alignment (REPA, Yu et al. 2024): a block's tokens learn to predict a frozen encoder's.
+
+Also its variants: one convolution as projector and normalised targets (iREPA), and an end to it (HASTE).
+"""
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.nn.functional import adaptive_avg_pool2d, cosine_similarity, interpolate
+
+from mvm.options import at_least, between, choose
+
+PUBLISHED_HIDDEN = 2048
+SPREAD_EPS = 1e-6
+
+PROJECTORS = {"mlp": "three linear layers, token by token", "conv": "one 3x3 convolution over the token grid"}
+CACHES = {"device": "all features in device memory", "disk": "all features in files", "none": "encode every batch"}
+
+
+@dataclass(frozen=True)
+class RepaConfig:
+    """Alignment of one block's tokens with a frozen encoder's; without an encoder there is none."""
+
+    encoder: str = ""  # see mvm.network.pretrained; "": no alignment
+    resolution: int = 0  # side that images are resized to for the encoder; 0: its own
+    weight: float = 0.5
+    block: int = 0  # 1-based; 0: 4 up to depth 12, 8 beyond
+    projector: str = "mlp"  # or "conv"
+    hidden: int = 0  # of the MLP; 0: twice the network's width, at most the published 2048
+    normalise: float = 0.0  # share of the mean over tokens taken from the target, which is then scaled; 0: as it is
+    stop: int = 0  # the step from which there is no alignment; 0: never
+    cache: str = "device"  # where the encoder's features are kept: "device", "disk", "none"
+
+    def __post_init__(self) -> None:
+        for name in ("resolution", "block", "hidden", "stop"):
+            at_least(f"repa.{name}", getattr(self, name), 0)
+        between("repa.weight", self.weight, 0, 100)
+        between("repa.normalise", self.normalise, 0, 1)
+        choose("repa.projector", self.projector, PROJECTORS)
+        choose("repa.cache", self.cache, CACHES)
+
+    def active(self, step: int) -> bool:
+        """Return whether the step (0-based) is trained with alignment."""
+        return bool(self.encoder) and (self.stop == 0 or step < self.stop)
+
+    def tap(self, depth: int) -> int:
+        """Return the block to align (1-based) of a network of that depth."""
+        block = self.block or min(depth, 4 if depth <= 12 else 8)
+        if block > depth:
+            raise ValueError(f"repa.block={block} is out of range; the network has {depth} blocks (0: by depth)")
+        return block
+
+    def hidden_width(self, width: int) -> int:
+        """Return the MLP's hidden width: 2048 suits L and XL, but would outweigh a small network's blocks."""
+        return self.hidden or min(PUBLISHED_HIDDEN, 2 * width)
+
+
+def _grid(tokens: Tensor) -> Tensor:
+    """Return tokens (B, N, z) as a map (B, z, side, side)."""
+    side = math.isqrt(tokens.shape[1])
+    assert side * side == tokens.shape[1], f"{tokens.shape[1]} tokens are no square grid"
+    return tokens.transpose(1, 2).unflatten(2, (side, side))
+
+
+def _tokens(grid: Tensor) -> Tensor:
+    """Return a map (B, z, side, side) as tokens (B, N, z); the inverse of _grid."""
+    return grid.flatten(2).transpose(1, 2)
+
+
+class Projector(nn.Module):
+    """projector(tokens (B, N, width)) -> (B, N, out), to compare with the encoder's tokens; thrown away afterwards."""
+
+    def __init__(self, config: RepaConfig, width: int, out: int) -> None:
+        super().__init__()
+        self.spatial = config.projector == "conv"
+        hidden = config.hidden_width(width)
+        if self.spatial:
+            layers: list[nn.Module] = [nn.Conv2d(width, out, 3, padding=1)]
+        else:
+            layers = [nn.Linear(width, hidden), nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU(), nn.Linear(hidden, out)]
+        self.layers = nn.Sequential(*layers)
+        for layer in self.layers:
+            if isinstance(layer, nn.Linear | nn.Conv2d) and layer.bias is not None:
+                nn.init.xavier_uniform_(layer.weight)
+                nn.init.zeros_(layer.bias)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return _tokens(self.layers(_grid(tokens))) if self.spatial else self.layers(tokens)
+
+
+def match_grid(features: Tensor, side: int) -> Tensor:
+    """Return features (B, M, z) on a side x side grid, (B, side^2, z) in float32.
+
+    A grid larger by a whole factor is averaged, any other interpolated (filtered where it shrinks).
+    """
+    grid = _grid(features.float())
+    theirs = grid.shape[-1]
+    if theirs == side:
+        return features.float()
+    if theirs % side == 0:
+        return _tokens(adaptive_avg_pool2d(grid, side))
+    return _tokens(interpolate(grid, size=(side, side), mode="bilinear", align_corners=False, antialias=theirs > side))
+
+
+def spatial_norm(target: Tensor, gamma: float) -> Tensor:
+    """Return (x - gamma mean) / (std + 1e-6), both over the tokens of an image (B, N, z); gamma 0: x itself.
+
+    It takes away what all tokens of an image share, so that their differences count.
+    """
+    if gamma == 0:
+        return target
+    x = target.float()
+    return (x - gamma * x.mean(1, keepdim=True)) / (x.std(1, keepdim=True) + SPREAD_EPS)
+
+
+def alignment(projected: Tensor, target: Tensor) -> Tensor:
+    """Return 1 - cos(projected, target), averaged over tokens and batch; both (B, N, z).
+
+    REPA writes -cos; with the 1 the optimum is 0. In float32, with no gradient to the target.
+    """
+    assert projected.shape == target.shape, f"{tuple(projected.shape)} against {tuple(target.shape)}"
+    return 1 - cosine_similarity(projected.float(), target.detach().float(), dim=-1).mean()

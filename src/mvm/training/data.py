@@ -1,0 +1,65 @@
+"""The images a recipe trains on, placed where they are fastest to reach."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from mvm.data import DATA_SETS, Images, OnHost, Prepared, Resident, Store, open_prepared
+from mvm.recipes import FOLDER, DataConfig, Recipe
+
+ROOM = 0.5  # share of the free memory that images may take when engine.resident is "auto"
+
+
+def _open(config: DataConfig) -> Prepared:
+    """Return the prepared folder of a recipe; one of another shape or other classes is an error."""
+    found = open_prepared(config.folder)
+    expected = (config.shape, len(config.class_names))
+    if (found.shape, len(found.classes)) != expected:
+        raise ValueError(
+            f"data.path={config.folder} holds images {found.shape} of {len(found.classes)} classes; "
+            f"data.name='{config.name}' needs {expected[0]} of {expected[1]}"
+        )
+    return found
+
+
+def training_data(recipe: Recipe, split: str = "train") -> Images:
+    """Return the images a recipe trains on (or its "held-out" ones, where a set has them)."""
+    known = DATA_SETS.get(recipe.data.name)
+    if known is not None and known.load is not None:
+        return known.load(split)
+    if split != "train":
+        raise ValueError(f"split='{split}': a prepared folder is all for training; prepare the other split apart")
+    return _open(recipe.data).load()
+
+
+def _free_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def training_store(recipe: Recipe, device: torch.device) -> Store:
+    """Return the images on the device where they fit (engine.resident), else read from disk a step ahead."""
+    known = DATA_SETS.get(recipe.data.name)
+    if known is not None and known.load is not None:
+        return Resident(known.load("train"), device)
+    prepared = _open(recipe.data)
+    where = recipe.engine.resident
+    if where == "auto":
+        where = "device" if prepared.bytes < ROOM * _free_memory(device) else "host"
+    if where == "device":
+        return Resident(prepared.load(), device)
+    mapped = prepared.mapped()
+    return OnHost(mapped.gather, mapped.labels, device)
+
+
+def completed(recipe: Recipe) -> Recipe:
+    """Return the recipe with the facts of its folder filled in (data.name "folder"): shape and number of classes."""
+    config = recipe.data
+    if config.name != FOLDER or config.size:
+        return recipe
+    found = open_prepared(Path(config.path))
+    channels, size, _ = found.shape
+    return replace(recipe, data=replace(config, channels=channels, size=size, classes=len(found.classes)))

@@ -1,0 +1,81 @@
+"""A learner made ready for its processes and device: DDP or FSDP2, compiled, in the asked precision."""
+
+from collections.abc import Generator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from mvm.network import DiT
+from mvm.training.runtime import EngineConfig, Processes, autocast, precision
+
+
+def compile_mode(config: EngineConfig, place: Processes) -> str:
+    """Return "off", "blocks" or "full", with auto decided."""
+    if config.compile == "full" and config.parallel == "fsdp" and place.world > 1:
+        raise ValueError("engine.compile='full' does not go with engine.parallel='fsdp'; use blocks or auto")
+    if config.compile != "auto":
+        return config.compile
+    if place.device.type == "cpu":
+        return "off"
+    return "full" if place.world == 1 else "blocks"
+
+
+def _shard(config: EngineConfig, learner: nn.Module, network: DiT, place: Processes) -> None:
+    """Shard weights, gradients and moments over the processes (FSDP2), in copies of `engine.shard` processes each."""
+    size = config.shard or place.world
+    if place.world % size:
+        raise ValueError(f"engine.shard={size} must divide the {place.world} processes")
+    shape, names = ((size,), ("shard",)) if size == place.world else ((place.world // size, size), ("copy", "shard"))
+    mesh = init_device_mesh(place.device.type, shape, mesh_dim_names=names)
+    # Blocks are gathered in the compute precision; sums of gradients stay float32.
+    dtype = precision(config, place.device)
+    policy = MixedPrecisionPolicy(
+        param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
+    )
+    for block in network.blocks:
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    # The network is its own root, apart from any projector, so that sampling during training can call it alone;
+    # it is spread again after each forward pass, since averages are swapped in and out between passes.
+    for child in learner.children():
+        fully_shard(child, mesh=mesh, reshard_after_forward=True)
+
+
+class Engine:
+    """A learner made ready for its processes and device: call it, and control when gradients are summed."""
+
+    def __init__(self, config: EngineConfig, learner: nn.Module, network: DiT, place: Processes, unused: bool) -> None:
+        self.config, self.place, self.network = config, place, network
+        self.sharded = config.parallel == "fsdp" and place.world > 1
+        network.recompute = round(config.recompute * len(network.blocks))
+        mode = compile_mode(config, place)
+        if mode == "blocks":
+            for block in network.blocks:
+                block.compile()
+        if mode == "full":
+            learner.compile()
+        self.module: nn.Module = learner
+        if self.sharded:
+            _shard(config, learner, network, place)
+        elif place.world > 1:
+            self.module = DistributedDataParallel(learner, find_unused_parameters=unused, gradient_as_bucket_view=True)
+
+    def __call__(self, *arguments: Any) -> Any:
+        with autocast(self.config, self.place.device):
+            return self.module(*arguments)
+
+    @contextmanager
+    def gradients_stay(self, stay: bool) -> Generator[None]:
+        """Inside, backward adds to this process's gradients without summing over processes, when `stay`."""
+        if isinstance(self.module, DistributedDataParallel):
+            with self.module.no_sync() if stay else nullcontext():
+                yield
+            return
+        if self.sharded:
+            for child in self.module.children():
+                child.set_requires_gradient_sync(not stay)  # ty: ignore[call-non-callable]
+        yield

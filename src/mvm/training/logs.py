@@ -1,0 +1,193 @@
+"""What a run tells while it trains: metrics.jsonl, TensorBoard, speed; and when to stop it."""
+
+import json
+import math
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from mvm.files import write_text
+from mvm.network import multiply_adds
+from mvm.recipes import Recipe
+from mvm.training.runtime import Processes
+
+METRICS = "metrics.jsonl"
+PATIENCE = 3  # steps in a row that may be skipped
+
+OnLog = Callable[[dict[str, Any]], None]
+
+
+class Record(NamedTuple):
+    """One step as read from the device: the number of steps done, and its loss parts, grad_norm and lr."""
+
+    step: int
+    values: dict[str, float]
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the step was left out because its gradient was not finite."""
+        return not math.isfinite(self.values["grad_norm"])
+
+
+@dataclass
+class Window:
+    """Steps since the last log line: where they began, the sum of their losses. Saved, so that logs resume too."""
+
+    start: int = 0
+    total: float = 0.0
+    left_out: int = 0  # skipped steps in this window
+    skipped: int = 0  # skipped steps of the whole run
+    in_a_row: int = 0
+
+    def add(self, record: Record) -> None:
+        """Take in one step; three skipped in a row stop the run."""
+        if not record.skipped:
+            self.total, self.in_a_row = self.total + record.values["loss"], 0
+            return
+        self.left_out, self.skipped, self.in_a_row = self.left_out + 1, self.skipped + 1, self.in_a_row + 1
+        if self.in_a_row >= PATIENCE:
+            raise FloatingPointError(
+                f"loss or gradient was not finite in {PATIENCE} steps in a row, up to step {record.step} "
+                f"(loss {record.values['loss']}); nothing was saved since. Try a lower --train.lr, a smaller "
+                "--train.clip, or --engine.precision fp32, and --resume from the last checkpoint"
+            )
+
+    def mean(self, step: int) -> float:
+        """Return the mean loss of the steps that counted."""
+        counted = step - self.start - self.left_out
+        return self.total / counted if counted else math.nan
+
+    def next(self, step: int) -> "Window":
+        """Return the window that begins after step `step`."""
+        return Window(start=step, skipped=self.skipped, in_a_row=self.in_a_row)
+
+
+class Meter:
+    """Images per second since the last reading and, where the matrix ceiling is known, MFU and memory."""
+
+    def __init__(self, recipe: Recipe, place: Processes, ceiling: float | None, step: int) -> None:
+        self.batch, self.place, self.ceiling = recipe.train.batch, place, ceiling
+        self.flops = training_flops(recipe)
+        self.clock, self.step = time.perf_counter(), step
+
+    def read(self, step: int) -> dict[str, float]:
+        """Return the figures of the steps since the last reading."""
+        now = time.perf_counter()
+        rate = (step - self.step) * self.batch / max(now - self.clock, 1e-9)
+        self.clock, self.step = now, step
+        found = {"images_per_second": rate}
+        if self.ceiling is not None:
+            found["mfu"] = rate * self.flops / (self.ceiling * self.place.world)
+        if self.place.device.type == "cuda":
+            found["memory_gb"] = torch.cuda.max_memory_allocated(self.place.device) / 1e9
+        return found
+
+    @contextmanager
+    def paused(self) -> Generator[None]:
+        """Time spent inside is not counted: it goes to something else than steps."""
+        start = time.perf_counter()
+        yield
+        self.clock += time.perf_counter() - start
+
+
+def training_flops(recipe: Recipe) -> float:
+    """Return 6 x multiply-adds of one forward pass: forward and backward of one image, nothing computed twice."""
+    return 6.0 * multiply_adds(recipe.network, recipe.data.shape, len(recipe.data.class_names))
+
+
+def matrix_ceiling(device: torch.device, dtype: torch.dtype = torch.bfloat16, size: int = 8192) -> float | None:
+    """Return the FLOP/s of a large matrix product on random data, measured in a moment; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    for _ in range(3):
+        a @ b
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(20):
+        a @ b
+    end.record()
+    torch.cuda.synchronize(device)
+    return 20 * 2 * size**3 / (start.elapsed_time(end) / 1000)
+
+
+class Board(Protocol):
+    """The part of TensorBoard's writer that is used."""
+
+    def add_scalar(self, name: str, value: float, step: int, /) -> None: ...
+    def close(self) -> None: ...
+
+
+def open_board(folder: Path, step: int) -> Board | None:
+    """Return a TensorBoard writer, or None where it is not installed."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(folder, purge_step=step + 1)
+
+
+def keep_metrics(path: Path, step: int) -> None:
+    """Drop log lines past `step`, left by steps that a restart does again; a cut-off last line goes too."""
+    if not path.is_file():
+        return
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
+    kept = [line for line in lines if json.loads(line)["step"] <= step]
+    write_text(path, "".join(f"{line}\n" for line in kept))
+
+
+def _finite(value: float) -> float | None:
+    """Return a number that JSON has, or None."""
+    return value if math.isfinite(value) else None
+
+
+class Log:
+    """One line every `log_every` steps, with the mean loss since the line before; written by the main process alone."""
+
+    def __init__(self, run: Path, every: int, last: int, window: Window, meter: Meter, on_line: OnLog | None) -> None:
+        self.path, self.every, self.last = run / METRICS, every, last
+        self.window, self.meter, self.on_line = window, meter, on_line
+        self.writes = meter.place.main
+        self.board: Board | None = None
+        self.open_board = cache(lambda: open_board(run / "tensorboard", meter.step))  # when there is something to write
+
+    def due(self, step: int) -> bool:
+        """Whether a line is due after step `step`."""
+        return step % self.every == 0 or step == self.last
+
+    def add(self, records: Sequence[Record]) -> Window:
+        """Take in steps, oldest first; write the lines that are due; return the window that is open now."""
+        for record in records:
+            self.window.add(record)
+            if self.due(record.step):
+                self._line(record)
+        return self.window
+
+    def _line(self, record: Record) -> None:
+        values = {**record.values, "loss": self.window.mean(record.step), "skipped": self.window.skipped}
+        self.window = self.window.next(record.step)
+        self.write({"step": record.step, **values, **self.meter.read(record.step)})
+
+    def write(self, line: dict[str, Any]) -> None:
+        """Append a line to metrics.jsonl and TensorBoard."""
+        if not self.writes:
+            return
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({name: _finite(value) for name, value in line.items()}) + "\n")
+        self.board = self.open_board()
+        for name, value in line.items():
+            if self.board is not None and name != "step":
+                self.board.add_scalar(name, value, line["step"])
+        if self.on_line is not None:
+            self.on_line(line)
+
+    def close(self) -> None:
+        """Flush TensorBoard."""
+        if self.board is not None:
+            self.board.close()

@@ -1,0 +1,56 @@
+"""The run directory: opened for a new run, a resumed one, or one that starts from another's weights."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from mvm.files import write_text
+from mvm.recipes import Recipe, options, parse_recipe
+from mvm.training import checkpoint
+
+RECIPE = "recipe.json"
+INIT = "init.json"
+
+# May differ when a run goes on: how it is executed, watched and kept.
+FREE = ("engine.", "preview.", "train.log_every", "train.save_every", "train.keep", "data.path", "sample.")
+
+
+def _changed(old: Recipe, new: Recipe) -> list[str]:
+    """Return the options that differ and may not: those that decide the weights."""
+    free = (*FREE, "train.steps") if new.train.decay == "constant" else FREE
+    before, after = options(old), options(new)
+    return [name for name in after if before[name] != after[name] and not name.startswith(free)]
+
+
+def open_run(recipe: Recipe, run: Path, resume: bool) -> Path | None:
+    """Prepare the run directory; return the checkpoint to resume from, if any."""
+    stored = run / RECIPE
+    if stored.is_file():
+        if not resume:
+            raise ValueError(f"{run} already holds a run; give --resume to continue it, or another --out")
+        changed = _changed(parse_recipe(stored.read_text(encoding="utf-8"), ".json", str(stored)), recipe)
+        if changed:
+            raise ValueError(f"{run} was started with other values of {', '.join(changed)}; use another --out")
+    elif checkpoint.latest(run) is not None:
+        raise ValueError(f"{run} holds checkpoints but no {RECIPE}; restore that file, or give another --out")
+    run.mkdir(parents=True, exist_ok=True)
+    return checkpoint.latest(run)
+
+
+def initial_weights(source: Path, weights: str) -> tuple[checkpoint.Weights, dict[str, Any]]:
+    """Return the weights of another run to start from, and where they came from."""
+    folder = checkpoint.latest(source)
+    if folder is None:
+        raise ValueError(f"--init-from {source}: no checkpoint there; give a run directory that has one")
+    manifest = checkpoint.read_manifest(folder)
+    name = f"{weights}.safetensors"
+    if name not in manifest["sha256"]:
+        known = ", ".join(file.removesuffix(".safetensors") for file in manifest["sha256"])
+        raise ValueError(f"--init-weights {weights}: {source} has no such weights; it has: {known}")
+    origin = {"run": source.name, "step": manifest["step"], "weights": weights, "sha256": manifest["sha256"][name]}
+    return checkpoint.load(folder, weights), origin
+
+
+def note_origin(run: Path, origin: dict[str, Any]) -> None:
+    """Write down what a run started from."""
+    write_text(run / INIT, json.dumps(origin, indent=2) + "\n")

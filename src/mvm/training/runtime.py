@@ -1,0 +1,156 @@
+"""Processes and devices: torchrun, precision, shares of a batch; and the `engine` section of a recipe.
+
+Nothing here changes what is computed: global batch, seeds and weights are the same for any number of
+processes, up to the rounding of sums. Past one process everything is torch's own; gloo runs all of it on a CPU.
+"""
+
+import os
+from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mvm.options import at_least, between, choose
+
+PRECISIONS: dict[str, torch.dtype | None] = {"auto": None, "fp32": torch.float32, "bf16": torch.bfloat16}
+PARALLEL = dict.fromkeys(("ddp", "fsdp"))
+COMPILE = dict.fromkeys(("auto", "off", "blocks", "full"))
+PATIENCE = timedelta(minutes=30)  # of a collective: rank 0 may be writing a report while the others wait
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """How a run is executed; may change on resume.
+
+    parallel: how several processes share the work. shard: processes per copy of the weights under fsdp
+    (0: all of them; 8 of 64: hybrid). precision: of matrix products; auto is bf16 on a GPU. compile: auto is full
+    on one GPU, blocks on several (gradients of a block then travel while the next is computed), off on a CPU.
+    recompute: share of the blocks whose activations are computed again in the backward pass, to save memory.
+    accumulate: parts a process cuts its share of the batch into. resident: where the images live.
+    """
+
+    parallel: str = "ddp"
+    shard: int = 0
+    precision: str = "auto"
+    compile: str = "auto"
+    recompute: float = 0.0
+    accumulate: int = 1
+    resident: str = "auto"
+
+    def __post_init__(self) -> None:
+        choose("engine.parallel", self.parallel, PARALLEL)
+        choose("engine.precision", self.precision, PRECISIONS)
+        choose("engine.compile", self.compile, COMPILE)
+        choose("engine.resident", self.resident, dict.fromkeys(("auto", "device", "host")))
+        at_least("engine.shard", self.shard, 0)
+        at_least("engine.accumulate", self.accumulate, 1)
+        between("engine.recompute", self.recompute, 0, 1)
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process among `world`: rank, and the device it computes on."""
+
+    rank: int = 0
+    world: int = 1
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @property
+    def main(self) -> bool:
+        """Whether this process writes the files."""
+        return self.rank == 0
+
+    def share(self, size: int) -> slice:
+        """Return this process's part of a batch: contiguous, sizes at most one apart."""
+        if size < self.world:
+            raise ValueError(f"train.batch={size} is smaller than the {self.world} processes; use a larger batch")
+        return slice(size * self.rank // self.world, size * (self.rank + 1) // self.world)
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Return the sum over all processes."""
+        if self.world > 1:
+            dist.all_reduce(values)
+        return values
+
+    def any(self, flag: bool) -> bool:
+        """Return whether any process says so; all must ask. Travels on the CPU: a GPU's queue is not waited for."""
+        return bool(self.sum(torch.tensor(float(flag))) > 0)
+
+    def join(self, mine: Tensor) -> Tensor:
+        """Return CPU tensors of one shape from all processes, one after another along the first axis."""
+        if self.world == 1:
+            return mine
+        found = [torch.empty_like(mine) for _ in range(self.world)]
+        dist.all_gather(found, mine)
+        return torch.cat(found)
+
+    def tell(self, value: Any) -> Any:
+        """Return rank 0's value in every process."""
+        box = [value]
+        if self.world > 1:
+            dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
+        return box[0]
+
+    @contextmanager
+    def main_first(self) -> Generator[None]:
+        """Run the body on rank 0 before any other process; an error there stops all of them."""
+        failure: BaseException | None = None
+        if self.main:
+            try:
+                yield
+            except Exception as error:  # told to the others, then raised here
+                failure = error
+        message = self.tell(f"{type(failure).__name__}: {failure}" if failure else "")
+        if failure is not None:
+            raise failure
+        if message:
+            raise ValueError(f"the first process failed: {message}")
+        if not self.main:
+            yield
+
+
+@contextmanager
+def processes(device: torch.device | str = "cpu") -> Generator[Processes]:
+    """Yield this process's place: alone, or as torchrun's environment says; ends the group on the way out."""
+    device = torch.device(device)
+    if "WORLD_SIZE" not in os.environ or dist.is_initialized():
+        yield _alone_or_joined(device)
+        return
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    # gloo beside nccl: objects and flags travel on the CPU
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
+    try:
+        yield Processes(dist.get_rank(), dist.get_world_size(), device)
+    finally:
+        dist.destroy_process_group()
+
+
+def _alone_or_joined(device: torch.device) -> Processes:
+    if dist.is_initialized():
+        return Processes(dist.get_rank(), dist.get_world_size(), device)
+    return Processes(device=device)
+
+
+def precision(config: EngineConfig, device: torch.device) -> torch.dtype:
+    """Return the dtype of matrix products."""
+    return PRECISIONS[config.precision] or (torch.bfloat16 if device.type == "cuda" else torch.float32)
+
+
+def autocast(config: EngineConfig, device: torch.device) -> AbstractContextManager[Any]:
+    """Return the context in which matrix products run in the asked precision; weights stay float32."""
+    dtype = precision(config, device)
+    return nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
+
+
+def parts_of(size: int, parts: int) -> Iterator[slice]:
+    """Yield contiguous slices of range(size), sizes at most one apart, none empty."""
+    parts = min(parts, size)
+    for part in range(parts):
+        yield slice(size * part // parts, size * (part + 1) // parts)

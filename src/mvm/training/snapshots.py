@@ -1,0 +1,41 @@
+"""Power-function averages kept along the way, from which any other width can be put together after training."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from mvm.recipes import Recipe
+from mvm.training import checkpoint, power_ema
+from mvm.training.ema import power_name
+from mvm.training.power_ema import Snapshot
+from mvm.training.trainer import Trainer
+
+
+def write_snapshot(trainer: Trainer, run: Path) -> None:
+    """Write snapshots/step-N with every power-function average in half precision; every process must call."""
+    names = [power_name(width) for width in trainer.recipe.train.power]
+    found = {name: {key: value.half().cpu() for key, value in trainer.averages.whole(name).items()} for name in names}
+    if trainer.place.main:
+        folder = run / "snapshots" / checkpoint.step_name(trainer.step)
+        checkpoint.save(folder, found, {"step": trainer.step, "recipe": trainer.recipe.name})
+
+
+def _kept(run: Path, recipe: Recipe, last: int) -> Iterator[tuple[Snapshot, Path, str]]:
+    """Yield the stored averages of steps up to `last`: what they are, and where."""
+    for folder in sorted((run / "snapshots").glob("step-*")):
+        step = checkpoint.read_manifest(folder)["step"]
+        for width in recipe.train.power if step <= last else ():
+            yield Snapshot(step, power_ema.exponent(width)), folder, power_name(width)
+
+
+def rebuild(run: Path, recipe: Recipe, width: float, step: int) -> tuple[checkpoint.Weights, float]:
+    """Return the power-function average of relative width `width` at step `step`, and its relative profile error."""
+    kept = list(_kept(run, recipe, step))
+    if not kept:
+        raise ValueError(
+            f"{run} has no snapshots up to step {step}; train with --train.power 0.05,0.1 --train.snapshot_every N"
+        )
+    snapshots, target = [item[0] for item in kept], Snapshot(step, power_ema.exponent(width))
+    weights = power_ema.coefficients(snapshots, target)
+    error = power_ema.fit_error(snapshots, target)
+    parts = ((float(w), checkpoint.load(folder, name)) for w, (_, folder, name) in zip(weights, kept, strict=True))
+    return power_ema.combine(parts), error

@@ -1,0 +1,221 @@
+"""A run in memory: what one step does, and how its state is saved and restored."""
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mvm.data import Images, Order, Resident, Store, mirror, mirrored
+from mvm.model import Model
+from mvm.objective import Batch, Matching, Projector
+from mvm.recipes import Recipe
+from mvm.training import checkpoint
+from mvm.training.ema import Averages
+from mvm.training.engine import Engine
+from mvm.training.features import FeatureBank
+from mvm.training.learner import PROJECTOR, Learner, projector_weights
+from mvm.training.logs import Record, Window
+from mvm.training.optim import learning_rate, optimizers, set_rate, step_unless
+from mvm.training.runtime import Processes, parts_of
+from mvm.training.sharding import like_parameter, whole
+
+
+def build_projector(recipe: Recipe, width: int) -> Projector:
+    """Return REPA's projector, initialised from the recipe's seed; width: of the teacher's features."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed + 1)
+        return Projector(recipe.repa, recipe.network.dimensions[1], width)
+
+
+class Trainer:
+    """Model, optimizers, averages, and the number of steps done. Everything in it is a function of (recipe, step)."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        data: Images | Store,
+        place: Processes | None = None,
+        teacher: FeatureBank | None = None,
+    ) -> None:
+        self.recipe, self.step, self.place = recipe, 0, place or Processes()
+        device = self.place.device
+        self.store = Resident(data, device) if isinstance(data, Images) else data
+        self.order = Order(len(self.store), recipe.seed)
+        self.mine = self.place.share(recipe.train.batch)
+        self.teacher = teacher
+        self.model = Model(recipe).to(device)
+        objective = Matching(
+            recipe.objective,
+            self.model.schedule,
+            recipe.path.law,
+            recipe.repa,
+            recipe.repa.tap(recipe.network.dimensions[0]),
+        )
+        projector = None if teacher is None else build_projector(recipe, teacher.width).to(device)
+        self.learner = Learner(self.model.network, objective, projector)
+        unused = projector is not None and recipe.repa.stop > 0
+        self.engine = Engine(recipe.engine, self.learner, self.model.network, self.place, unused)
+        self.optimizers = optimizers(recipe.train, self.learner.named())
+        self.averages = Averages(self.model.network, recipe.train.ema, recipe.train.power)
+        self.window = Window()
+        self.between_steps = True  # False while a step is under way: such a state must not be saved
+        self.unread: list[tuple[int, float, dict[str, Tensor]]] = []  # steps whose figures are still on the device
+
+    def positions(self, step: int) -> Tensor:
+        """Return the places in the stream that this process consumes in step `step`."""
+        return self.order.positions(step, self.recipe.train.batch)[self.mine]
+
+    def batch(self) -> Batch:
+        """Return this process's batch of the current step: a pure function of (seed, step)."""
+        positions = self.positions(self.step)
+        indices, seeds = self.order.indices(positions), self.order.seeds(positions)
+        images, labels = self.store.gather(indices)
+        following = self.positions(self.step + 1)
+        self.store.expect(lambda: self.order.indices(following))
+        flipped = mirrored(seeds) if self.recipe.data.mirror else torch.zeros(len(seeds), dtype=torch.bool)
+        if self.recipe.data.mirror:
+            images = mirror(images, flipped.to(images.device))
+        return Batch(self.model.codec.encode(images), labels, seeds.to(images.device), self._features(indices, flipped))
+
+    def _features(self, indices: Tensor, flipped: Tensor) -> Tensor | None:
+        if self.teacher is None or not self.recipe.repa.active(self.step):
+            return None
+        return self.teacher.lookup(indices, flipped)
+
+    def _backward(self) -> dict[str, Tensor]:
+        """Leave the gradient of the global batch's mean loss in the parameters; return this process's share of it."""
+        batch, total = self.batch(), self.recipe.train.batch
+        found: dict[str, Tensor] = {}
+        cuts = list(parts_of(len(batch.seeds), self.recipe.engine.accumulate))
+        for number, cut in enumerate(cuts, start=1):
+            part = batch.cut(cut)
+            share = len(part.seeds) / total
+            with self.engine.gradients_stay(number < len(cuts)):
+                loss = self.engine(part)
+                (loss.total * share * self.place.world).backward()  # DDP and FSDP average over processes
+            for name, value in loss.parts.items():
+                found[name] = found.get(name, 0) + share * value
+        return found
+
+    def advance(self) -> None:
+        """Do one step: forward, backward, clip, optimizer, averages. A gradient that is not finite changes nothing."""
+        self.between_steps = False
+        config = self.recipe.train
+        rate = learning_rate(config, self.step)
+        for optimizer in self.optimizers:
+            set_rate(optimizer, rate)
+            optimizer.zero_grad(set_to_none=True)
+        parts = self._backward()
+        norm = whole(nn.utils.clip_grad_norm_(self.learner.parameters(), config.clip or math.inf, foreach=True))
+        for optimizer in self.optimizers:
+            step_unless(optimizer, ~torch.isfinite(norm))
+        self.averages.update(self.step)
+        self.step += 1
+        self.unread.append((self.step, rate, {**parts, "grad_norm": norm}))
+        self.between_steps = True
+
+    def read(self) -> list[Record]:
+        """Return the figures of the steps since the last reading: one wait for the device, whatever their number."""
+        unread, self.unread = self.unread, []
+        return [Record(step, {**_numbers(values, self.place), "lr": rate}) for step, rate, values in unread]
+
+    def _optimizer_tensors(self) -> dict[str, Tensor]:
+        return {
+            f"{name}/{key}": whole(value)
+            for name, parameter in self.learner.named()
+            for optimizer in self.optimizers
+            for key, value in optimizer.state.get(parameter, {}).items()
+        }
+
+    def _whole_state(self) -> dict[str, checkpoint.Weights]:
+        """Return everything that a checkpoint holds, gathered; every process must ask."""
+        network = dict(self.model.network.named_parameters())
+        state = {"model": {name: whole(value) for name, value in network.items()}}
+        state |= {name: self.averages.whole(name) for name in self.averages.profiles}
+        state["optimizer"] = self._optimizer_tensors()
+        if found := projector_weights(self.learner):
+            state["projector"] = {name: whole(value) for name, value in found.items()}
+        return state
+
+    def snapshot(self, quality: float | None = None) -> Callable[[Path], None] | None:
+        """Return a function that writes the state of this moment, for the main process; None for others."""
+        state = self._whole_state()
+        if not self.place.main:
+            return None
+        state = {part: _apart(group) for part, group in state.items()}
+        info: dict[str, Any] = {"step": self.step, "recipe": self.recipe.name, "window": asdict(self.window)}
+        if quality is not None:
+            info["quality"] = quality
+        train, step = self.recipe.train, self.step
+
+        def write(run: Path) -> None:
+            checkpoint.save(checkpoint.step_folder(run, step), state, info)
+            checkpoint.prune(run, train.keep, train.keep_best)
+
+        return write
+
+    def restore(self, folder: Path) -> None:
+        """Read a checkpoint; every file is checked before anything is changed."""
+        manifest = checkpoint.read_manifest(folder)
+        parts = {part: checkpoint.load(folder, part) for part in self._parts()}
+        self.load_weights({**parts["model"], **parts.get("projector", {})})
+        for name in self.averages.profiles:
+            self.averages.restore(name, parts[name])
+        _restore_moments(self.optimizers, dict(self.learner.named()), parts["optimizer"])
+        self.step, self.window = manifest["step"], Window(**manifest["window"])
+
+    def _parts(self) -> list[str]:
+        projector = ["projector"] if self.learner.projector is not None else []
+        return ["model", *self.averages.profiles, "optimizer", *projector]
+
+    @torch.no_grad()
+    def load_weights(self, weights: checkpoint.Weights) -> None:
+        """Set the parameters from whole tensors; names must match, but for a projector that is not there."""
+        named = {name: value for name, value in self.learner.named() if name in weights or PROJECTOR not in name}
+        if unknown := sorted(set(weights) ^ set(named)):
+            raise ValueError(f"these weights do not fit the recipe's network: {', '.join(unknown[:3])} ...")
+        for name, parameter in named.items():
+            if parameter.shape != weights[name].shape:
+                raise ValueError(
+                    f"{name} has shape {tuple(weights[name].shape)}, the recipe's network {tuple(parameter.shape)}"
+                )
+            parameter.copy_(like_parameter(weights[name].to(parameter.dtype), parameter))
+
+    def start_from(self, weights: checkpoint.Weights) -> None:
+        """Begin with given weights, and averages that start there; optimizer, step and warm-up are fresh."""
+        self.load_weights(weights)
+        for name in self.averages.profiles:
+            self.averages.restore(name, {key: value.float() for key, value in weights.items()})
+
+
+def _numbers(values: dict[str, Tensor], place: Processes) -> dict[str, float]:
+    """Return figures as Python numbers; losses are summed over the processes' shares, the norm is everyone's."""
+    names = [name for name in values if name != "grad_norm"]
+    losses = place.sum(torch.stack([values[name].float() for name in names]))
+    return {**dict(zip(names, losses.tolist(), strict=True)), "grad_norm": float(values["grad_norm"])}
+
+
+def _apart(group: checkpoint.Weights) -> checkpoint.Weights:
+    """Return tensors on the CPU, apart from what the next steps change."""
+    return {name: value.to("cpu", copy=True) for name, value in group.items()}
+
+
+def _placed(value: Tensor, parameter: Tensor) -> Tensor:
+    """Return a piece of optimizer state where it belongs: moments as their parameter is, counters on its device."""
+    return like_parameter(value, parameter) if value.shape == parameter.shape else value.to(parameter.device)
+
+
+def _restore_moments(
+    optimizers: list[torch.optim.Optimizer], named: dict[str, nn.Parameter], moments: checkpoint.Weights
+) -> None:
+    """Give every optimizer its state back, each tensor placed as its parameter is."""
+    for optimizer in optimizers:
+        mine = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        for name, parameter in named.items():
+            found = {key.rpartition("/")[2]: value for key, value in moments.items() if key.startswith(f"{name}/")}
+            if id(parameter) in mine and found:
+                optimizer.state[parameter] = {key: _placed(value, parameter) for key, value in found.items()}

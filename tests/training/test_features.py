@@ -1,0 +1,246 @@
+"""Banks of encoder features: the right image, the right mirror, the right data set, or an error."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from mvm.network.pretrained import HALF, Encoder
+from mvm.training import features
+from mvm.training.features import (
+    DiskBank,
+    LiveBank,
+    MemoryBank,
+    WrongBank,
+    bank_bytes,
+    bank_key,
+    build_bank,
+    build_on_disk,
+    data_fingerprint,
+    load_bank,
+    open_bank,
+)
+
+SIDE, WIDTH = 4, 6
+
+
+class Patches(nn.Module):
+    """A linear map of 4x4 patches: not symmetric, so that mirrored images have other features."""
+
+    def __init__(self, seed=0, scale=1.0):
+        super().__init__()
+        weight = torch.randn(WIDTH, 3, 4, 4, generator=torch.Generator().manual_seed(seed)) * scale
+        self.weight = nn.Parameter(weight)
+        self.images = 0
+
+    def forward(self, pixels):
+        self.images += len(pixels)
+        return torch.conv2d(pixels, self.weight, stride=4).flatten(2).transpose(1, 2)
+
+
+def make_encoder(**options):
+    return Encoder("patches", Patches(**options), resolution=4 * SIDE, side=SIDE, width=WIDTH, scaling=HALF)
+
+
+@pytest.fixture
+def encoder():
+    return make_encoder()
+
+
+@pytest.fixture
+def images():
+    generator = torch.Generator().manual_seed(3)
+    return torch.randint(0, 256, (10, 3, 16, 16), generator=generator, dtype=torch.uint8)
+
+
+@pytest.fixture
+def labels():
+    return torch.arange(10)
+
+
+@pytest.fixture
+def key(encoder, images, labels):
+    return bank_key(encoder, images, labels)
+
+
+@pytest.fixture(autouse=True)
+def _small_parts(monkeypatch):
+    monkeypatch.setattr(features, "PART", 4)  # ten images: three files, the last one shorter
+
+
+INDICES = torch.tensor([9, 0, 4, 4, 3])
+MIRRORED = torch.tensor([True, False, True, False, False])
+
+
+def expected(encoder, images):
+    chosen = [images[i].flip(-1) if flip else images[i] for i, flip in zip(INDICES, MIRRORED, strict=True)]
+    return encoder(torch.stack(chosen))
+
+
+@pytest.mark.parametrize("cache", ["device", "disk", "none"])
+@pytest.mark.parametrize(("dtype", "digits"), [(torch.float16, 11), (torch.bfloat16, 8)])
+def test_lookup_gives_the_encoders_tokens(tmp_path, encoder, images, labels, cache, dtype, digits):
+    """Up to half a unit in the last of the digits kept: 11 binary ones in float16, 8 in bfloat16."""
+    options = {"batch": 3, "device": "cpu", "progress": False}
+    bank = open_bank(cache, encoder, images, labels, folder=tmp_path / "bank", dtype=dtype, **options)
+    assert isinstance(bank, {"device": MemoryBank, "disk": DiskBank, "none": LiveBank}[cache])
+    found, want = bank.lookup(INDICES, MIRRORED), expected(encoder, images)
+    assert found.dtype == torch.float32
+    assert not torch.allclose(bank.lookup(INDICES, ~MIRRORED), want, atol=0.5)
+    error = ((found - want).abs() / want.abs().clamp_min(2**-14)).max()
+    if cache == "none":
+        assert torch.allclose(found, want, atol=1e-5)
+    else:
+        assert 0.1 * 2.0**-digits < error < 1.01 * 2.0**-digits
+
+
+def test_features_are_stored_on_the_students_grid(tmp_path, encoder, images, labels):
+    for cache in ("device", "disk", "none"):
+        options = {"folder": tmp_path, "side": 2, "device": "cpu", "progress": False}
+        found = open_bank(cache, encoder, images, labels, **options).lookup(INDICES, MIRRORED)
+        quarters = expected(encoder, images).reshape(5, 2, 2, 2, 2, WIDTH).mean((2, 4)).reshape(5, 4, WIDTH)
+        assert torch.allclose(found, quarters, rtol=1e-3, atol=1e-3)
+
+
+def test_saved_and_loaded(tmp_path, encoder, images, key):
+    bank = build_bank(encoder, images, key, batch=4, progress=False)
+    assert bank.features.dtype == torch.float16
+    assert bank.features.nbytes == key.bytes == bank_bytes(10, 16, 6) == 2 * 10 * 16 * 6 * 2
+    bank.save(tmp_path / "bank")
+    assert sorted(path.name for path in (tmp_path / "bank").iterdir()) == [
+        "index.json",
+        *(f"part-0000{n}.npy" for n in range(3)),
+    ]
+    assert torch.equal(load_bank(tmp_path / "bank", key).lookup(INDICES, MIRRORED), bank.lookup(INDICES, MIRRORED))
+
+
+def test_images_may_come_from_anything_that_reads_by_index(tmp_path, encoder, images, labels, key):
+    class Files:
+        def __len__(self):
+            return len(images)
+
+        def __getitem__(self, indices):
+            return torch.stack([images[int(i)] for i in indices])
+
+    assert bank_key(encoder, Files(), labels) == key
+    bank = build_bank(encoder, images, key, progress=False)
+    for cache in ("device", "disk"):
+        other = open_bank(cache, encoder, Files(), labels, folder=tmp_path, device="cpu", progress=False)
+        assert torch.equal(other.lookup(INDICES, MIRRORED), bank.lookup(INDICES, MIRRORED))
+
+
+def test_interrupted_writing_goes_on(tmp_path, encoder, images, key, monkeypatch):
+    whole = features._write_part
+    calls = []
+
+    def stops_at_the_third(path, tensor):
+        calls.append(path.name)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        whole(path, tensor)
+
+    monkeypatch.setattr(features, "_write_part", stops_at_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        build_on_disk(encoder, images, key, tmp_path, progress=False)
+    with pytest.raises(WrongBank, match=r"part-00002\.npy is not there: the features are unfinished"):
+        load_bank(tmp_path, key)
+    before = encoder.body.images
+    bank = build_on_disk(encoder, images, key, tmp_path, progress=False)
+    assert encoder.body.images - before == 2 * 2  # the last two images, both mirrors
+    assert calls == ["part-00000.npy", "part-00001.npy", "part-00002.npy", "part-00002.npy"]
+    assert torch.allclose(bank.lookup(INDICES, MIRRORED), expected(encoder, images), rtol=1e-3)
+    build_on_disk(encoder, images, key, tmp_path, progress=False)
+    assert len(calls) == 4
+
+
+def test_features_of_something_else_are_refused(tmp_path, encoder, images, labels, key):
+    build_on_disk(encoder, images, key, tmp_path, progress=False)
+    changed = images.clone()
+    changed[0, 0, 0, 0] ^= 1
+    others = {
+        "data": bank_key(encoder, changed, labels),
+        "weights": bank_key(make_encoder(seed=1), images, labels),
+        "side": bank_key(encoder, images, labels, side=2),
+        "dtype": bank_key(encoder, images, labels, dtype=torch.bfloat16),
+        "count": bank_key(encoder, images[:9], labels[:9]),
+        "encoder": dataclasses.replace(key, encoder="other"),
+        "resolution": dataclasses.replace(key, resolution=32),
+    }
+    for name, other in others.items():
+        with pytest.raises(WrongBank, match=rf"features of something else: .*{name} .*remove the folder"):
+            load_bank(tmp_path, other)
+        with pytest.raises(WrongBank, match="features of something else"):
+            build_on_disk(encoder, images, other, tmp_path, progress=False)
+
+
+def test_fingerprint_sees_labels_order_and_shape(images, labels):
+    found = {
+        data_fingerprint(images, labels),
+        data_fingerprint(images, labels.flip(0)),
+        data_fingerprint(images.flip(0), labels),
+        data_fingerprint(images[:9], labels[:9]),
+        data_fingerprint(images.reshape(10, 1, 24, 32), labels),
+        data_fingerprint(images.flip(-1), labels),
+    }
+    assert len(found) == 6
+    assert data_fingerprint(images.clone(), labels.clone()) in found
+    with pytest.raises(ValueError, match="10 images and 9 labels"):
+        data_fingerprint(images, labels[:9])
+
+
+def test_damage_is_found(tmp_path, encoder, images, key):
+    build_on_disk(encoder, images, key, tmp_path, progress=False)
+    path = tmp_path / "part-00001.npy"
+    contents = bytearray(path.read_bytes())
+    contents[-1] ^= 1
+    path.write_bytes(contents)
+    with pytest.raises(WrongBank, match=r"part-00001\.npy is damaged; remove the folder"):
+        load_bank(tmp_path, key)
+    (tmp_path / "index.json").write_text("{")
+    with pytest.raises(WrongBank, match=r"index\.json is damaged"):
+        load_bank(tmp_path, key)
+
+
+def test_files_are_plain_numpy(tmp_path, encoder, images, key):
+    """(2, n, tokens, width): the bits of float16 as int16."""
+    bank = build_bank(encoder, images, key, progress=False)
+    bank.save(tmp_path)
+    part = np.load(tmp_path / "part-00002.npy").view(np.float16)
+    assert part.shape == (2, 2, 16, 6)
+    assert np.array_equal(part, bank.features[:, 8:].numpy())
+    assert json.loads((tmp_path / "index.json").read_text())["key"] == dataclasses.asdict(key)
+
+
+def test_numbers_beyond_float16_are_refused(images, labels):
+    encoder = make_encoder(scale=1e6)
+    with pytest.raises(ValueError, match=r"float16 cannot hold; use dtype=torch\.bfloat16"):
+        build_bank(encoder, images, bank_key(encoder, images, labels), progress=False)
+    key = bank_key(encoder, images, labels, dtype=torch.bfloat16)
+    assert torch.isfinite(build_bank(encoder, images, key, progress=False).features).all()
+    with pytest.raises(ValueError, match=r"dtype='float32' is unknown.*float16, bfloat16"):
+        bank_key(encoder, images, labels, dtype=torch.float32)
+
+
+def test_too_large_for_the_device(encoder, images, key, monkeypatch):
+    large = dataclasses.replace(key, count=50_000, side=16, width=768)
+    assert large.bytes == 39_321_600_000
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (8 * 2**30, 80 * 2**30))
+    with pytest.raises(
+        ValueError, match=r"repa\.cache='device'.*36\.6 GiB, and 8\.0 GiB.*repa\.cache='disk' or 'none'"
+    ):
+        build_bank(encoder, images, large, device="cuda", progress=False)
+
+
+def test_too_large_for_the_disk(tmp_path, encoder, images, key):
+    large = dataclasses.replace(key, count=10**12, width=10**5)
+    with pytest.raises(ValueError, match=r"repa\.cache='disk': the features take .*repa\.cache='none'"):
+        build_on_disk(encoder, images, large, tmp_path / "new" / "bank", progress=False)
+    assert not (tmp_path / "new").exists()
+
+
+def test_unknown_cache(tmp_path, encoder, images, labels):
+    with pytest.raises(ValueError, match=r"repa\.cache='gpu' is unknown"):
+        open_bank("gpu", encoder, images, labels, folder=tmp_path)
