@@ -11,7 +11,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from mvm import noise
-from mvm.data import Images
+from mvm.data import Images, send
 from mvm.generate import cycle_labels, generate
 from mvm.network import multiply_adds, parameters
 from mvm.recipes import FOLDER, DataConfig, Recipe
@@ -34,7 +34,7 @@ class RandomBank(FeatureBank):
 
     def lookup(self, indices: Tensor, mirrored: Tensor) -> Tensor:
         device = self.features.device
-        return self.features[mirrored.to(device).long(), indices.to(device)].float()
+        return self.features[send(mirrored, device).long(), send(indices, device)].float()
 
 
 def random_images(recipe: Recipe, count: int) -> Images:

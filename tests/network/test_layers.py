@@ -18,6 +18,7 @@ from mvm.network.layers import (
     modulate,
     patchify,
     rotary_table,
+    rotary_waves,
     rotate,
     unpatchify,
 )
@@ -32,8 +33,8 @@ def all_scores(side, head, seed=0):
     angles = rotary_table(side, head).double()
     q, k = draw(head, seed=seed), draw(head, seed=seed + 1)
     places = side * side
-    turned_q = rotate(q.expand(places, head), torch.cos(angles), torch.sin(angles))
-    turned_k = rotate(k.expand(places, head), torch.cos(angles), torch.sin(angles))
+    turned_q = rotate(q.expand(places, head), *rotary_waves(angles))
+    turned_k = rotate(k.expand(places, head), *rotary_waves(angles))
     return q, k, turned_q @ turned_k.T
 
 
@@ -68,7 +69,7 @@ def test_rotary_scores_equal_complex_rotation():
 def test_rotation_keeps_length_and_leaves_the_origin_alone():
     angles = rotary_table(6, 8)
     x = draw(36, 8).float()
-    turned = rotate(x, torch.cos(angles), torch.sin(angles))
+    turned = rotate(x, *rotary_waves(angles))
     assert torch.equal(turned[0], x[0])
     assert torch.allclose(turned.norm(dim=1), x.norm(dim=1), atol=1e-5)
     assert not torch.allclose(turned[1:], x[1:], atol=1e-2)
@@ -93,7 +94,7 @@ def test_attention_equals_softmax_written_out():
         for parameter in layer.parameters():
             parameter.normal_(0, 0.5)
     angles = rotary_table(side, width // heads).double()
-    cos, sin = torch.cos(angles), torch.sin(angles)
+    cos, sin = rotary_waves(angles)
     x = draw(2, side * side, width)
     head = width // heads
     want = torch.zeros_like(x)

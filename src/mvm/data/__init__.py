@@ -2,7 +2,7 @@
 
 from mvm.data.catalogue import DATA_SETS, DataSet
 from mvm.data.embedded import Images, digits
-from mvm.data.loader import OnHost, Order, Resident, Store, mirror, mirrored
+from mvm.data.loader import OnHost, Order, Resident, Store, mirror, mirrored, send
 from mvm.data.shards import Prepared, open_prepared
 
 __all__ = [
@@ -18,4 +18,5 @@ __all__ = [
     "mirror",
     "mirrored",
     "open_prepared",
+    "send",
 ]

@@ -54,6 +54,13 @@ def mirror(images: Tensor, which: Tensor) -> Tensor:
     return torch.where(which[:, None, None, None], images.flip(-1), images)
 
 
+def send(values: Tensor, device: torch.device) -> Tensor:
+    """Return values on the device without waiting for it: a plain copy to a GPU waits until its queue is empty."""
+    if device.type == "cuda" and values.device.type == "cpu":
+        return values.pin_memory().to(device, non_blocking=True)
+    return values.to(device)
+
+
 class Store(ABC):
     """Images to draw from: gather(indices) -> (uint8 images, labels) on the training device; store[indices]: images."""
 
@@ -83,7 +90,7 @@ class Resident(Store):
         return len(self.data)
 
     def gather(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        chosen = self.data[indices.to(self.data.images.device)]
+        chosen = self.data[send(indices, self.data.images.device)]
         return chosen.images, chosen.labels
 
 
@@ -102,7 +109,7 @@ class OnHost(Store):
 
     def _fetch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         images, labels = self.read(indices)
-        return (images.pin_memory(), labels.pin_memory()) if self.device.type == "cuda" else (images, labels)
+        return send(images, self.device), send(labels, self.device)
 
     def expect(self, indices: Callable[[], Tensor]) -> None:
         def work() -> tuple[Tensor, tuple[Tensor, Tensor]]:
@@ -112,8 +119,7 @@ class OnHost(Store):
         self.ahead = self.thread.submit(work)
 
     def gather(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        images, labels = self._expected(indices) or self._fetch(indices)
-        return images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
+        return self._expected(indices) or self._fetch(indices)
 
     def _expected(self, indices: Tensor) -> tuple[Tensor, Tensor] | None:
         ahead, self.ahead = self.ahead, None

@@ -16,6 +16,7 @@ from mvm.network.layers import (
     modulate,
     patchify,
     rotary_table,
+    rotary_waves,
     unpatchify,
 )
 from mvm.options import choose
@@ -123,9 +124,9 @@ class DiT(nn.Module):
         self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(depth))
         self.head = Head(dim, pixels)
         self.inner_head = Head(dim, pixels) if config.inner_block else None
-        angles = rotary_table(self.side, dim // heads)
-        self.register_buffer("cos", torch.cos(angles), persistent=False)
-        self.register_buffer("sin", torch.sin(angles), persistent=False)
+        cos, sin = rotary_waves(rotary_table(self.side, dim // heads))
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
         self.reset()
 
     def reset(self) -> None:

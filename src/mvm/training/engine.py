@@ -15,14 +15,22 @@ from mvm.training.runtime import EngineConfig, Processes, autocast, precision
 
 
 def compile_mode(config: EngineConfig, place: Processes) -> str:
-    """Return "off", "blocks" or "full", with auto decided."""
-    if config.compile == "full" and config.parallel == "fsdp" and place.world > 1:
-        raise ValueError("engine.compile='full' does not go with engine.parallel='fsdp'; use blocks or auto")
-    if config.compile != "auto":
-        return config.compile
+    """Return "off", "blocks", "full" or "graph", with auto decided."""
+    if config.compile == "auto":
+        return _best_mode(config, place)
+    if config.compile in ("full", "graph") and config.parallel == "fsdp" and place.world > 1:
+        raise ValueError(f"engine.compile='{config.compile}' does not go with engine.parallel='fsdp'; use blocks")
+    if config.compile == "graph" and (place.device.type != "cuda" or place.world > 1 or config.accumulate > 1):
+        raise ValueError("engine.compile='graph' needs one GPU and engine.accumulate=1; use full, or auto")
+    return config.compile
+
+
+def _best_mode(config: EngineConfig, place: Processes) -> str:
     if place.device.type == "cpu":
         return "off"
-    return "full" if place.world == 1 else "blocks"
+    if place.world > 1:
+        return "blocks"
+    return "graph" if config.accumulate == 1 else "full"
 
 
 def _shard(config: EngineConfig, learner: nn.Module, network: DiT, place: Processes) -> None:
@@ -52,12 +60,12 @@ class Engine:
         self.config, self.place, self.network = config, place, network
         self.sharded = config.parallel == "fsdp" and place.world > 1
         network.recompute = round(config.recompute * len(network.blocks))
-        mode = compile_mode(config, place)
-        if mode == "blocks":
+        self.mode = compile_mode(config, place)
+        if self.mode == "blocks":
             for block in network.blocks:
                 block.compile()
-        if mode == "full":
-            learner.compile()
+        if self.mode in ("full", "graph"):
+            learner.compile(mode="reduce-overhead" if self.mode == "graph" else None)
         self.module: nn.Module = learner
         if self.sharded:
             _shard(config, learner, network, place)
@@ -65,6 +73,8 @@ class Engine:
             self.module = DistributedDataParallel(learner, find_unused_parameters=unused, gradient_as_bucket_view=True)
 
     def __call__(self, *arguments: Any) -> Any:
+        if self.mode == "graph":
+            torch.compiler.cudagraph_mark_step_begin()  # what the last replay returned may be overwritten now
         with autocast(self.config, self.place.device):
             return self.module(*arguments)
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from mvm.data.loader import mirror
+from mvm.data.loader import mirror, send
 from mvm.files import put_in_place, temporary_beside, write_text
 from mvm.network.pretrained import Encoder
 from mvm.objective.auxiliary import CACHES, match_grid
@@ -128,7 +128,7 @@ class MemoryBank(FeatureBank):
 
     def lookup(self, indices: Tensor, mirrored: Tensor) -> Tensor:
         device = self.features.device
-        return self.features[mirrored.to(device).long(), indices.to(device)].float()
+        return self.features[send(mirrored, device).long(), send(indices, device)].float()
 
     def save(self, folder: Path) -> None:
         """Write the features to a folder that load_bank reads."""

@@ -19,7 +19,7 @@ from mvm.options import at_least, between, choose
 
 PRECISIONS: dict[str, torch.dtype | None] = {"auto": None, "fp32": torch.float32, "bf16": torch.bfloat16}
 PARALLEL = dict.fromkeys(("ddp", "fsdp"))
-COMPILE = dict.fromkeys(("auto", "off", "blocks", "full"))
+COMPILE = dict.fromkeys(("auto", "off", "blocks", "full", "graph"))
 PATIENCE = timedelta(minutes=30)  # of a collective: rank 0 may be writing a report while the others wait
 
 
@@ -28,8 +28,9 @@ class EngineConfig:
     """How a run is executed; may change on resume.
 
     parallel: how several processes share the work. shard: processes per copy of the weights under fsdp
-    (0: all of them; 8 of 64: hybrid). precision: of matrix products; auto is bf16 on a GPU. compile: auto is full
-    on one GPU, blocks on several (gradients of a block then travel while the next is computed), off on a CPU.
+    (0: all of them; 8 of 64: hybrid). precision: of matrix products; auto is bf16 on a GPU. compile: off; blocks
+    one by one (gradients of a block then travel while the next is computed); full; graph: full, and replayed as CUDA
+    graphs. auto is off on a CPU, graph on one GPU (full where steps accumulate), blocks on several.
     recompute: share of the blocks whose activations are computed again in the backward pass, to save memory.
     accumulate: parts a process cuts its share of the batch into. resident: where the images live.
     """

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mvm.data import Images, Order, Resident, Store, mirror, mirrored
+from mvm.data import Images, Order, Resident, Store, mirror, mirrored, send
 from mvm.model import Model
 from mvm.objective import Batch, Matching, Projector
 from mvm.recipes import Recipe
@@ -78,8 +78,8 @@ class Trainer:
         self.store.expect(lambda: self.order.indices(following))
         flipped = mirrored(seeds) if self.recipe.data.mirror else torch.zeros(len(seeds), dtype=torch.bool)
         if self.recipe.data.mirror:
-            images = mirror(images, flipped.to(images.device))
-        return Batch(self.model.codec.encode(images), labels, seeds.to(images.device), self._features(indices, flipped))
+            images = mirror(images, send(flipped, images.device))
+        return Batch(self.model.codec.encode(images), labels, send(seeds, images.device), self._features(indices, flipped))
 
     def _features(self, indices: Tensor, flipped: Tensor) -> Tensor | None:
         if self.teacher is None or not self.recipe.repa.active(self.step):
