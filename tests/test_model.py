@@ -11,12 +11,12 @@ import mvm
 from mvm import likelihood
 from mvm.data import digits
 from mvm.model import Model, choose_device, export, load, shipped_models
-from mvm.training.data import training_data
 from mvm.path import LinearFlow, MeanVelocity, VariancePreserving
 from mvm.recipes import load_recipe, override
 from mvm.solver import Internal
 from mvm.training import checkpoint
 from mvm.training.checkpoint import DamagedCheckpoint
+from mvm.training.data import training_data
 from mvm.training.loop import train
 
 TINY = {

@@ -12,9 +12,9 @@ import torch
 
 from mvm import noise
 from mvm.model import Model
-from mvm.training.data import training_data
 from mvm.recipes import load_recipe, override, parse_recipe
 from mvm.training import checkpoint
+from mvm.training.data import training_data
 from mvm.training.ema import Averages
 from mvm.training.loop import train
 from mvm.training.trainer import Trainer

@@ -3,10 +3,12 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from mvm.recipes import Recipe
+from mvm.files import write_text
+from mvm.recipes import Recipe, parse_recipe, to_json
 from mvm.training import checkpoint, power_ema
-from mvm.training.ema import power_name
+from mvm.training.ema import MAIN, power_name
 from mvm.training.power_ema import Snapshot
+from mvm.training.rundir import RECIPE
 from mvm.training.trainer import Trainer
 
 
@@ -39,3 +41,20 @@ def rebuild(run: Path, recipe: Recipe, width: float, step: int) -> tuple[checkpo
     error = power_ema.fit_error(snapshots, target)
     parts = ((float(w), checkpoint.load(folder, name)) for w, (_, folder, name) in zip(weights, kept, strict=True))
     return power_ema.combine(parts), error
+
+
+def export_average(run: Path, folder: Path, width: float, step: int | None = None) -> float:
+    """Write a run directory that samples from the average of that width; return its relative profile error."""
+    stored = run / RECIPE
+    if not stored.is_file():
+        raise ValueError(f"{run} is not a run directory (no {RECIPE} in it)")
+    recipe = parse_recipe(stored.read_text(encoding="utf-8"), ".json", str(stored))
+    newest = checkpoint.latest(run)
+    if step is None and newest is None:
+        raise ValueError(f"{run} holds no checkpoint; give --step")
+    at = checkpoint.read_manifest(newest)["step"] if step is None and newest is not None else step or 0
+    weights, error = rebuild(run, recipe, width, at)
+    info = {"step": at, "recipe": recipe.name, "width": width, "profile_error": error}
+    checkpoint.save(checkpoint.step_folder(folder, at), {MAIN: {k: v.half() for k, v in weights.items()}}, info)
+    write_text(folder / RECIPE, to_json(recipe))
+    return error

@@ -79,7 +79,8 @@ class Trainer:
         flipped = mirrored(seeds) if self.recipe.data.mirror else torch.zeros(len(seeds), dtype=torch.bool)
         if self.recipe.data.mirror:
             images = mirror(images, send(flipped, images.device))
-        return Batch(self.model.codec.encode(images), labels, send(seeds, images.device), self._features(indices, flipped))
+        features = self._features(indices, flipped)
+        return Batch(self.model.codec.encode(images), labels, send(seeds, images.device), features)
 
     def _features(self, indices: Tensor, flipped: Tensor) -> Tensor | None:
         if self.teacher is None or not self.recipe.repa.active(self.step):

@@ -1,0 +1,53 @@
+"""The `mvm` command. Errors name the option, the value and the remedy, and exit with code 2."""
+
+import sys
+
+from cyclopts import CycloptsError
+
+from mvm.cli import data, look, sample, speed, train
+from mvm.cli.app import INTERRUPTED, USAGE_ERROR, Overrides, app
+
+__all__ = ["app", "data", "look", "main", "run", "sample", "speed", "split_overrides", "train"]
+
+
+def split_overrides(tokens: list[str]) -> tuple[list[str], Overrides]:
+    """Return the command line without its dotted options, and those: {"train.lr": "3e-4"}."""
+    rest: list[str] = []
+    found: Overrides = {}
+    waiting = iter(tokens)
+    for token in waiting:
+        name, equals, value = token.removeprefix("--").partition("=")
+        if not token.startswith("--") or "." not in name:
+            rest.append(token)
+            continue
+        value = value if equals else next(waiting, None)
+        if value is None:
+            raise ValueError(f"--{name} needs a value")
+        found[name] = value
+    return rest, found
+
+
+def run(tokens: list[str]) -> int:
+    """Return the exit code of a command line."""
+    options: dict[str, object] = {"exit_on_error": False, "print_error": False}
+    try:
+        rest, overrides = split_overrides(tokens)
+        if overrides and rest[:1] not in (["train"], ["bench"]):
+            raise ValueError(
+                f"unknown option '--{next(iter(overrides))}'; dotted options belong to: mvm train, mvm bench"
+            )
+        command, bound, _ = app.parse_args(rest, **options)  # ty: ignore[invalid-argument-type]
+        if overrides:
+            bound.arguments["overrides"] = overrides
+        return int(command(*bound.args, **bound.kwargs) or 0)
+    except (CycloptsError, ValueError, FloatingPointError, OSError) as error:
+        print(f"mvm: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    except KeyboardInterrupt:
+        print("\nmvm: stopped", file=sys.stderr)
+        return INTERRUPTED
+
+
+def main() -> None:
+    """Run the command line of this process."""
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,45 @@
+"""A recipe as a page: what it is, what it costs, and every option with its value."""
+
+from mvm.network import multiply_adds, parameters
+from mvm.recipes.schema import Recipe, load_recipe, options, shipped
+
+# Share of the matrix ceiling that training reached on one NVIDIA H200 (790 TFLOP/s), by network size, nearest below;
+# measured by benchmarks/training_speed.py.
+H200_FLOPS = 790e12
+H200_MFU = {"S": 0.30, "B": 0.47, "L": 0.50, "XL": 0.50}
+
+
+def hours_on_h200(recipe: Recipe) -> float:
+    """Return the hours of training on one H200: 6 x multiply-adds x images, at the share of the ceiling measured."""
+    adds = multiply_adds(recipe.network, recipe.data.shape, len(recipe.data.class_names))
+    images = recipe.train.steps * recipe.train.batch
+    return 6 * adds * images / (H200_FLOPS * H200_MFU[recipe.network.size]) / 3600
+
+
+def costs(recipe: Recipe) -> list[str]:
+    """Return lines on size and compute."""
+    shape, classes = recipe.data.shape, len(recipe.data.class_names)
+    images = recipe.train.steps * recipe.train.batch
+    lines = [
+        f"network   {parameters(recipe.network, shape, classes) / 1e6:.1f} M parameters, "
+        f"{multiply_adds(recipe.network, shape, classes) / 1e9:.3g} G multiply-adds per image",
+        f"training  {images / 1e6:.4g} M images, {recipe.train.steps} steps of {recipe.train.batch}",
+    ]
+    if recipe.network.size in H200_MFU:
+        lines.append(f"estimate  {hours_on_h200(recipe):.2g} hours on one NVIDIA H200 (from measured throughput)")
+    return lines
+
+
+def page(name: str) -> str:
+    """Return the recipe's page: its own words, its costs, its options."""
+    recipe = load_recipe(name)
+    words = [line for line in shipped().get(name, "").splitlines() if line.startswith("#")]
+    told = [f"--{option} {_text(value)}" for option, value in options(recipe).items() if option not in _HEAD]
+    return "\n".join([f"# {recipe.name}: {recipe.description}", *words, "", *costs(recipe), "", *told])
+
+
+_HEAD = ("name", "description")
+
+
+def _text(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
