@@ -142,6 +142,7 @@ def bench(
         "precision": str(precision(recipe.engine, place.device)).removeprefix("torch."),
         "compile": compile_mode(recipe.engine, place),
         "recompute": recipe.engine.recompute,
+        "keep": recipe.engine.keep,
         "machine": machine(place.device),
         "training": bench_training(recipe, place, steps=steps, teacher=teacher, progress=progress),
     }

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 
 from mvm.network.layers import (
     Attention,
@@ -60,6 +61,17 @@ SIZES: dict[str, tuple[int, int, int]] = {
     "L": (24, 1024, 16),
     "XL": (28, 1152, 16),
 }
+
+
+# What is dear to compute twice: matrix products and attention. All else in a block is cheap, and half its memory.
+PRODUCTS = [
+    torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+]
 
 
 class Output(NamedTuple):
@@ -117,6 +129,7 @@ class DiT(nn.Module):
         self.patch, self.channels, self.side = config.patch, channels, height // config.patch
         self.num_classes, self.inner_block = num_classes, config.inner_block
         self.recompute = 0  # blocks, from the first, whose activations the backward pass computes again
+        self.keep_products = False  # but for the results of their matrix products and attention
         pixels = channels * config.patch**2
         self.embed = nn.Linear(pixels, dim)
         self.level = LevelEmbedding(dim)
@@ -152,9 +165,12 @@ class DiT(nn.Module):
         return unpatchify(head(tokens, condition), self.patch, self.channels, self.side)
 
     def _run(self, block: nn.Module, number: int, tokens: Tensor, condition: Tensor) -> Tensor:
-        if number <= self.recompute and torch.is_grad_enabled():
-            return checkpoint(block, tokens, condition, self.cos, self.sin, use_reentrant=False)  # ty: ignore[invalid-return-type]
-        return block(tokens, condition, self.cos, self.sin)
+        if number > self.recompute or not torch.is_grad_enabled():
+            return block(tokens, condition, self.cos, self.sin)
+        kept = partial(create_selective_checkpoint_contexts, PRODUCTS) if self.keep_products else noop_context_fn
+        found = checkpoint(block, tokens, condition, self.cos, self.sin, use_reentrant=False, context_fn=kept)
+        assert isinstance(found, Tensor)
+        return found
 
     def forward(self, x: Tensor, level: Tensor, condition: Tensor, taps: Sequence[int] = ()) -> Output:
         if any(not 1 <= tap <= len(self.blocks) for tap in taps):

@@ -60,6 +60,7 @@ class Engine:
         self.config, self.place, self.network = config, place, network
         self.sharded = config.parallel == "fsdp" and place.world > 1
         network.recompute = round(config.recompute * len(network.blocks))
+        network.keep_products = config.keep == "products"
         self.mode = compile_mode(config, place)
         if self.mode == "blocks":
             for block in network.blocks:

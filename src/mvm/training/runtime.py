@@ -31,7 +31,8 @@ class EngineConfig:
     (0: all of them; 8 of 64: hybrid). precision: of matrix products; auto is bf16 on a GPU. compile: off; blocks
     one by one (gradients of a block then travel while the next is computed); full; graph: full, and replayed as CUDA
     graphs. auto is off on a CPU, graph on one GPU (full where steps accumulate), blocks on several.
-    recompute: share of the blocks whose activations are computed again in the backward pass, to save memory.
+    recompute: share of the blocks whose activations are computed again in the backward pass, to save memory; keep:
+    products spares matrix products and attention, so that less is saved and little time lost; nothing saves most.
     accumulate: parts a process cuts its share of the batch into. resident: where the images live.
     """
 
@@ -40,6 +41,7 @@ class EngineConfig:
     precision: str = "auto"
     compile: str = "auto"
     recompute: float = 0.0
+    keep: str = "products"
     accumulate: int = 1
     resident: str = "auto"
 
@@ -48,6 +50,7 @@ class EngineConfig:
         choose("engine.precision", self.precision, PRECISIONS)
         choose("engine.compile", self.compile, COMPILE)
         choose("engine.resident", self.resident, dict.fromkeys(("auto", "device", "host")))
+        choose("engine.keep", self.keep, dict.fromkeys(("products", "nothing")))
         at_least("engine.shard", self.shard, 0)
         at_least("engine.accumulate", self.accumulate, 1)
         between("engine.recompute", self.recompute, 0, 1)

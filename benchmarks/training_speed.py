@@ -1,0 +1,120 @@
+"""Training speed at the sizes that SiT publishes: batch 256, 256 tokens (32x32x4, patch 2), one GPU.
+
+    python benchmarks/training_speed.py S B XL XL-nothing B-repa B-live --json benchmarks/results/training-speed.json
+
+A step is everything: batch, forward, backward, clipping, AdamW, one average of the weights. SiT's figures are of its
+published code on the same machine in bf16 with torch.compile, without EMA's cost counted apart.
+--warm runs a few steps of each case and measures nothing: compilation is then found in the cache.
+"""
+
+import argparse
+import gc
+import json
+import subprocess
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mvm.bench import RandomBank, bench_training, machine, random_images, table
+from mvm.network import DiTConfig
+from mvm.network.pretrained import load_encoder
+from mvm.objective import RepaConfig
+from mvm.recipes import DataConfig, Recipe
+from mvm.training.features import FeatureBank, LiveBank
+from mvm.training.optim import TrainConfig
+from mvm.training.runtime import EngineConfig, Processes
+
+BATCH = 256
+SIT_COMPILED = {"S": 6918, "B": 2686, "XL": 588}  # images per second
+TEACHER = (256, 768)  # tokens and width of DINOv2-B at 224 pixels
+
+
+def recipe(size: str, channels: int = 4, **engine: Any) -> Recipe:
+    """Return the published shape at one size."""
+    return Recipe(
+        name=size,
+        data=DataConfig(name="folder", path="random", channels=channels, size=32, classes=1000),
+        network=DiTConfig(size=size, patch=2),
+        train=TrainConfig(batch=BATCH),
+        engine=EngineConfig(**engine),
+    )
+
+
+def cached_teacher(chosen: Recipe, device: torch.device) -> FeatureBank:
+    """Return features that only need to be looked up."""
+    return RandomBank(4 * chosen.train.batch, *TEACHER, device)
+
+
+def live_teacher(chosen: Recipe, device: torch.device) -> FeatureBank:
+    """Return DINOv2-B with random weights, run on every batch: it costs what the trained one does."""
+    from transformers import Dinov2Config, Dinov2Model
+
+    with tempfile.TemporaryDirectory() as folder:
+        Dinov2Model(Dinov2Config(image_size=224)).save_pretrained(folder)  # its defaults are the B size
+        encoder = load_encoder(folder, 224).to(device).to(torch.bfloat16)
+    return LiveBank(encoder, random_images(chosen, 4 * chosen.train.batch).images.to(device), encoder.side)
+
+
+CASES = {
+    "S": (recipe("S"), None),
+    "B": (recipe("B"), None),
+    "XL": (recipe("XL", recompute=0.5), None),
+    "XL-all": (recipe("XL"), None),
+    "XL-products": (recipe("XL", recompute=1.0), None),
+    "XL-nothing": (recipe("XL", recompute=1.0, keep="nothing"), None),
+    "S-repa": (replace(recipe("S", channels=3), repa=RepaConfig(encoder="random")), cached_teacher),
+    "B-repa": (replace(recipe("B", channels=3), repa=RepaConfig(encoder="random")), cached_teacher),
+    "B-live": (replace(recipe("B", channels=3), repa=RepaConfig(encoder="random", cache="none")), live_teacher),
+    "smoke": (replace(recipe("S"), network=DiTConfig(size="tiny"), train=TrainConfig(batch=4)), None),
+}
+
+
+def measure(name: str, place: Processes, steps: int) -> dict[str, Any]:
+    """Return the figures of one case."""
+    chosen, teacher = CASES[name]
+    torch.compiler.reset()
+    bank = None if teacher is None else teacher(chosen, place.device)
+    found = bench_training(chosen, place, steps=steps, teacher=bank, progress=False)
+    del bank
+    gc.collect()
+    if place.device.type == "cuda":
+        torch.cuda.empty_cache()
+    engine = chosen.engine
+    told = {"case": name, "recompute": engine.recompute, "keep": engine.keep if engine.recompute else "all"}
+    published = SIT_COMPILED.get(name.partition("-")[0])
+    against = {"over_sit": found["images_per_second"] / published} if published else {}
+    return {**told, **found, **against}
+
+
+def commit() -> str:
+    """Return the commit measured; unknown outside a checkout."""
+    asked = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    return asked.stdout.strip() or "unknown"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="+", choices=CASES)
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--warm", action="store_true")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--commit", default=commit())
+    options = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    place = Processes(device=device)
+    rows = []
+    for name in options.cases:
+        rows.append(measure(name, place, 1 if options.warm else options.steps))
+        print(json.dumps(rows[-1]), flush=True)
+        if options.json is not None:  # after every case: a run that is cut short keeps what it has
+            told = {"commit": options.commit, "batch": BATCH, "machine": machine(device), "rows": rows}
+            options.json.parent.mkdir(parents=True, exist_ok=True)
+            options.json.write_text(json.dumps(told, indent=2) + "\n")
+    print(table(rows, "case"))
+
+
+if __name__ == "__main__":
+    main()
