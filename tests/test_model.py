@@ -75,13 +75,56 @@ def test_loaded_model_is_the_one_trained(run, tmp_path):
     assert loaded.classes == digits().classes
 
 
-def test_newest_checkpoint_is_loaded(tmp_path):
+def stored(run, step, name="ema"):
+    return checkpoint.load(checkpoint.step_folder(run, step), name)["head.linear.weight"]
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory):
+    """A run with a checkpoint after each of its three steps, and several averages."""
+    folder = tmp_path_factory.mktemp("model") / "three"
+    train(tiny(train_save_every="1", train_keep="3", train_ema="0.5,0.1", train_power="0.1"), folder, progress=False)
+    return folder
+
+
+def test_newest_checkpoint_is_loaded(three, tmp_path):
     run = tmp_path / "run"
-    train(tiny(train_save_every="1", train_keep="3"), run, progress=False)
-    newest = load(run)
+    shutil.copytree(three, run)
+    assert torch.equal(load(run).network.head.linear.weight, stored(three, 3))
     shutil.rmtree(checkpoint.latest(run))
-    older = load(run)
-    assert not torch.equal(newest.network.head.linear.weight, older.network.head.linear.weight)
+    assert torch.equal(load(run).network.head.linear.weight, stored(three, 2))
+    assert not torch.equal(stored(three, 3), stored(three, 2))
+
+
+def test_which_checkpoint(three):
+    for step in (1, 2, 3):
+        assert torch.equal(load(three, which=str(step)).network.head.linear.weight, stored(three, step))
+    assert torch.equal(load(three, which="latest").network.head.linear.weight, stored(three, 3))
+    with pytest.raises(ValueError, match=r"three holds a recipe but no checkpoint '4' yet"):
+        load(three, which="4")
+    with pytest.raises(ValueError, match=r"no checkpoint 'best'"):  # nothing was judged
+        load(three, which="best")
+    with pytest.raises(ValueError, match=r"checkpoint='newest' is unknown; allowed: latest, best, or a step number"):
+        load(three, which="newest")
+
+
+def test_best_checkpoint_is_the_one_of_least_quality_figure(three, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(three, run)
+    for step, quality in ((1, 3.0), (2, 1.5)):  # the third was not judged
+        path = checkpoint.step_folder(run, step) / "manifest.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "quality": quality}))
+    assert torch.equal(load(run, which="best").network.head.linear.weight, stored(three, 2))
+
+
+def test_other_averages_are_loaded_by_name(three):
+    names = ("ema", "ema-0.1", "power-0.1", "model")
+    found = {name: load(three, name).network.head.linear.weight for name in names}
+    for name in names:
+        assert torch.equal(found[name], stored(three, 3, name))
+    assert len({tuple(weight.flatten().tolist()) for weight in found.values()}) == len(names)
+    with pytest.raises(ValueError, match=r"weights='ema-0\.5': .* it has: ema-0\.1, ema, model, power-0\.1$"):
+        load(three, "ema-0.5")  # the first decay is "ema"
 
 
 def test_model_is_a_field():
@@ -201,8 +244,10 @@ def test_unknown_name_suggests_a_shipped_one():
 
 
 def test_unknown_weights(run):
-    with pytest.raises(ValueError, match="weights='emma' is unknown; allowed: ema, model"):
+    with pytest.raises(ValueError, match=r"weights='emma': .*run has no such weights; it has: ema, model$"):
         load(run, "emma")
+    with pytest.raises(ValueError, match=r"weights='optimizer'"):  # in the checkpoint, but no weights
+        load(run, "optimizer")
 
 
 def test_run_without_checkpoint(run, tmp_path):
@@ -262,7 +307,7 @@ def test_export_samples_alike_and_holds_little(run, tmp_path):
     x, t, labels = inputs()
     assert torch.allclose(full(x, t, labels), small(x, t, labels), atol=2e-3)
     assert checkpoint.read_manifest(checkpoint.latest(tmp_path / "small"))["step"] == 3
-    with pytest.raises(ValueError, match=r"weights='model'.*use weights='ema'"):
+    with pytest.raises(ValueError, match=r"weights='model'.*small has no such weights; it has: ema$"):
         load(tmp_path / "small", "model")
     with pytest.raises(ValueError, match="no checkpoint"):
         export(tmp_path / "nothing", tmp_path / "other")

@@ -131,6 +131,20 @@ def test_derived_seeds_are_valid_and_distinct():
     assert big[0] != big[1]
 
 
+@pytest.mark.slow
+def test_compiled_noise_is_bit_equal():
+    """A step compiled whole draws its noise inside: the same integers, and normals to the last bit."""
+    seeds = noise.derive(3, torch.arange(64))
+
+    def draw(seeds):
+        uniform = noise.uniform(seeds, noise.TIME, (5,))
+        return uniform, noise.normal(seeds, noise.TRAIN, (3, 8, 8)), noise.derive(7, seeds)
+
+    compiled = torch.compile(draw, fullgraph=True)
+    for part in (seeds, SEEDS):
+        assert all(torch.equal(a, b) for a, b in zip(compiled(part), draw(part), strict=True))
+
+
 def test_as_seeds_takes_lists_tensors_and_both_ends():
     assert noise.as_seeds([0, 2**63 - 1], 2).tolist() == [0, 2**63 - 1]
     assert noise.as_seeds(torch.tensor([3, 4], dtype=torch.int32), 2).dtype == torch.int64

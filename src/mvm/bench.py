@@ -22,6 +22,7 @@ from mvm.training.runtime import Processes, autocast, precision
 from mvm.training.trainer import Trainer
 
 WARM_UP = 5  # steps before the clock starts: compilation, memory, libraries
+TEACHER_WIDTH = 768  # of features that stand for a recipe's encoder; running that itself is not timed
 PARTS = 3  # of the measured steps; the spread between them is the measurement's own
 
 
@@ -32,7 +33,7 @@ class RandomBank(FeatureBank):
         self.width = width
         self.features = torch.randn(2, count, tokens, width, device=device, dtype=torch.float16)
 
-    def lookup(self, indices: Tensor, mirrored: Tensor) -> Tensor:
+    def lookup(self, indices: Tensor, mirrored: Tensor, shown: Tensor | None = None) -> Tensor:
         device = self.features.device
         return self.features[send(mirrored, device).long(), send(indices, device)].float()
 
@@ -85,7 +86,8 @@ def bench_training(
         part = max(1, steps // PARTS)
         times = sorted(_seconds(lambda: run(part), device) / part for _ in range(PARTS))
     trainer.read()
-    return {"warm_up_s": warm_up, **_rates(recipe, times, matrix_ceiling(device)), **_memory(device)}
+    ceiling = matrix_ceiling(device)
+    return {"warm_up_s": warm_up, **_rates(recipe, times, ceiling and place.world * ceiling), **_memory(device)}
 
 
 def _rates(recipe: Recipe, times: Sequence[float], ceiling: float | None) -> dict[str, Any]:
@@ -132,8 +134,12 @@ def bench(
 ) -> dict[str, Any]:
     """Return everything measured of one recipe, with what it was measured on. num: images to sample; 0: none."""
     shape, classes = recipe.data.shape, len(recipe.data.class_names)
+    if recipe.repa.encoder and teacher is None:
+        tokens = (shape[-1] // recipe.network.patch) ** 2
+        teacher = RandomBank(4 * recipe.train.batch, tokens, TEACHER_WIDTH, place.device)
     found: dict[str, Any] = {
         "recipe": recipe.name,
+        "repa": "none" if teacher is None else f"cached features, {teacher.width} wide",
         "network": {"size": recipe.network.size, "patch": recipe.network.patch, "input": list(shape)},
         "tokens": (shape[-1] // recipe.network.patch) ** 2,
         "parameters": parameters(recipe.network, shape, classes),
@@ -182,6 +188,12 @@ def growth(recipe: Recipe, place: Processes, *, steps: int = 12, progress: bool 
     return found
 
 
+def _cell(value: object) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
 COLUMNS = ("step_ms", "spread", "images_per_second", "mfu", "memory_gb")
 
 
@@ -191,5 +203,5 @@ def table(rows: Sequence[Mapping[str, Any]], first: str) -> str:
     lines = ["| " + " | ".join(shown) + " |", "|" + "---|" * len(shown)]
     for row in rows:
         cells = [row.get(name, "") for name in shown]
-        lines.append("| " + " | ".join(f"{c:.4g}" if isinstance(c, float) else str(c) for c in cells) + " |")
+        lines.append("| " + " | ".join(map(_cell, cells)) + " |")
     return "\n".join(lines)

@@ -80,8 +80,7 @@ def _run_model(run: Path, weights: str, which: str) -> Model:
     if folder is None:
         asked = "" if which == "latest" else f" '{which}'"
         raise ValueError(f"{run} holds a recipe but no checkpoint{asked} yet; train it first")
-    stored = [file.removesuffix(".safetensors") for file in checkpoint.read_manifest(folder)["sha256"]]
-    known = [name for name in stored if name not in ("optimizer", "projector")]
+    known = checkpoint.sampled_from(checkpoint.read_manifest(folder))
     if weights not in known:
         raise ValueError(f"weights='{weights}': {run} has no such weights; it has: {', '.join(known)}")
     model = Model(recipe)

@@ -1,4 +1,7 @@
-"""The embedded digits against scikit-learn's, and the order of the data."""
+"""The embedded digits against scikit-learn's, the order of the data, and the stores it is drawn from."""
+
+import dataclasses
+import threading
 
 import numpy as np
 import pytest
@@ -8,7 +11,7 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 
 from mvm import noise
-from mvm.data import Order, digits
+from mvm.data import Images, OnHost, Order, Resident, digits, mirror, mirrored, send
 from mvm.latent import Pixels
 
 
@@ -136,3 +139,145 @@ def test_seeds_belong_to_positions():
     assert len(set(seeds.tolist())) == 1000  # the same image in two epochs meets other noise
     assert not set(seeds.tolist()) & set(Order(10, 6).seeds(torch.arange(1000)).tolist())
     assert torch.equal(order.seeds(order.positions(3, 8)), seeds[24:32])
+
+
+def test_an_order_cannot_be_changed():
+    order = Order(10, 5)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        order.seed = 6
+    assert order == Order(10, 5)
+    assert order != Order(10, 6)
+
+
+def test_orders_side_by_side_do_not_disturb_each_other():
+    """Permutations are remembered between calls, under their seed, epoch and size."""
+    orders = [Order(size, seed) for size in (10, 11) for seed in (0, 1)]
+    want = [np.random.default_rng([order.seed, 2]).permutation(order.size).tolist() for order in orders]
+    for _ in range(2):
+        assert [order.indices(torch.arange(order.size) + 2 * order.size).tolist() for order in orders] == want
+
+
+# --- mirrors ------------------------------------------------------------------------------------------------------
+
+
+def test_mirror_flips_left_to_right_what_it_is_told_to():
+    images = torch.arange(2 * 1 * 2 * 3, dtype=torch.uint8).reshape(2, 1, 2, 3)
+    shown = mirror(images, torch.tensor([False, True]))
+    assert shown.dtype == torch.uint8
+    assert shown[0].tolist() == [[[0, 1, 2], [3, 4, 5]]]
+    assert shown[1].tolist() == [[[8, 7, 6], [11, 10, 9]]]
+    assert torch.equal(mirror(shown, torch.tensor([False, True])), images)
+
+
+def test_half_are_mirrored_decided_by_the_seed_alone():
+    seeds = Order(100, 3).seeds(torch.arange(20_000))
+    which = mirrored(seeds)
+    assert (which.dtype, which.shape) == (torch.bool, (20_000,))
+    assert float(which.double().mean()) == pytest.approx(0.5, abs=4 * 0.5 / 20_000**0.5)
+    shuffle = torch.randperm(20_000, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(mirrored(seeds[shuffle]), which[shuffle])
+    assert torch.equal(torch.cat([mirrored(part) for part in seeds.split(7)]), which)
+
+
+def test_mirrors_are_apart_from_other_draws():
+    """An own stream: whether an image is mirrored says nothing of its time or its label's fate."""
+    seeds = torch.arange(20_000)
+    which = mirrored(seeds)
+    for stream in (noise.TIME, noise.LABEL):
+        low = noise.uniform(seeds, stream, (1,))[:, 0] < 0.5
+        assert float((low == which).double().mean()) == pytest.approx(0.5, abs=0.015)
+
+
+def test_an_image_is_mirrored_in_some_epochs():
+    order = Order(50, 0)
+    positions = torch.arange(50 * 40)
+    which = mirrored(order.seeds(positions))
+    times = torch.zeros(50).index_add_(0, order.indices(positions), which.float())
+    assert 5 < float(times.min()) <= float(times.max()) < 35  # of 40 epochs, 20 expected
+
+
+def test_send_gives_the_same_values():
+    values = torch.arange(5)
+    assert torch.equal(send(values, torch.device("cpu")), values)
+
+
+# --- stores -------------------------------------------------------------------------------------------------------
+
+
+class Reader:
+    """Reads of a set in memory as from a disk, written down with the thread that did them."""
+
+    def __init__(self, images):
+        self.images, self.calls = images, []
+
+    def __call__(self, indices):
+        self.calls.append((indices.tolist(), threading.current_thread() is threading.main_thread()))
+        return self.images.images[indices], self.images.labels[indices]
+
+
+@pytest.fixture
+def reader():
+    images = torch.arange(20 * 3 * 2 * 2).reshape(20, 3, 2, 2) % 251
+    return Reader(Images(images.to(torch.uint8), torch.arange(20) % 7, tuple("abcdefg")))
+
+
+@pytest.fixture
+def on_host(reader):
+    return OnHost(reader, reader.images.labels, "cpu")
+
+
+def same(one, other):
+    return all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(one, other, strict=True))
+
+
+def test_resident_gathers_by_index(reader):
+    store = Resident(reader.images, "cpu")
+    indices = torch.tensor([3, 19, 3, 0])
+    images, labels = store.gather(indices)
+    assert torch.equal(images, reader.images.images[indices])
+    assert labels.tolist() == [3, 5, 3, 0]
+    assert len(store) == 20
+    assert torch.equal(store[indices], images)
+
+
+def test_on_host_equals_resident(reader, on_host):
+    """Over epochs, read ahead or not: where images live changes nothing."""
+    resident, order = Resident(reader.images, "cpu"), Order(20, 1)
+    assert len(on_host) == len(resident)
+    assert torch.equal(on_host.labels, resident.labels)
+    for step in range(12):
+        now, following = (order.indices(order.positions(number, 6)) for number in (step, step + 1))
+        assert same(on_host.gather(now), resident.gather(now))
+        if step % 3:
+            for store in (on_host, resident):
+                store.expect(lambda following=following: following)
+
+
+def test_what_was_expected_is_read_once_in_another_thread(reader, on_host):
+    wanted = torch.tensor([4, 2, 4])
+    on_host.expect(lambda: wanted)
+    found = on_host.gather(wanted.clone())
+    assert reader.calls == [([4, 2, 4], False)]
+    assert same(found, (reader.images.images[wanted], reader.images.labels[wanted]))
+
+
+@pytest.mark.parametrize("asked", [[4, 2, 5], [2, 4, 4], [4, 2], [4, 2, 4, 4]])
+def test_what_was_not_expected_is_read_afresh(reader, on_host, asked):
+    on_host.expect(lambda: torch.tensor([4, 2, 4]))
+    asked = torch.tensor(asked)
+    assert same(on_host.gather(asked), (reader.images.images[asked], reader.images.labels[asked]))
+    assert reader.calls == [([4, 2, 4], False), (asked.tolist(), True)]
+
+
+def test_an_expectation_is_used_once(reader, on_host):
+    wanted = torch.tensor([1])
+    on_host.expect(lambda: wanted)
+    first, second = on_host.gather(wanted), on_host.gather(wanted)
+    assert same(first, second)
+    assert [in_main for _, in_main in reader.calls] == [False, True]
+
+
+def test_a_read_ahead_that_fails_is_told_when_asked_for(reader, on_host):
+    on_host.expect(lambda: torch.tensor([99]))
+    with pytest.raises(IndexError):
+        on_host.gather(torch.tensor([99]))

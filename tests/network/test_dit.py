@@ -69,6 +69,37 @@ def test_taps_are_the_outputs_of_the_blocks_asked_for():
     assert network(x, level, labels).features == {}
 
 
+@pytest.mark.parametrize("keep_products", [False, True])
+@pytest.mark.parametrize("recompute", [1, 2, 3])
+def test_taps_with_recompute_are_the_same_and_carry_the_same_gradient(recompute, keep_products):
+    """A tapped block's tokens are a leaf of a second loss (REPA): its gradient must go through what is recomputed."""
+    grads, outputs = [], []
+    for blocks in (0, recompute):
+        network = shaken(inner_block=1)
+        network.recompute, network.keep_products = blocks, keep_products
+        out = network(*inputs(), taps=(1, 2, 3))
+        (out.prediction.square().mean() + sum(f.sin().mean() for f in out.features.values())).backward()
+        grads.append({name: p.grad for name, p in network.named_parameters() if p.grad is not None})
+        outputs.append(out)
+    assert outputs[0].features.keys() == outputs[1].features.keys() == {1, 2, 3}
+    assert all(torch.equal(outputs[0].features[n], outputs[1].features[n]) for n in (1, 2, 3))
+    assert torch.equal(outputs[0].prediction, outputs[1].prediction)
+    assert grads[0].keys() == grads[1].keys()
+    assert all(torch.equal(grads[0][name], grads[1][name]) for name in grads[0])
+    assert all(torch.count_nonzero(value) for value in grads[0].values())
+
+
+def test_nothing_is_recomputed_without_a_gradient():
+    network, calls = shaken(), []
+    network.recompute = 3
+    network.blocks[0].register_forward_pre_hook(lambda *_: calls.append(1))
+    with torch.no_grad():
+        found = network(*inputs()).prediction
+    network.recompute = 0
+    assert torch.equal(found, network(*inputs()).prediction)
+    assert len(calls) == 2
+
+
 def test_inner_head_reads_its_block_and_nothing_after_it():
     network = shaken(inner_block=2)
     x, level, labels = inputs()

@@ -8,8 +8,7 @@ from scipy.integrate import quad
 
 from mvm import noise
 from mvm.network import Output
-from mvm.objective import Batch, Matching
-from mvm.objective.matching import ObjectiveConfig
+from mvm.objective import Batch, Matching, ObjectiveConfig, RepaConfig
 from mvm.oracle import gaussian
 from mvm.path import LinearFlow, MeanVelocity, TimeLaw
 
@@ -17,17 +16,17 @@ PATH = MeanVelocity()
 
 
 class Stub:
-    """A network that answers with a function of what it sees, and remembers it."""
+    """A network that answers with a function of what it sees, and remembers it; tokens: what each block puts out."""
 
     null = 10
 
-    def __init__(self, answer, inner=None):
-        self.answer, self.inner = answer, inner
+    def __init__(self, answer, inner=None, tokens=None):
+        self.answer, self.inner, self.tokens = answer, inner, tokens
 
-    def __call__(self, x, level, condition):
-        self.x, self.level, self.condition = x, level, condition
+    def __call__(self, x, level, condition, taps=()):
+        self.x, self.level, self.condition, self.taps = x, level, condition, tuple(taps)
         inner = None if self.inner is None else self.inner(x, level)
-        return Output(self.answer(x, level), inner, {})
+        return Output(self.answer(x, level), inner, {block: self.tokens[block] for block in taps})
 
 
 def zero(x, level):
@@ -66,6 +65,7 @@ def test_loss_of_a_zero_network_is_the_mean_square_of_u():
     assert float(loss.total) == pytest.approx(total, rel=1e-12)
     assert loss.parts.keys() == {"loss"}
     assert float(loss.parts["loss"]) == float(loss.total)
+    assert network.taps == ()
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,8 @@ def test_a_network_that_knows_the_target_has_no_loss():
     b = batch(dtype=torch.float64)
     t, eps = drawn(b)
     u = torch.sqrt(t).reshape(-1, 1, 1, 1) * b.x0 - eps
-    assert float(matching()(Stub(lambda x, level: u), b).total) == pytest.approx(0, abs=1e-20)
+    loss = float(matching()(Stub(lambda x, level: u), b).total)
+    assert loss == pytest.approx(0, abs=1e-14)  # a prediction is rounded to float32: (6e-8)^2 is left of it
 
 
 @pytest.mark.parametrize("std", [0.25, 1.0, 2.0])
@@ -199,6 +200,123 @@ def test_loss_does_not_touch_the_global_generator():
     matching()(Stub(zero), b)
     assert torch.equal(first, again)
     assert torch.equal(torch.random.get_rng_state(), state)
+
+
+# --- representation alignment (REPA) ------------------------------------------------------------------------------
+
+# Four tokens of width 2 and a teacher's of width 2: cosines 1, 0, -1 and 3/5, whatever the lengths.
+TOKENS = torch.tensor([[[1.0, 0.0], [0.0, 2.0], [3.0, 0.0], [3.0, 4.0]]])
+TEACHER = torch.tensor([[[5.0, 0.0], [1.0, 0.0], [-1.0, 0.0], [1.0, 0.0]]])
+ALIGNED = 1 - (1 + 0 - 1 + 0.6) / 4
+
+
+def as_it_is(tokens):
+    return tokens
+
+
+def with_repa(block=2, **repa):
+    return Matching(ObjectiveConfig(inner_weight=0.5), PATH, TimeLaw(), RepaConfig(encoder="x", **repa), block)
+
+
+def taught(count=3, teacher=TEACHER):
+    return batch(count=count)._replace(features=teacher.expand(count, -1, -1))
+
+
+def student(count=3, **options):
+    """A network whose block 2 puts out TOKENS; other blocks point the other way."""
+    tokens = {block: (TOKENS if block == 2 else -TOKENS).expand(count, -1, -1) for block in (1, 2, 3)}
+    return Stub(zero, tokens=tokens, **options)
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.5, 3.0])
+def test_repa_is_added_by_its_weight(weight):
+    network = student()
+    loss = with_repa(weight=weight)(network, taught(), as_it_is)
+    plain = matching()(Stub(zero), taught())
+    assert loss.parts.keys() == {"loss", "repa"}
+    assert torch.equal(loss.parts["loss"], plain.total)
+    assert float(loss.parts["repa"]) == pytest.approx(ALIGNED, abs=1e-6)
+    assert float(loss.total) == pytest.approx(float(plain.total) + weight * ALIGNED, rel=1e-6)
+
+
+def test_repa_taps_its_block_and_no_other():
+    network = student()
+    with_repa(block=2)(network, taught(), as_it_is)
+    assert network.taps == (2,)
+    other = with_repa(block=3)(network, taught(), as_it_is)
+    assert network.taps == (3,)
+    assert float(other.parts["repa"]) == pytest.approx(2 - ALIGNED, abs=1e-6)  # every cosine changes its sign
+
+
+def test_repa_stands_beside_the_inner_head():
+    loss = with_repa(weight=2.0)(student(inner=zero), taught(), as_it_is)
+    assert list(loss.parts) == ["loss", "inner", "repa"]
+    assert float(loss.total) == pytest.approx(1.5 * float(loss.parts["loss"]) + 2 * ALIGNED, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("b", "projector"),
+    [(batch(count=3), as_it_is), (taught(), None), (batch(count=3), None)],
+    ids=("no features", "no projector", "neither"),
+)
+def test_no_repa_without_features_or_projector(b, projector):
+    network = student()
+    loss = with_repa()(network, b, projector)
+    assert loss.parts.keys() == {"loss"}
+    assert network.taps == ()
+    assert torch.equal(loss.total, matching()(Stub(zero), b).total)
+
+
+def test_repa_compares_what_the_projector_makes():
+    """A projector that gives the teacher's own tokens leaves no loss; it is shown the tapped tokens."""
+    seen = []
+
+    def perfect(tokens):
+        seen.append(tokens)
+        return 7 * TEACHER.expand(3, -1, -1)
+
+    loss = with_repa()(student(), taught(), perfect)
+    assert torch.equal(seen[0], TOKENS.expand(3, -1, -1))
+    assert float(loss.parts["repa"]) == pytest.approx(0, abs=1e-6)
+
+
+def test_repa_averages_a_finer_teacher_over_the_networks_grid():
+    """A 4x4 teacher whose 2x2 cells average to TEACHER gives the same loss."""
+    grid = TEACHER.reshape(1, 2, 2, 2).repeat_interleave(2, dim=1).repeat_interleave(2, dim=2)
+    ripple = torch.tensor([[3.0, -3.0], [-3.0, 3.0]]).repeat(2, 2)[None, :, :, None]
+    loss = with_repa()(student(), taught(teacher=(grid + ripple).reshape(1, 16, 2)), as_it_is)
+    assert float(loss.parts["repa"]) == pytest.approx(ALIGNED, abs=1e-6)
+
+
+def test_repa_normalises_the_target():
+    """normalise = 1: the mean over the tokens, (1.5, 0), is taken off; what is left of axis 1 is exactly 0."""
+    loss = with_repa(normalise=1.0)(student(), taught(), as_it_is)
+    cosines = (1, 0, -1, -3 / 5)  # x - 1.5 = 3.5, -0.5, -2.5, -0.5 against tokens 1, 0, 3 and (3, 4)
+    assert float(loss.parts["repa"]) == pytest.approx(1 - sum(cosines) / 4, abs=1e-5)
+
+
+def test_repa_teaches_network_and_projector_but_not_the_teacher():
+    scale = torch.ones((), requires_grad=True)
+    tokens = {2: TOKENS.expand(3, -1, -1).clone().requires_grad_()}
+    teacher = TEACHER.clone().requires_grad_()
+    loss = with_repa()(
+        Stub(zero, tokens=tokens), taught(teacher=teacher), lambda t: t + scale * torch.tensor([0.0, 1.0])
+    )
+    loss.total.backward()
+    assert float(tokens[2].grad.abs().sum()) > 0
+    assert float(scale.grad.abs()) > 0
+    assert teacher.grad is None
+    assert not loss.parts["repa"].requires_grad
+
+
+def test_a_batch_is_cut_with_its_features():
+    b = taught(count=6)._replace(features=torch.arange(6.0).reshape(6, 1, 1))
+    part = b.cut(slice(2, 5))
+    assert part.features.flatten().tolist() == [2, 3, 4]
+    assert part.seeds.tolist() == [102, 103, 104]
+    assert part.labels.tolist() == [2, 3, 4]
+    assert torch.equal(part.x0, b.x0[2:5])
+    assert batch().cut(slice(2)).features is None
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,26 @@
 import dataclasses
 import json
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mvm.recipes import Recipe, SampleConfig, load_recipe, options, override, parse_recipe, shipped, to_json
-from mvm.recipes.schema import DATA_SETS, parse
+from mvm.data import DATA_SETS
+from mvm.recipes import (
+    FOLDER,
+    DataConfig,
+    Recipe,
+    SampleConfig,
+    load_recipe,
+    options,
+    override,
+    parse_recipe,
+    shipped,
+    to_json,
+)
+from mvm.recipes.schema import from_dict, parse
 from mvm.solver import SOLVERS, ClassifierFree
 
 
@@ -36,15 +49,34 @@ OTHER = {
     "network.inner_block": "2",
     "train.lr": "3e-4",
     "train.decay": "constant",
+    "train.ema": "0.99,0.9",
+    "train.power": "0.05,0.1",
+    "data.name": "folder",
+    "data.path": "somewhere/prepared images",
+    "data.mirror": "true",
+    "engine.recompute": "0.5",
+    "repa.block": "3",
     "sample.solver": "sa",
     "sample.cfg": "1.5",
     "sample.low": "0.25",
 }
-RECIPES = [load_recipe("digits"), override(load_recipe("digits"), OTHER), Recipe()]
+RECIPES = [*map(load_recipe, shipped()), override(load_recipe("digits"), OTHER), Recipe()]
+
+
+def text_of(value):
+    """A value as it is typed: a list of numbers is a,b."""
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def with_lists(values):
+    """The same values as JSON has them: it knows no tuples."""
+    if isinstance(values, dict):
+        return {key: with_lists(value) for key, value in values.items()}
+    return list(values) if isinstance(values, tuple) else values
 
 
 def test_every_shipped_recipe_loads():
-    assert "digits" in shipped()
+    assert list(shipped()) == ["cifar10", "digits", "imagenet32-dit-b", "imagenet32-dit-l"]
     for name in shipped():
         recipe = load_recipe(name)
         assert recipe.name == name
@@ -56,7 +88,8 @@ def test_every_shipped_recipe_loads():
 def test_json_round_trip(recipe):
     text = to_json(recipe)
     assert parse_recipe(text, ".json", "x") == recipe
-    assert json.loads(text) == dataclasses.asdict(recipe)
+    assert from_dict(Recipe, json.loads(text)) == recipe
+    assert json.loads(text) == with_lists(dataclasses.asdict(recipe))
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda r: r.name)
@@ -64,11 +97,21 @@ def test_toml_round_trip(recipe):
     assert from_toml(to_toml(dataclasses.asdict(recipe))) == recipe
 
 
+def test_round_trips_keep_types():
+    """A tuple comes back as a tuple, and numbers in it as floats: else equal recipes would not be the same."""
+    recipe = parse_recipe(to_json(from_toml("[train]\nema = 0\npower = [0.1, 0.05]")), ".json", "x")
+    assert (recipe.train.ema, recipe.train.power) == ((0.0,), (0.1, 0.05))
+    assert type(recipe.train.ema) is tuple
+    assert type(recipe.train.ema[0]) is float
+    assert hash(recipe) == hash(from_toml("[train]\nema = [0.0]\npower = [0.1, 0.05]"))
+
+
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda r: r.name)
 def test_every_option_can_be_given_as_it_is_shown(recipe):
     """What `mvm recipes NAME` prints is what the command line takes."""
-    shown = {name: str(value) for name, value in options(recipe).items()}
+    shown = {name: text_of(value) for name, value in options(recipe).items()}
     assert override(recipe, shown) == recipe
+    assert override(Recipe(), shown) == recipe
     for name, text in shown.items():
         assert override(recipe, {name: text}) == recipe
 
@@ -86,7 +129,9 @@ def test_files(tmp_path):
 
 
 def test_unknown_recipe_suggests_one():
-    with pytest.raises(ValueError, match=r"recipe='digit' is unknown \(did you mean 'digits'\?\); allowed: digits"):
+    with pytest.raises(
+        ValueError, match=r"recipe='digit' is unknown \(did you mean 'digits'\?\); allowed: cifar10, digits"
+    ):
         load_recipe("digit")
 
 
@@ -115,6 +160,31 @@ def test_unknown_recipe_suggests_one():
         ("[sample]\nrho = -0.5", r"rho=-0\.5"),
         ("[sample]\nlow = 0.8\nhigh = 0.6", r"interval=\[0\.8, 0\.6\]"),
         ("[sample]\ncfg = inf", r"scale=inf"),
+        ('[train]\nema = "0.9"', r"train\.ema='0\.9' must be of type float"),
+        ("[train]\nema = true", r"train\.ema=True must be of type float"),
+        ("[train]\nema = [0.9, [0.8]]", r"train\.ema=\[0\.8\] must be of type float"),
+        ("[train]\nema = []", r"train\.ema is empty"),
+        ("[train]\npower = [0.5]", r"0\.5 is out of range"),
+        ("[train]\nkeep_best = true", r"train\.keep_best .*preview\.every=0 must divide train\.save_every=1000"),
+        (
+            "[train]\nkeep_best = true\nsave_every = 100\n[preview]\nevery = 30",
+            r"preview\.every=30 must divide train\.save_every=100",
+        ),
+        ("[preview]\nevery = -1", r"preview\.every=-1"),
+        ("[preview]\ngrid = 0", r"preview\.grid=0"),
+        ("[preview]\ngrid = 64\ncount = 63", r"preview\.count=63 .* at least 64"),
+        ('[engine]\nparallel = "dpd"', r"engine\.parallel='dpd' is unknown \(did you mean 'ddp'\?\)"),
+        ('[engine]\nprecision = "fp16"', r"engine\.precision='fp16'.*allowed: auto, fp32, bf16"),
+        ('[engine]\ncompile = "on"', r"engine\.compile='on'"),
+        ('[engine]\nresident = "disk"', r"engine\.resident='disk'.*allowed: auto, device, host"),
+        ("[engine]\nrecompute = 1.5", r"engine\.recompute=1\.5"),
+        ("[engine]\naccumulate = 0", r"engine\.accumulate=0"),
+        ('[train]\noptimizer = "muon"\n[engine]\nparallel = "fsdp"', r"train\.optimizer='muon'.*use ddp"),
+        ('[network]\nsize = "tiny"\n[repa]\nblock = 5', r"repa\.block=5 must lie in \[0, 4\]"),
+        ("[data]\nsize = 32", r"data\.size belongs to data\.name='folder'; 'digits' is known"),
+        ("[data]\nclasses = 10", r"data\.classes belongs to data\.name='folder'"),
+        ('[data]\nname = "folder"', r"data\.name='folder' needs data\.path, .*mvm data prepare"),
+        ('[data]\nname = "folder"\npath = "x"\nchannels = -1', r"data\.channels=-1"),
         ("[train\n", r"test\.toml: "),
         ("seed = 1\nseed = 2\n", r"test\.toml: "),
     ],
@@ -149,6 +219,11 @@ def test_a_damaged_json_names_its_source(text):
         ("0", bool, False),
         ("sa", str, "sa"),
         ("3", str, "3"),
+        ("", str, ""),
+        ("0.5", tuple, (0.5,)),
+        ("1,0.25", tuple, (1.0, 0.25)),
+        (" 1, 2 ,", tuple, (1.0, 2.0)),
+        ("", tuple, ()),
     ],
 )
 def test_parse(text, kind, want):
@@ -165,6 +240,11 @@ def test_parse(text, kind, want):
 def test_parse_refuses(text, kind):
     with pytest.raises(ValueError, match=rf"^--train\.x {text}: a value of type {kind.__name__} is needed$"):
         parse("train.x", text, kind)
+
+
+def test_parse_names_the_number_of_a_list_that_is_none():
+    with pytest.raises(ValueError, match=r"^--train\.ema fast: a value of type float is needed$"):
+        parse("train.ema", "0.5,fast,0.4", tuple)
 
 
 @settings(max_examples=60, deadline=None)
@@ -241,6 +321,19 @@ def test_overrides_are_judged_together(changes):
     recipe = override(load_recipe("digits"), changes)
     found = options(recipe)
     assert all(str(found[name]) == text for name, text in changes.items())
+
+
+def test_a_known_set_has_its_own_shape_and_classes():
+    data = DataConfig("cifar10")
+    assert (data.shape, data.class_names[0], len(data.class_names)) == ((3, 32, 32), "airplane", 10)
+    assert data.folder == Path("data/cifar10")
+    assert DataConfig("cifar10", path="elsewhere").folder == Path("elsewhere")
+
+
+def test_a_folder_has_the_shape_and_classes_it_is_given():
+    data = DataConfig(FOLDER, "elsewhere", channels=1, size=16, classes=3)
+    assert (data.shape, data.class_names) == ((1, 16, 16), ("0", "1", "2"))
+    assert data.folder == Path("elsewhere")
 
 
 def test_options_name_every_leaf():

@@ -1,13 +1,19 @@
-"""Checkpoints: whole or not at all, and no damage goes unnoticed."""
+"""Checkpoints: whole or not at all, and no damage goes unnoticed; a disk that is full stops no training."""
 
+import errno
 import hashlib
 import json
+import shutil
+import threading
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
+from mvm.recipes import load_recipe, override
 from mvm.training import checkpoint
-from mvm.training.checkpoint import DamagedCheckpoint
+from mvm.training.checkpoint import DamagedCheckpoint, Writer
+from mvm.training.loop import train
 
 PARTS = ("model", "ema", "optimizer")
 
@@ -19,10 +25,14 @@ def tensors(value=1.0):
     }
 
 
-def saved(run, step=7, value=1.0):
+def saved(run, step=7, value=1.0, **info):
     folder = checkpoint.step_folder(run, step)
-    checkpoint.save(folder, tensors(value), {"step": step, "recipe": "digits"})
+    checkpoint.save(folder, tensors(value), {"step": step, "recipe": "digits", **info})
     return folder
+
+
+def names(run):
+    return sorted(path.name for path in (run / "checkpoints").iterdir())
 
 
 def contents(folder):
@@ -148,6 +158,7 @@ def test_a_crash_while_saving_leaves_the_old_checkpoint(tmp_path, monkeypatch, f
     with pytest.raises(OSError, match="No space"):
         saved(tmp_path, step=7 if again else 8, value=5.0)
     monkeypatch.undo()
+    assert names(tmp_path) == ["step-00000007"]  # the half of it that was written is gone: it would fill the disk
     assert contents(folder) == before
     assert checkpoint.latest(tmp_path) == folder
     # and the next save is not disturbed by what was left behind
@@ -188,5 +199,229 @@ def test_prune_keeps_the_newest(tmp_path, keep, left):
     for step in (3, 1, 4, 2):
         saved(tmp_path, step)
     checkpoint.prune(tmp_path, keep)
-    names = sorted(p.name for p in (tmp_path / "checkpoints").iterdir())
-    assert names == [f"step-{step:08d}" for step in left]
+    assert names(tmp_path) == [f"step-{step:08d}" for step in left]
+
+
+QUALITIES = {1: 0.7, 2: 0.3, 3: None, 4: 0.5, 5: 0.3, 6: None}
+
+
+@pytest.fixture
+def judged(tmp_path):
+    """Six checkpoints, two of them without a quality; 2 and 5 are equally good."""
+    for step, quality in QUALITIES.items():
+        saved(tmp_path, step, **({} if quality is None else {"quality": quality}))
+    return tmp_path
+
+
+def test_best_has_the_lowest_quality_figure(judged):
+    assert checkpoint.best(judged).name == "step-00000002"
+    shutil.rmtree(checkpoint.step_folder(judged, 2))
+    assert checkpoint.best(judged).name == "step-00000005"
+
+
+def test_best_of_none(tmp_path):
+    assert checkpoint.best(tmp_path) is None
+    saved(tmp_path, 3)
+    assert checkpoint.best(tmp_path) is None
+
+
+@pytest.mark.parametrize(("keep", "left"), [(1, [2, 6]), (3, [2, 4, 5, 6]), (5, [2, 3, 4, 5, 6])])
+def test_prune_keeps_the_best_if_asked(judged, keep, left):
+    checkpoint.prune(judged, keep, keep_best=True)
+    assert names(judged) == [f"step-{step:08d}" for step in left]
+
+
+def test_prune_without_any_judged(tmp_path):
+    for step in (1, 2):
+        saved(tmp_path, step)
+    checkpoint.prune(tmp_path, 1, keep_best=True)
+    assert names(tmp_path) == ["step-00000002"]
+
+
+def test_find(judged):
+    assert checkpoint.find(judged, "latest") == checkpoint.step_folder(judged, 6)
+    assert checkpoint.find(judged, "best") == checkpoint.step_folder(judged, 2)
+    assert checkpoint.find(judged, "4") == checkpoint.find(judged, "00004") == checkpoint.step_folder(judged, 4)
+    assert checkpoint.find(judged, "7") is None
+
+
+@pytest.mark.parametrize("which", ["latest", "best", "1"])
+def test_find_where_nothing_is(tmp_path, which):
+    assert checkpoint.find(tmp_path, which) is None
+
+
+@pytest.mark.parametrize("which", ["newest", "", "-1", "1e3", "step-00000002", "1.0"])
+def test_find_nonsense(judged, which):
+    with pytest.raises(ValueError, match=rf"checkpoint='{which}' is unknown; allowed: latest, best, or a step number"):
+        checkpoint.find(judged, which)
+
+
+# The writer
+
+
+def test_writer_writes_in_the_background_one_after_another():
+    writer, go, order = Writer(), threading.Event(), []
+
+    def first():
+        go.wait(10)
+        order.append("first")
+
+    writer.submit(first)
+    writer.submit(lambda: order.append("second"))
+    assert order == []
+    go.set()
+    writer.wait()
+    assert order == ["first", "second"]
+
+
+def test_writer_tells_a_failure_once():
+    writer, error = Writer(), OSError(errno.ENOSPC, "No space left on device")
+
+    def fails():
+        raise error
+
+    assert writer.failure() is None  # nothing was written yet
+    writer.submit(fails)
+    assert writer.failure() is error
+    assert writer.failure() is None
+    writer.wait()
+    writer.submit(fails)
+    with pytest.raises(OSError, match="No space"):
+        writer.wait()
+    writer.wait()
+    writer.submit(lambda: None)
+    writer.wait()
+
+
+# A disk that is full while training
+
+TINY = {
+    "network.depth": "1",
+    "network.heads": "2",
+    "network.width": "16",
+    "network.patch": "4",
+    "train.batch": "4",
+    "train.steps": "6",
+    "train.lr": "5e-3",
+    "train.log_every": "1",
+    "train.save_every": "2",
+    "train.keep": "9",
+}
+
+
+def go(run, **changes):
+    recipe = override(load_recipe("digits"), {**TINY, **{k.replace("_", ".", 1): v for k, v in changes.items()}})
+    return train(recipe, run, progress=False, resume=(run / "recipe.json").is_file())
+
+
+def full_disk(monkeypatch, *calls):
+    """Raise where the n-th file is written, half of it written; a checkpoint has three."""
+    real, seen = checkpoint.save_file, []
+
+    def breaks(weights, path):
+        seen.append(path)
+        if len(seen) in calls:
+            path.write_bytes(b"half a fi")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(weights, path)
+
+    monkeypatch.setattr(checkpoint, "save_file", breaks)
+
+
+def same_weights(one, other):
+    found = [{part: checkpoint.load(folder, part) for part in PARTS} for folder in (one, other)]
+    return all(torch.equal(value, found[1][part][name]) for part in PARTS for name, value in found[0][part].items())
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    run = tmp_path_factory.mktemp("runs") / "undisturbed"
+    go(run)
+    return run
+
+
+@pytest.mark.parametrize("call", [4, 5, 6])
+def test_training_goes_on_past_a_full_disk(undisturbed, tmp_path, monkeypatch, capsys, call):
+    """The second checkpoint fails: the first stays, the third is written, and the weights never knew."""
+    run = tmp_path / "run"
+    full_disk(monkeypatch, call)
+    go(run)
+    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("mvm:")]
+    assert len(told) == 1
+    for words in ("could not be saved", "No space left on device", "step-00000002 is whole", "training goes on"):
+        assert words in told[0]
+    assert names(run) == ["step-00000002", "step-00000006"]
+    for name in names(run):
+        assert same_weights(run / "checkpoints" / name, undisturbed / "checkpoints" / name)
+
+
+def test_the_first_save_may_fail_too(undisturbed, tmp_path, monkeypatch, capsys):
+    full_disk(monkeypatch, 1)
+    go(tmp_path / "run")
+    assert "there is none before it" in capsys.readouterr().err
+    assert names(tmp_path / "run") == ["step-00000004", "step-00000006"]
+
+
+def test_a_last_save_that_fails_is_an_error_and_resume_does_it_again(undisturbed, tmp_path, monkeypatch, capsys):
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        full_disk(patch, 8)
+        with pytest.raises(OSError, match="No space left on device"):
+            go(run)
+    assert "goes on" not in capsys.readouterr().err  # it does not, and the error itself is told
+    assert names(run) == ["step-00000002", "step-00000004"]
+    go(run)
+    assert same_weights(checkpoint.latest(run), checkpoint.latest(undisturbed))
+    steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_full_disk_as_safetensors_tells_it_is_an_os_error(tmp_path, monkeypatch):
+    """Its own error is no OSError, which is what the command line knows how to tell."""
+
+    def breaks(weights, path):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(checkpoint, "save_file", breaks)
+    with pytest.raises(OSError, match=r"model\.safetensors: .*No space left on device"):
+        saved(tmp_path)
+
+
+def test_two_failures_are_told_twice(tmp_path, monkeypatch, capsys):
+    full_disk(monkeypatch, 1, 2)
+    go(tmp_path / "run")
+    assert capsys.readouterr().err.count("could not be saved") == 2
+    assert names(tmp_path / "run") == ["step-00000006"]
+
+
+def test_old_checkpoints_that_cannot_be_removed_do_not_stop_training(undisturbed, tmp_path, monkeypatch, capsys):
+    def refuses(run, keep, keep_best):
+        if keep < len(checkpoint.folders(run)) < 3:
+            raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(checkpoint, "prune", refuses)
+    go(tmp_path / "run", train_keep="1")
+    assert "Permission denied" in capsys.readouterr().err
+    for name in ("step-00000002", "step-00000004", "step-00000006"):
+        assert same_weights(tmp_path / "run" / "checkpoints" / name, undisturbed / "checkpoints" / name)
+
+
+def test_a_checkpoint_is_the_state_at_its_step_however_slowly_it_is_written(undisturbed, tmp_path, monkeypatch):
+    """Training goes on while a checkpoint is written: what it changes must not get into the file."""
+    real, held = checkpoint.save, threading.Event()
+
+    def slow(folder, *rest):
+        if folder.name == "step-00000002":
+            held.wait(10)
+        real(folder, *rest)
+
+    def release(line):
+        if line["step"] == 4:
+            held.set()
+
+    monkeypatch.setattr(checkpoint, "save", slow)
+    run = tmp_path / "run"
+    recipe = override(load_recipe("digits"), TINY)
+    train(recipe, run, progress=False, on_log=release)
+    assert held.is_set()
+    assert same_weights(checkpoint.step_folder(run, 2), checkpoint.step_folder(undisturbed, 2))

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from mvm.network import DiT, DiTConfig
 from mvm.training import ema, power_ema
-from mvm.training.optim import DECAYS, TrainConfig, adamw, learning_rate, optimizers
+from mvm.training.optim import DECAYS, TrainConfig, learning_rate, optimizers, set_rate, step_unless
 
 
 def test_warmup_then_linear_fall():
@@ -56,9 +56,15 @@ def test_rate_is_finite_when_warmup_fills_the_run(warmup, steps, decay):
     assert all(0 < rate <= 1 for rate in rates)
 
 
+def the_one(config, network):
+    """The only optimizer of a network."""
+    (optimizer,) = optimizers(config, network.named_parameters())
+    return optimizer
+
+
 def test_weight_decay_falls_on_matrices_alone():
     network = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Embedding(5, 4))
-    optimizer = adamw(TrainConfig(lr=0.1, weight_decay=0.5), network)
+    optimizer = the_one(TrainConfig(lr=0.1, weight_decay=0.5), network)
     before = {name: p.detach().clone() for name, p in network.named_parameters()}
     for p in network.parameters():
         p.grad = torch.zeros_like(p)
@@ -73,7 +79,7 @@ def test_one_step_of_adamw():
     network = nn.Linear(2, 1, bias=False)
     w = network.weight.detach().clone()
     gradient = torch.tensor([[0.3, -2.0]])
-    optimizer = adamw(TrainConfig(lr=0.01, beta1=0.8, beta2=0.9, weight_decay=0.1), network)
+    optimizer = the_one(TrainConfig(lr=0.01, beta1=0.8, beta2=0.9, weight_decay=0.1), network)
     network.weight.grad = gradient.clone()
     optimizer.step()
     # the first step is lr * sign(g) whatever the betas, after the decay
@@ -93,12 +99,7 @@ def small(device="cpu"):
     """A network with matrices and vectors, and its fused AdamW."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(5, 7), nn.LayerNorm(7), nn.Linear(7, 3)).to(device)
-    return network, fused(network)
-
-
-def fused(network):
-    (optimizer,) = optimizers(CONFIG, network.named_parameters())
-    return optimizer
+    return network, the_one(CONFIG, network)
 
 
 def give_gradients(network, seed, factor=1.0):
@@ -124,8 +125,7 @@ def same(one, other):
 
 
 def skip_or_not(optimizer, network, skip):
-    optimizer.found_inf = torch.tensor(float(skip), device=next(network.parameters()).device)
-    optimizer.step()
+    step_unless(optimizer, torch.tensor(skip, device=next(network.parameters()).device))
 
 
 @pytest.fixture(params=["cpu", "cuda"])
@@ -169,7 +169,7 @@ def test_fused_step_is_skipped_under_fsdp_too():
     with one_process_group() as mesh:
         network, _ = small()
         fully_shard(network, mesh=mesh)
-        optimizer = fused(network)
+        optimizer = the_one(CONFIG, network)
         assert all(isinstance(p, DTensor) for p in network.parameters())
         x = torch.randn(4, 5)
         for step, skip in enumerate([False, True, False]):
@@ -184,9 +184,10 @@ def test_fused_step_is_skipped_under_fsdp_too():
 
 def test_fused_adamw_is_adamw():
     (network, one), copy = small(), small()[0]
-    other = adamw(CONFIG, copy)
+    matrices, vectors = ([p for p in copy.parameters() if (p.ndim >= 2) == many] for many in (True, False))
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    other = torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.95), fused=False)
     assert one.param_groups[0]["fused"]
-    assert not other.param_groups[0]["fused"]
     for step in range(100):
         for net, opt in ((network, one), (copy, other)):
             give_gradients(net, step)
@@ -263,6 +264,37 @@ def test_muon_moves_a_matrix_as_far_as_its_rate_says():
     assert float((weight.detach() - before).square().mean().sqrt()) == pytest.approx(0.02, rel=0.2)
 
 
+def moved(network, optimizer, flags):
+    """Step with fresh gradients, or NaN and skipped where flagged; yield weights and momentum after each."""
+    for number, skip in enumerate(flags):
+        give_gradients(network, number, factor=math.nan if skip else 1.0)
+        skip_or_not(optimizer, network, skip)
+        yield state_of(network, optimizer)
+
+
+def test_muon_skips_a_step_as_adamw_does():
+    """Torch's Muon has no found_inf: weights and momentum are put back, and what follows is as if it had never been."""
+    network, clean = tiny_dit(), tiny_dit()
+    (muon, _), (plain, _) = (
+        optimizers(TrainConfig(optimizer="muon", lr=0.01), net.named_parameters()) for net in (network, clean)
+    )
+    before = {name: p.detach().clone() for name, p in network.named_parameters()}
+    at_once, first, skipped, second = moved(network, muon, [True, False, True, False])
+    assert same({name: at_once[name] for name in before}, before)
+    assert not same({name: first[name] for name in before}, before)
+    assert same(first, skipped)
+    for seed in (1, 3):
+        give_gradients(clean, seed)
+        plain.step()  # torch's own
+    assert same(second, state_of(clean, plain))
+
+
+def test_rate_is_set_everywhere():
+    for optimizer in optimizers(TrainConfig(optimizer="muon", lr=1.0), tiny_dit().named_parameters()):
+        set_rate(optimizer, 0.25)
+        assert {group["lr"] for group in optimizer.param_groups} == {0.25}
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -277,7 +309,14 @@ def test_muon_moves_a_matrix_as_far_as_its_rate_says():
         ({"warmup": -1}, r"train\.warmup=-1"),
         ({"clip": -0.1}, r"train\.clip=-0\.1"),
         ({"weight_decay": math.nan}, r"train\.weight_decay=nan"),
-        ({"ema": 1.0}, r"train\.ema=1"),
+        ({"ema": (1.0,)}, r"train\.ema=1"),
+        ({"ema": (0.5, math.nan)}, r"train\.ema=nan"),
+        ({"ema": ()}, r"train\.ema is empty"),
+        ({"ema": (0.999, 0.9990000001)}, r"train\.ema=.* holds one value twice"),  # one file name for both
+        ({"power": (0.1, 0.1)}, r"train\.power=.* holds one value twice"),
+        ({"power": (0.05, 0.3)}, r"0\.3 is out of range"),
+        ({"snapshot_every": 5}, r"train\.snapshot_every=5 stores train\.power averages"),
+        ({"snapshot_every": -1, "power": (0.1,)}, r"train\.snapshot_every=-1"),
         ({"beta2": 1.0}, r"train\.beta2=1"),
         ({"final": 1.1}, r"train\.final=1\.1"),
         ({"decay": "cosin"}, r"train\.decay='cosin' is unknown \(did you mean 'cosine'"),
@@ -303,10 +342,11 @@ def test_decay_warms_up(decay, step, want):
 def test_averages_equal_hand_loops():
     torch.manual_seed(0)
     network = nn.Linear(3, 2).double()
-    averages = ema.Averages(network, (0.7,), (0.1,))
+    averages = ema.Averages(network, (0.7, 0.25), (0.1,))
     gamma = power_ema.exponent(0.1)
     rules = {
         "ema": lambda step: min(0.7, (1 + step) / (10 + step)),
+        "ema-0.25": lambda step: min(0.25, (1 + step) / (10 + step)),
         "power-0.1": lambda s: (s / (s + 1)) ** (gamma + 1),
     }
     by_hand = {rule: {name: p.detach().clone() for name, p in network.named_parameters()} for rule in rules}
@@ -332,3 +372,30 @@ def test_average_starts_as_a_copy_and_shares_no_memory():
         network.weight.add_(1)
     assert torch.equal(average["weight"], before)
     assert not average["weight"].requires_grad
+
+
+def test_averages_are_swapped_in_and_out():
+    """Also when something fails meanwhile."""
+    network = nn.Linear(3, 2)
+    averages = ema.Averages(network, (0.5,), (0.1,))
+    with torch.no_grad():
+        network.weight.add_(1)
+    own = network.weight.detach().clone()
+    averages.update(0)  # "ema" is 0.1 of the start, "power" nothing of it
+    for name, want in (("ema", own - 0.1), ("power-0.1", own)):
+        with averages.swapped_in(name):
+            assert torch.allclose(network.weight, want, atol=1e-6)
+        assert torch.equal(network.weight, own)
+    with pytest.raises(ZeroDivisionError), averages.swapped_in():
+        1 / 0  # noqa: B018
+    assert torch.equal(network.weight, own)
+
+
+def test_averages_are_restored_apart():
+    network = nn.Linear(3, 2)
+    averages = ema.Averages(network, (0.5,), (0.1,))
+    given = {name: torch.full_like(p, 7) for name, p in network.named_parameters()}
+    averages.restore("power-0.1", given)
+    given["weight"].zero_()
+    assert averages.whole("power-0.1")["weight"].unique().tolist() == [7]
+    assert torch.equal(averages.whole("ema")["weight"], network.weight.detach())

@@ -69,6 +69,8 @@ def recipes(*words: str) -> int:
     from mvm.recipes import load_recipe, shipped
     from mvm.recipes.page import page
 
+    if words == ("show",):
+        raise ValueError("mvm recipes show: which one? See: mvm recipes")
     name, *rest = words[1:] if words[:1] == ("show",) else words or [""]
     if rest:
         raise ValueError(f"mvm recipes {' '.join(words)}: one recipe at a time; see: mvm recipes")

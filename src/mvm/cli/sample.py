@@ -57,6 +57,8 @@ def sample(
     classes: str = "",
     seed: Whole = 0,
     batch: Whole = 256,
+    weights: str = "ema",
+    checkpoint: str = "latest",
     device: str = "auto",
     out: Path = Path("samples.png"),
 ) -> int:
@@ -86,6 +88,10 @@ def sample(
         Image i has seed SEED + i: the same picture whatever NUM and BATCH.
     batch
         Images at a time.
+    weights
+        ema, model (the raw weights), or another average that the run keeps, e.g. ema-0.999 or power-0.1.
+    checkpoint
+        latest, best (by the previews), or a step number.
     device
         cpu, cuda, or auto: cuda where there is one.
     out
@@ -97,7 +103,7 @@ def sample(
 
     check_output(out)
     out.resolve().parent.mkdir(parents=True, exist_ok=True)  # if that fails, before the work
-    loaded = load(model).to(choose_device(device))
+    loaded = load(model, weights, checkpoint).to(choose_device(device))
     asked = {"nfe": nfe, "solver": solver, "rho": rho, "cfg": cfg, "tolerance": tolerance}
     settings = _settings(loaded.recipe.sample, asked, interval)
     labels = cycle_labels(_numbers("classes", classes), num, loaded.num_classes)

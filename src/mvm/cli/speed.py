@@ -15,7 +15,7 @@ def bench(
     /,
     *,
     steps: Whole = 30,
-    num: Whole = 64,
+    samples: Whole = 64,
     grow: bool = False,
     device: str = "auto",
     json_file: Annotated[Path | None, Parameter(name="--json")] = None,
@@ -32,7 +32,7 @@ def bench(
         A shipped recipe (see: mvm recipes) or a .toml file.
     steps
         Training steps timed, after a warm-up.
-    num
+    samples
         Images sampled; 0: none.
     grow
         Also double resolution, depth and batch, each alone: how the cost grows.
@@ -45,20 +45,26 @@ def bench(
     from mvm.bench import growth, table
     from mvm.files import write_text
     from mvm.model import choose_device
+    from mvm.options import at_least
     from mvm.recipes import load_recipe, override
+    from mvm.training.data import completed
     from mvm.training.runtime import processes
 
-    chosen = override(load_recipe(recipe), overrides or {})
+    at_least("steps", steps, 1)
+    at_least("samples", samples, 0)
+    chosen = completed(override(load_recipe(recipe), overrides or {}))
+    if json_file is not None:
+        json_file.parent.mkdir(parents=True, exist_ok=True)  # if that fails, before the work
     with processes(choose_device(device)) as place:
-        found = run_bench(chosen, place, steps=steps, num=num, progress=place.main)
-        print(table([{"training": chosen.name, **found["training"]}], "training"))
-        if num:
+        found = run_bench(chosen, place, steps=steps, num=samples, progress=place.main)
+        tell = print if place.main else lambda text: None  # one of torchrun's processes speaks
+        tell(table([{"training": chosen.name, **found["training"]}], "training"))
+        if samples:
             made = found["sampling"]
-            print(f"sampling: {made['images_per_second']:.4g} images/s at {made['nfe']} evaluations")
+            tell(f"sampling: {made['images_per_second']:.4g} images/s at {made['nfe']} evaluations")
         if grow:
             found["growth"] = growth(chosen, place, progress=place.main)
-            print(table(found["growth"], "change"))
-    if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
+            tell(table(found["growth"], "change"))
+    if json_file is not None and place.main:
         write_text(json_file, json.dumps(found, indent=2) + "\n")
     return 0

@@ -45,6 +45,7 @@ def train(
     """
     from mvm.model import choose_device
     from mvm.recipes import load_recipe, override
+    from mvm.training import checkpoint
     from mvm.training.data import completed
     from mvm.training.loop import train as run_training
 
@@ -54,14 +55,17 @@ def train(
     tell = _teller()
     if resume and not (folder / "recipe.json").is_file():
         tell(f"mvm: nothing to resume in {folder}; starting a new run there", sys.stderr)
+    if init_from is None and init_weights != "ema":
+        raise ValueError(f"--init-weights {init_weights} belongs to --init-from RUN")
     init = None if init_from is None else (init_from, init_weights)
     try:
         run_training(chosen, folder, resume=resume, until=until, device=choose_device(device), init=init)
     except KeyboardInterrupt:
         tell("\nmvm: stopped; go on with the same command and --resume", sys.stderr)
         return INTERRUPTED
-    steps = chosen.train.steps
-    tell(f"{folder} is at step {min(until or steps, steps)} of {steps}; sample: mvm sample {folder} --out grid.png")
+    newest = checkpoint.latest(folder)  # --until may lie behind it
+    step = checkpoint.read_manifest(newest)["step"] if newest is not None else 0
+    tell(f"{folder} is at step {step} of {chosen.train.steps}; sample: mvm sample {folder} --out grid.png")
     return 0
 
 
@@ -89,8 +93,11 @@ def ema(run: Path, /, *, width: float, out: Path, step: Whole | None = None) -> 
     step
         As if training had ended there; default: the newest checkpoint.
     """
+    from mvm.training.rundir import RECIPE
     from mvm.training.snapshots import export_average
 
+    if (out / RECIPE).exists():  # the run itself, perhaps: its checkpoint would be replaced by the average alone
+        raise ValueError(f"--out {out} already holds a run; give another folder")
     error = export_average(run, out, width, step)
     print(f"wrote {out}: power-function average of width {width:g}, fitted to {100 * error:.2g} % of its profile")
     return 0

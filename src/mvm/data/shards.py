@@ -156,7 +156,9 @@ def open_prepared(folder: Path | str) -> Prepared:
     path = folder / INDEX
     if not path.is_file():
         state = "is not finished" if any(folder.glob("shard-*.json")) else "holds no prepared data"
-        raise ValueError(f"'{folder}' {state} (no {INDEX}); make it with: mvm data prepare SOURCE --out {folder}")
+        raise ValueError(
+            f"'{folder}' {state} (no {INDEX}); make it with: mvm data prepare SOURCE --out {folder} --size PIXELS"
+        )
     try:
         index = json.loads(path.read_text(encoding="utf-8"))
         version = index["format"]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, noop_context_fn
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from mvm.network.layers import (
     Attention,
@@ -167,10 +167,10 @@ class DiT(nn.Module):
     def _run(self, block: nn.Module, number: int, tokens: Tensor, condition: Tensor) -> Tensor:
         if number > self.recompute or not torch.is_grad_enabled():
             return block(tokens, condition, self.cos, self.sin)
-        kept = partial(create_selective_checkpoint_contexts, PRODUCTS) if self.keep_products else noop_context_fn
-        found = checkpoint(block, tokens, condition, self.cos, self.sin, use_reentrant=False, context_fn=kept)
-        assert isinstance(found, Tensor)
-        return found
+        if not self.keep_products:
+            return checkpoint(block, tokens, condition, self.cos, self.sin, use_reentrant=False)
+        kept = partial(create_selective_checkpoint_contexts, PRODUCTS)
+        return checkpoint(block, tokens, condition, self.cos, self.sin, use_reentrant=False, context_fn=kept)
 
     def forward(self, x: Tensor, level: Tensor, condition: Tensor, taps: Sequence[int] = ()) -> Output:
         if any(not 1 <= tap <= len(self.blocks) for tap in taps):

@@ -1,6 +1,9 @@
 """Building blocks of the Transformers: normalisation, rotary positions, attention, SwiGLU, embeddings."""
 
 import math
+from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +13,7 @@ NORM_EPS = 1e-6
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight."""
+    """x / rms(x) * weight: its weight; norm_rotate does the rest."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -52,6 +55,23 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + swapped * sin
 
 
+@cache
+def gpu_norm_rotate() -> Callable[..., Tensor] | None:
+    """Return norm_rotate as one GPU kernel, or None where there is no GPU or no Triton."""
+    if not torch.cuda.is_available() or find_spec("triton") is None:
+        return None
+    from mvm.network.kernels import norm_rotate as kernel
+
+    return kernel
+
+
+def norm_rotate(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return rotate(norm(x) * weight) in x's dtype; x (B, N, heads, head), cos and sin (N, head)."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    normed = rms_norm(x.to(wide), weight.shape, weight.to(wide), NORM_EPS)
+    return rotate(normed, cos[:, None], sin[:, None]).to(x.dtype)
+
+
 class Attention(nn.Module):
     """Multi-head self-attention with QK-norm and rotary positions."""
 
@@ -62,6 +82,12 @@ class Attention(nn.Module):
         self.query_norm = RMSNorm(width // heads)
         self.key_norm = RMSNorm(width // heads)
         self.out = nn.Linear(width, width)
+        self.kernel = gpu_norm_rotate()
+
+    def _place(self, x: Tensor, norm: RMSNorm, cos: Tensor, sin: Tensor) -> Tensor:
+        if self.kernel is not None and x.is_cuda and x.dtype != torch.float64:
+            return self.kernel(x, norm.weight, cos, sin, NORM_EPS)
+        return norm_rotate(x, norm.weight, cos, sin)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """x (B, N, d); cos and sin (N, head), from rotary_waves."""
@@ -69,9 +95,7 @@ class Attention(nn.Module):
         # together again from three, which costs more on a GPU than the larger product saves.
         parts = (linear(x, weight).unflatten(-1, (self.heads, -1)) for weight in self.qkv.weight.chunk(3))
         query, key, value = parts  # each (B, N, heads, head)
-        cos, sin = cos[:, None], sin[:, None]
-        query = rotate(self.query_norm(query), cos, sin).to(value.dtype)
-        key = rotate(self.key_norm(key), cos, sin).to(value.dtype)
+        query, key = self._place(query, self.query_norm, cos, sin), self._place(key, self.key_norm, cos, sin)
         mixed = scaled_dot_product_attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
         return self.out(mixed.transpose(1, 2).flatten(2))
 

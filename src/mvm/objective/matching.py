@@ -62,7 +62,7 @@ class ObjectiveConfig:
 
 
 def _square_error(prediction: Tensor, target: Tensor) -> Tensor:
-    return torch.mean((prediction.float() - target) ** 2)
+    return torch.mean((prediction.to(target.dtype) - target) ** 2)
 
 
 @dataclass(frozen=True)

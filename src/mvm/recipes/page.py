@@ -1,12 +1,14 @@
 """A recipe as a page: what it is, what it costs, and every option with its value."""
 
+import shlex
+
 from mvm.network import multiply_adds, parameters
 from mvm.recipes.schema import Recipe, load_recipe, options, shipped
 
 # Share of the matrix ceiling that training reached on one NVIDIA H200 (790 TFLOP/s), by network size, nearest below;
 # measured by benchmarks/training_speed.py.
 H200_FLOPS = 790e12
-H200_MFU = {"S": 0.30, "B": 0.47, "L": 0.50, "XL": 0.50}
+H200_MFU = {"S": 0.335, "B": 0.485, "L": 0.50, "XL": 0.518}  # L: not measured, put between B and XL
 
 
 def hours_on_h200(recipe: Recipe) -> float:
@@ -17,13 +19,16 @@ def hours_on_h200(recipe: Recipe) -> float:
 
 
 def costs(recipe: Recipe) -> list[str]:
-    """Return lines on size and compute."""
+    """Return lines on size and compute; a folder that is not opened yet has no shape, and its network no cost."""
     shape, classes = recipe.data.shape, len(recipe.data.class_names)
     images = recipe.train.steps * recipe.train.batch
+    training = f"training  {images / 1e6:.4g} M images, {recipe.train.steps} steps of {recipe.train.batch}"
+    if 0 in shape:
+        return [training]
     lines = [
         f"network   {parameters(recipe.network, shape, classes) / 1e6:.1f} M parameters, "
         f"{multiply_adds(recipe.network, shape, classes) / 1e9:.3g} G multiply-adds per image",
-        f"training  {images / 1e6:.4g} M images, {recipe.train.steps} steps of {recipe.train.batch}",
+        training,
     ]
     if recipe.network.size in H200_MFU:
         lines.append(f"estimate  {hours_on_h200(recipe):.2g} hours on one NVIDIA H200 (from measured throughput)")
@@ -42,4 +47,5 @@ _HEAD = ("name", "description")
 
 
 def _text(value: object) -> str:
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    """Return the value as a shell takes it: an option without one would swallow the next."""
+    return shlex.quote(",".join(map(str, value)) if isinstance(value, tuple) else str(value))

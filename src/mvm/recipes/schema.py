@@ -41,6 +41,10 @@ class DataConfig:
             at_least(f"data.{option}", getattr(self, option), 0)
             if self.name != FOLDER and getattr(self, option):
                 raise ValueError(f"data.{option} belongs to data.name='{FOLDER}'; '{self.name}' is known")
+        if self.path and self.name != FOLDER and DATA_SETS[self.name].load is not None:
+            raise ValueError(
+                f"data.path={self.path}: '{self.name}' ships in the package; give --data.name {FOLDER} too"
+            )
         if self.name == FOLDER and not self.path:
             raise ValueError(f"data.name='{FOLDER}' needs data.path, a folder written by: mvm data prepare")
 
@@ -120,7 +124,7 @@ class PreviewConfig:
     def __post_init__(self) -> None:
         at_least("preview.every", self.every, 0)
         at_least("preview.grid", self.grid, 1)
-        at_least("preview.count", self.count, self.grid)
+        at_least("preview.count", self.count, max(2, self.grid))  # a covariance needs two
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -30,14 +31,25 @@ def sha256(path: Path) -> str:
 def save(folder: Path, tensors: dict[str, Weights], info: dict[str, Any]) -> None:
     """Write {name}.safetensors for each entry and a manifest; the folder appears whole or not at all."""
     temporary = temporary_beside(folder)
-    temporary.mkdir(parents=True)
+    try:
+        _write(temporary, tensors, info)
+        put_in_place(temporary, folder)
+    except Exception:  # left on a full disk, half a checkpoint would keep the next one from being written
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _write(folder: Path, tensors: dict[str, Weights], info: dict[str, Any]) -> None:
+    folder.mkdir(parents=True)
     for name, weights in tensors.items():
-        path = temporary / f"{name}.safetensors"
-        save_file({key: value.contiguous() for key, value in weights.items()}, path)
+        path = folder / f"{name}.safetensors"
+        try:
+            save_file({key: value.contiguous() for key, value in weights.items()}, path)
+        except SafetensorError as error:  # what it makes of a full disk
+            raise OSError(f"{path.name}: {error}") from error
         path.chmod(0o644)  # safetensors makes files private; checkpoints are for sharing
-    files = {path.name: sha256(path) for path in sorted(temporary.iterdir())}
-    write_text(temporary / MANIFEST, json.dumps({**info, "sha256": files}, indent=2) + "\n")
-    put_in_place(temporary, folder)
+    files = {path.name: sha256(path) for path in sorted(folder.iterdir())}
+    write_text(folder / MANIFEST, json.dumps({**info, "sha256": files}, indent=2) + "\n")
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -68,6 +80,12 @@ def load(folder: Path, name: str) -> Weights:
     return load_file(path)
 
 
+def sampled_from(manifest: dict[str, Any]) -> list[str]:
+    """Return the names of the weights that a network can have: the raw ones and their averages."""
+    names = [file.removesuffix(".safetensors") for file in manifest["sha256"]]
+    return [name for name in names if name not in ("optimizer", "projector")]
+
+
 def step_name(step: int) -> str:
     """Return the name of a checkpoint folder."""
     return f"step-{step:08d}"
@@ -90,10 +108,16 @@ def latest(run: Path) -> Path | None:
 
 
 def best(run: Path) -> Path | None:
-    """Return the checkpoint with the lowest quality figure, or None where none has one."""
-    judged = [(read_manifest(folder).get("quality"), folder) for folder in folders(run)]
-    scored = [(quality, folder) for quality, folder in judged if quality is not None]
+    """Return the checkpoint with the lowest quality figure, or None where none has one; a damaged one has none."""
+    scored = [(quality, folder) for folder in folders(run) if (quality := _quality(folder)) is not None]
     return min(scored)[1] if scored else None
+
+
+def _quality(folder: Path) -> float | None:
+    try:
+        return read_manifest(folder).get("quality")
+    except DamagedCheckpoint:
+        return None
 
 
 def find(run: Path, which: str) -> Path | None:

@@ -1,5 +1,6 @@
 """A learner made ready for its processes and device: DDP or FSDP2, compiled, in the asked precision."""
 
+import math
 from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -59,7 +60,7 @@ class Engine:
     def __init__(self, config: EngineConfig, learner: nn.Module, network: DiT, place: Processes, unused: bool) -> None:
         self.config, self.place, self.network = config, place, network
         self.sharded = config.parallel == "fsdp" and place.world > 1
-        network.recompute = round(config.recompute * len(network.blocks))
+        network.recompute = math.ceil(config.recompute * len(network.blocks))
         network.keep_products = config.keep == "products"
         self.mode = compile_mode(config, place)
         if self.mode == "blocks":
@@ -90,3 +91,11 @@ class Engine:
             for child in self.module.children():
                 child.set_requires_gradient_sync(not stay)  # ty: ignore[call-non-callable]
         yield
+
+    def release(self) -> None:
+        """Let go of DDP, which must die before its process group does.
+
+        If it holds the group last, its end waits for gloo's threads with Python's lock in hand, and one of them may be
+        waiting for that lock: the process then never ends (one in ten interrupted runs on a busy machine).
+        """
+        self.module = self.network

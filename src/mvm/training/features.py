@@ -111,12 +111,15 @@ def bank_key(
 
 
 class FeatureBank(ABC):
-    """bank.lookup(indices (B,), mirrored (B,) bool) -> features (B, tokens, width), float32, on the bank's device."""
+    """bank.lookup(indices (B,), mirrored (B,) bool) -> features (B, tokens, width), float32, on the bank's device.
+
+    shown: the images as the student sees them, mirrored already, for a bank that would else have to read them again.
+    """
 
     width: int
 
     @abstractmethod
-    def lookup(self, indices: Tensor, mirrored: Tensor) -> Tensor: ...
+    def lookup(self, indices: Tensor, mirrored: Tensor, shown: Tensor | None = None) -> Tensor: ...
 
 
 class MemoryBank(FeatureBank):
@@ -126,7 +129,7 @@ class MemoryBank(FeatureBank):
         assert features.shape == key.shape(key.count)
         self.key, self.features, self.width = key, features, key.width
 
-    def lookup(self, indices: Tensor, mirrored: Tensor) -> Tensor:
+    def lookup(self, indices: Tensor, mirrored: Tensor, shown: Tensor | None = None) -> Tensor:
         device = self.features.device
         return self.features[send(mirrored, device).long(), send(indices, device)].float()
 
@@ -142,7 +145,7 @@ class DiskBank(FeatureBank):
         self.key, self.device, self.width = key, torch.device(device), key.width
         self.parts = [np.load(_part_file(folder, part), mmap_mode="r") for part in _parts(key.count)]
 
-    def lookup(self, indices: Tensor, mirrored: Tensor) -> Tensor:
+    def lookup(self, indices: Tensor, mirrored: Tensor, shown: Tensor | None = None) -> Tensor:
         places = zip(indices.tolist(), mirrored.tolist(), strict=True)
         rows = np.stack([self.parts[index // PART][int(flip), index % PART] for index, flip in places])
         return torch.from_numpy(rows).view(DTYPES[self.key.dtype]).to(self.device).float()
@@ -154,9 +157,11 @@ class LiveBank(FeatureBank):
     def __init__(self, encoder: Encoder, images: Pictures, side: int) -> None:
         self.encoder, self.images, self.side, self.width = encoder, images, side, encoder.width
 
-    def lookup(self, indices: Tensor, mirrored: Tensor) -> Tensor:
-        images = self.images[indices.cpu()].to(_device(self.encoder))
-        return match_grid(self.encoder(mirror(images, mirrored.to(images.device))), self.side)
+    def lookup(self, indices: Tensor, mirrored: Tensor, shown: Tensor | None = None) -> Tensor:
+        if shown is None:
+            images = self.images[indices.cpu()].to(_device(self.encoder))
+            shown = mirror(images, mirrored.to(images.device))
+        return match_grid(self.encoder(shown), self.side)
 
 
 def _parts(count: int) -> list[range]:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
+from tqdm import tqdm
 
 from mvm.files import write_text
 from mvm.network import multiply_adds
@@ -54,8 +56,8 @@ class Window:
         if self.in_a_row >= PATIENCE:
             raise FloatingPointError(
                 f"loss or gradient was not finite in {PATIENCE} steps in a row, up to step {record.step} "
-                f"(loss {record.values['loss']}); nothing was saved since. Try a lower --train.lr, a smaller "
-                "--train.clip, or --engine.precision fp32, and --resume from the last checkpoint"
+                f"(loss {record.values['loss']}); the last checkpoint is good. Try a lower --train.lr or a smaller "
+                "--train.clip in a new run with --init-from this one, or --resume with --engine.precision fp32"
             )
 
     def mean(self, step: int) -> float:
@@ -133,6 +135,11 @@ def open_board(folder: Path, step: int) -> Board | None:
     return SummaryWriter(folder, purge_step=step + 1)
 
 
+def warn(text: str) -> None:
+    """Say something on stderr without breaking the progress bar."""
+    tqdm.write(f"mvm: {text}", file=sys.stderr)
+
+
 def keep_metrics(path: Path, step: int) -> None:
     """Drop log lines past `step`, left by steps that a restart does again; a cut-off last line goes too."""
     if not path.is_file():
@@ -155,7 +162,8 @@ class Log:
         self.window, self.meter, self.on_line = window, meter, on_line
         self.writes = meter.place.main
         self.board: Board | None = None
-        self.open_board = cache(lambda: open_board(run / "tensorboard", meter.step))  # when there is something to write
+        step = meter.step  # now: by the time there is something to write, the meter has moved on
+        self.open_board = cache(lambda: open_board(run / "tensorboard", step))
 
     def due(self, step: int) -> bool:
         """Whether a line is due after step `step`."""
@@ -178,14 +186,20 @@ class Log:
         """Append a line to metrics.jsonl and TensorBoard."""
         if not self.writes:
             return
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({name: _finite(value) for name, value in line.items()}) + "\n")
+        self._append(json.dumps({name: _finite(value) for name, value in line.items()}) + "\n")
         self.board = self.open_board()
         for name, value in line.items():
             if self.board is not None and name != "step":
                 self.board.add_scalar(name, value, line["step"])
         if self.on_line is not None:
             self.on_line(line)
+
+    def _append(self, text: str) -> None:
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:
+            warn(f"a log line could not be written ({error}); training goes on")
 
     def close(self) -> None:
         """Flush TensorBoard."""

@@ -1,7 +1,6 @@
 """The one training loop: one process or many, CPU or GPUs, every recipe."""
 
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -14,15 +13,15 @@ from mvm.network.pretrained import load_encoder
 from mvm.options import at_least
 from mvm.recipes import Recipe, to_json
 from mvm.training import checkpoint
-from mvm.training.data import training_store
+from mvm.training.data import completed, training_store
 from mvm.training.ema import MAIN
 from mvm.training.features import FeatureBank, open_bank
 from mvm.training.interrupt import deferred_interrupt
-from mvm.training.logs import METRICS, Log, Meter, OnLog, keep_metrics, matrix_ceiling
+from mvm.training.logs import METRICS, Log, Meter, OnLog, keep_metrics, matrix_ceiling, warn
 from mvm.training.preview import QUALITY, Preview
 from mvm.training.rundir import RECIPE, initial_weights, note_origin, open_run
 from mvm.training.runtime import Processes, autocast, precision, processes
-from mvm.training.snapshots import write_snapshot
+from mvm.training.snapshots import averages_snapshot
 from mvm.training.trainer import Trainer
 
 
@@ -45,25 +44,35 @@ def _steps(trainer: Trainer, until: int, log: Log, progress: bool) -> Iterator[i
 
 
 class Saver:
-    """Saves checkpoints while training goes on; a save that fails is told, and the next one tried."""
+    """Writes checkpoints and snapshots while training goes on; a write that fails is told, and the next one tried."""
 
     def __init__(self, trainer: Trainer, run: Path) -> None:
         self.trainer, self.run, self.writer = trainer, run, checkpoint.Writer()
+        self.judged: tuple[int, float | None] = (0, None)  # the step saved last, and its quality
 
     def save(self, quality: float | None = None) -> None:
         """Take a snapshot now and write it in the background; every process must call."""
-        write = self.trainer.snapshot(quality)
-        if write is None:
-            return
-        self.tell_failure()
-        self.writer.submit(lambda: write(self.run))
+        if quality is None and self.judged[0] == self.trainer.step:  # Ctrl-C right after a save: the same once more
+            quality = self.judged[1]
+        self.judged = self.trainer.step, quality
+        self._begin(self.trainer.snapshot(quality))
+
+    def save_averages(self) -> None:
+        """Store the power-function averages of now, in the background too; every process must call."""
+        self._begin(averages_snapshot(self.trainer))
+
+    def _begin(self, write: Callable[[Path], None] | None) -> None:
+        """Write in the background once the write before has ended; the main process alone has something to write."""
+        if write is not None:
+            self.tell_failure()
+            self.writer.submit(lambda: write(self.run))
 
     def tell_failure(self) -> None:
         """Wait for the write under way; say on stderr if it failed."""
         if (error := self.writer.failure()) is not None:
             kept = checkpoint.latest(self.run)
-            whole = f"{kept.name} is whole" if kept else "there is none before it"
-            tqdm.write(f"mvm: a checkpoint could not be saved ({error}); {whole}; training goes on", file=sys.stderr)
+            whole = f"{kept.name} is whole" if kept else "there is no checkpoint before it"
+            warn(f"a checkpoint could not be saved ({error}); {whole}; training goes on")
 
     def finish(self) -> None:
         """Wait for the last write; every process leaves together, and an error there is everyone's."""
@@ -98,7 +107,7 @@ def _start(
     """Return the trainer at its first step: a new run, another's weights, or the newest checkpoint of an old one."""
     newest = None
     with place.main_first():
-        newest = open_run(recipe, run, resume)
+        newest = open_run(recipe, run, resume) if place.main else None
     newest = place.tell(newest)
     store = training_store(recipe, place.device)
     trainer = Trainer(recipe, store, place, _teacher(recipe, store, run, place, progress))
@@ -111,6 +120,7 @@ def _start(
     if trainer.step > recipe.train.steps:
         raise ValueError(f"train.steps={recipe.train.steps}: {run} is already at step {trainer.step}")
     if place.main:
+        run.mkdir(parents=True, exist_ok=True)  # not before all that can be refused was accepted
         write_text(run / RECIPE, to_json(recipe))
         keep_metrics(run / METRICS, trainer.step)
         if origin is not None:
@@ -137,10 +147,14 @@ def train(
     """
     if until is not None:
         at_least("until", until, 1)
+    recipe = completed(recipe)
     with processes(device) as place:
         trainer = _start(recipe, run, resume, init, place, progress and place.main)
-        _run(trainer, run, min(until or recipe.train.steps, recipe.train.steps), progress and place.main, on_log)
-        return _averaged_model(trainer)
+        try:
+            _run(trainer, run, min(until or recipe.train.steps, recipe.train.steps), progress and place.main, on_log)
+            return _averaged_model(trainer)
+        finally:
+            trainer.engine.release()
 
 
 def _averaged_model(trainer: Trainer) -> Model:
@@ -177,7 +191,7 @@ def _run(trainer: Trainer, run: Path, last: int, progress: bool, on_log: OnLog |
             if saves:
                 saver.save(quality)
             if config.snapshot_every and trainer.step % config.snapshot_every == 0:
-                write_snapshot(trainer, run)
+                saver.save_averages()
         saver.finish()
     except KeyboardInterrupt:
         if trainer.between_steps and trainer.step > 0:

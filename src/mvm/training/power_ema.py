@@ -25,7 +25,10 @@ def relative_width(gamma: float) -> float:
 def exponent(sigma_rel: float) -> float:
     """Return gamma of a relative width: the largest root of the cubic in relative_width."""
     if not 0 < sigma_rel < WIDEST:
-        raise ValueError(f"sigma_rel={sigma_rel} is out of range; it must lie in (0, {WIDEST}), e.g. 0.05 or 0.1")
+        raise ValueError(
+            f"relative width {sigma_rel} of an average (train.power, --width) is out of range; it must lie in "
+            f"(0, {WIDEST}), e.g. 0.05 or 0.1"
+        )
     inverse = sigma_rel**-2.0
     roots = np.roots([1, 7, 16 - inverse, 12 - inverse])  # (gamma + 2)^2 (gamma + 3) = inverse (gamma + 1)
     return float(roots.real.max())  # all three are real up to WIDEST, and the other two negative

@@ -11,6 +11,7 @@ from mvm.evaluation.metrics import Moments, frechet_distance, moments, shrunken_
 from mvm.generate import cycle_labels, generate_all, write_images
 from mvm.model import Model
 from mvm.recipes import PreviewConfig
+from mvm.training.logs import warn
 from mvm.training.runtime import Processes
 
 QUALITY = "fd_pixels"
@@ -49,11 +50,17 @@ class Preview:
         found = generate_all(self.model, self.labels[mine], self.seeds[mine], settings, progress=False).images
         return self.place.join(found)[: self.config.count]
 
+    def _write(self, step: int, images: Tensor) -> None:
+        """Write the grid; a full disk is no reason to stop training."""
+        try:
+            write_images(self.folder / f"step-{step:08d}.png", images, self.labels[: len(images)])
+        except OSError as error:
+            warn(f"the samples of step {step} could not be written ({error}); training goes on")
+
     @torch.no_grad()
     def __call__(self, step: int) -> float:
         images = self._images()
         if self.place.main:
-            shown = slice(self.config.grid)
-            write_images(self.folder / f"step-{step:08d}.png", images[shown], self.labels[shown])
+            self._write(step, images[: self.config.grid])
         self.reference = self.reference or reference_moments(self.store)
         return frechet_distance(moments(shrunken_features(images)), self.reference)

@@ -7,12 +7,14 @@ from typing import Any
 from mvm.files import write_text
 from mvm.recipes import Recipe, options, parse_recipe
 from mvm.training import checkpoint
+from mvm.training.checkpoint import sampled_from
 
 RECIPE = "recipe.json"
 INIT = "init.json"
 
 # May differ when a run goes on: how it is executed, watched and kept.
-FREE = ("engine.", "preview.", "train.log_every", "train.save_every", "train.keep", "data.path", "sample.")
+_KEPT = ("train.log_every", "train.save_every", "train.snapshot_every", "train.keep", "train.keep_best")
+FREE = ("engine.", "preview.", "data.path", "sample.", *_KEPT)
 
 
 def _changed(old: Recipe, new: Recipe) -> list[str]:
@@ -33,7 +35,6 @@ def open_run(recipe: Recipe, run: Path, resume: bool) -> Path | None:
             raise ValueError(f"{run} was started with other values of {', '.join(changed)}; use another --out")
     elif checkpoint.latest(run) is not None:
         raise ValueError(f"{run} holds checkpoints but no {RECIPE}; restore that file, or give another --out")
-    run.mkdir(parents=True, exist_ok=True)
     return checkpoint.latest(run)
 
 
@@ -44,8 +45,8 @@ def initial_weights(source: Path, weights: str) -> tuple[checkpoint.Weights, dic
         raise ValueError(f"--init-from {source}: no checkpoint there; give a run directory that has one")
     manifest = checkpoint.read_manifest(folder)
     name = f"{weights}.safetensors"
-    if name not in manifest["sha256"]:
-        known = ", ".join(file.removesuffix(".safetensors") for file in manifest["sha256"])
+    if weights not in sampled_from(manifest):
+        known = ", ".join(sampled_from(manifest))
         raise ValueError(f"--init-weights {weights}: {source} has no such weights; it has: {known}")
     origin = {"run": source.name, "step": manifest["step"], "weights": weights, "sha256": manifest["sha256"][name]}
     return checkpoint.load(folder, weights), origin

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
 
 from mvm.options import at_least, between, choose
 
@@ -128,12 +129,26 @@ def processes(device: torch.device | str = "cpu") -> Generator[Processes]:
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
+    store, rank, world = _meeting_place()
     # gloo beside nccl: objects and flags travel on the CPU
-    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=PATIENCE)
     try:
-        yield Processes(dist.get_rank(), dist.get_world_size(), device)
+        yield Processes(rank, world, device)
     finally:
         dist.destroy_process_group()
+
+
+def _meeting_place() -> tuple[dist.Store, int, int]:
+    """Return torchrun's store, this process's rank and the world size.
+
+    torchrun keeps one store over its restarts, where the new processes would find the addresses of the dead and
+    wait for them (pytorch#135712): each attempt has its own part of it. Only on one node is the count of restarts
+    everyone's; several nodes set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 (docs/many-gpus.md).
+    """
+    store, rank, world = next(rendezvous("env://", timeout=PATIENCE))
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if os.environ.get("GROUP_WORLD_SIZE") == "1" else "0"
+    return dist.PrefixStore(f"attempt-{attempt}", store), rank, world
 
 
 def _alone_or_joined(device: torch.device) -> Processes:

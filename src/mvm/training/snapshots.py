@@ -1,6 +1,6 @@
 """Power-function averages kept along the way, from which any other width can be put together after training."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from mvm.files import write_text
@@ -12,13 +12,19 @@ from mvm.training.rundir import RECIPE
 from mvm.training.trainer import Trainer
 
 
-def write_snapshot(trainer: Trainer, run: Path) -> None:
-    """Write snapshots/step-N with every power-function average in half precision; every process must call."""
+def averages_snapshot(trainer: Trainer) -> Callable[[Path], None] | None:
+    """Return a function that writes snapshots/step-N with every power-function average, in half precision.
+
+    Every process must call; those that write nothing get None.
+    """
     names = [power_name(width) for width in trainer.recipe.train.power]
     found = {name: {key: value.half().cpu() for key, value in trainer.averages.whole(name).items()} for name in names}
-    if trainer.place.main:
-        folder = run / "snapshots" / checkpoint.step_name(trainer.step)
-        checkpoint.save(folder, found, {"step": trainer.step, "recipe": trainer.recipe.name})
+    step, name = trainer.step, trainer.recipe.name
+
+    def write(run: Path) -> None:
+        checkpoint.save(run / "snapshots" / checkpoint.step_name(step), found, {"step": step, "recipe": name})
+
+    return write if trainer.place.main else None
 
 
 def _kept(run: Path, recipe: Recipe, last: int) -> Iterator[tuple[Snapshot, Path, str]]:
@@ -43,16 +49,26 @@ def rebuild(run: Path, recipe: Recipe, width: float, step: int) -> tuple[checkpo
     return power_ema.combine(parts), error
 
 
+def _step_of(run: Path, asked: int | None) -> int:
+    """Return the step to rebuild an average at: the newest checkpoint's, or an earlier one that was asked for."""
+    newest = checkpoint.latest(run)
+    if newest is None:
+        raise ValueError(f"{run} holds no checkpoint; train it first")
+    last = checkpoint.read_manifest(newest)["step"]
+    if asked is not None and not 1 <= asked <= last:
+        raise ValueError(f"--step {asked}: {run} has steps 1 to {last}")
+    return asked or last
+
+
 def export_average(run: Path, folder: Path, width: float, step: int | None = None) -> float:
     """Write a run directory that samples from the average of that width; return its relative profile error."""
     stored = run / RECIPE
     if not stored.is_file():
         raise ValueError(f"{run} is not a run directory (no {RECIPE} in it)")
+    if (folder / RECIPE).exists():
+        raise ValueError(f"--out {folder} already holds a run; give a new folder")
     recipe = parse_recipe(stored.read_text(encoding="utf-8"), ".json", str(stored))
-    newest = checkpoint.latest(run)
-    if step is None and newest is None:
-        raise ValueError(f"{run} holds no checkpoint; give --step")
-    at = checkpoint.read_manifest(newest)["step"] if step is None and newest is not None else step or 0
+    at = _step_of(run, step)
     weights, error = rebuild(run, recipe, width, at)
     info = {"step": at, "recipe": recipe.name, "width": width, "profile_error": error}
     checkpoint.save(checkpoint.step_folder(folder, at), {MAIN: {k: v.half() for k, v in weights.items()}}, info)

@@ -18,7 +18,7 @@ from mvm.training.ema import Averages
 from mvm.training.engine import Engine
 from mvm.training.features import FeatureBank
 from mvm.training.learner import PROJECTOR, Learner, projector_weights
-from mvm.training.logs import Record, Window
+from mvm.training.logs import Record, Window, warn
 from mvm.training.optim import learning_rate, optimizers, set_rate, step_unless
 from mvm.training.runtime import Processes, parts_of
 from mvm.training.sharding import like_parameter, whole
@@ -79,13 +79,13 @@ class Trainer:
         flipped = mirrored(seeds) if self.recipe.data.mirror else torch.zeros(len(seeds), dtype=torch.bool)
         if self.recipe.data.mirror:
             images = mirror(images, send(flipped, images.device))
-        features = self._features(indices, flipped)
+        features = self._features(indices, flipped, images)
         return Batch(self.model.codec.encode(images), labels, send(seeds, images.device), features)
 
-    def _features(self, indices: Tensor, flipped: Tensor) -> Tensor | None:
+    def _features(self, indices: Tensor, flipped: Tensor, images: Tensor) -> Tensor | None:
         if self.teacher is None or not self.recipe.repa.active(self.step):
             return None
-        return self.teacher.lookup(indices, flipped)
+        return self.teacher.lookup(indices, flipped, images)
 
     def _backward(self) -> dict[str, Tensor]:
         """Leave the gradient of the global batch's mean loss in the parameters; return this process's share of it."""
@@ -103,7 +103,10 @@ class Trainer:
         return found
 
     def advance(self) -> None:
-        """Do one step: forward, backward, clip, optimizer, averages. A gradient that is not finite changes nothing."""
+        """Do one step: forward, backward, clip, optimizer, averages.
+
+        A gradient that is not finite leaves weights and optimizer as they are; step, rate and data order go on.
+        """
         self.between_steps = False
         config = self.recipe.train
         rate = learning_rate(config, self.step)
@@ -155,7 +158,10 @@ class Trainer:
 
         def write(run: Path) -> None:
             checkpoint.save(checkpoint.step_folder(run, step), state, info)
-            checkpoint.prune(run, train.keep, train.keep_best)
+            try:
+                checkpoint.prune(run, train.keep, train.keep_best)
+            except OSError as error:
+                warn(f"older checkpoints could not be removed ({error})")
 
         return write
 

@@ -1,0 +1,86 @@
+"""mvm train: new runs, resumed ones, and what a signal leaves."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import mvm
+from mvm.cli import run
+from mvm.recipes import parse_recipe
+from mvm.training import checkpoint
+
+
+def test_train_with_overrides(trained):
+    recipe = parse_recipe((trained / "recipe.json").read_text(), ".json", "x")
+    assert recipe.train.steps == 10
+    assert recipe.train.lr == 3e-3
+    assert recipe.network.dimensions == (1, 16, 2)
+    assert checkpoint.read_manifest(checkpoint.latest(trained))["step"] == 10
+    lines = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [5, 10]
+
+
+def test_default_folder_and_resume(tmp_path, monkeypatch, capsys, small):
+    monkeypatch.chdir(tmp_path)
+    constant = [*small, "--train.decay", "constant"]
+    assert run(["train", "digits", *constant]) == 0
+    assert "mvm sample runs/digits" in capsys.readouterr().out
+    assert run(["train", "digits", "--resume", *constant, "--train.steps", "12"]) == 0
+    assert checkpoint.latest(tmp_path / "runs" / "digits").name == "step-00000012"
+    assert run(["sample", "runs/digits", "--num", "2", "--nfe", "2"]) == 0
+    assert (tmp_path / "samples.png").is_file()
+
+
+def test_pausing_tells_where_the_run_is(tmp_path, small, done):
+    tokens = ["train", "digits", "--out", tmp_path / "run", *small]
+    assert "is at step 6 of 10;" in done(*tokens, "--until", "6")
+    assert "is at step 6 of 10;" in done(*tokens, "--until", "3", "--resume")  # it was there already
+    assert "is at step 10 of 10;" in done(*tokens, "--until", "99", "--resume")
+
+
+def test_recipe_file(tmp_path):
+    (tmp_path / "mine.toml").write_text(
+        'name = "mine"\n[network]\nsize = "tiny"\npatch = 4\ndepth = 1\n[train]\nsteps = 2\nbatch = 4\n'
+    )
+    assert run(["train", str(tmp_path / "mine.toml"), "--out", str(tmp_path / "run")]) == 0
+    assert mvm.load(tmp_path / "run").recipe.name == "mine"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_ctrl_c_leaves_a_run_to_resume(tmp_path, small):
+    """A real process, a real signal: exit code 130, no traceback, and the run ends as if nothing had happened."""
+    out = tmp_path / "run"
+    tokens = ["train", "digits", "--out", str(out), *small, "--train.log_every", "1", "--train.decay", "constant"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", START, *tokens, "--train.steps", "100000"], stderr=subprocess.PIPE, text=True
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not (out / "metrics.jsonl").is_file() and time.monotonic() < deadline and process.poll() is None:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    assert "--resume" in said
+    step = checkpoint.read_manifest(checkpoint.latest(out))["step"]
+    lines = [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert lines == list(range(1, step + 1))
+    assert run([*tokens, "--resume", "--train.steps", str(step + 2)]) == 0
+    assert run([*tokens[:3], str(tmp_path / "whole"), *tokens[4:], "--train.steps", str(step + 2)]) == 0
+    files = [checkpoint.latest(folder) / "ema.safetensors" for folder in (out, tmp_path / "whole")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+# one thread, as in this process: else sums may be ordered otherwise. SIGINT counts, also in the background.
+START = (
+    "import signal, sys, torch; signal.signal(signal.SIGINT, signal.default_int_handler); torch.set_num_threads(1);"
+    "from mvm.cli import run; sys.exit(run(sys.argv[1:]))"
+)

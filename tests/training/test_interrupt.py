@@ -1,0 +1,153 @@
+"""Signals held back to the end of a step; what is saved then, and what is not lost by it."""
+
+import signal
+import threading
+
+import pytest
+
+from mvm.recipes import load_recipe, override
+from mvm.training import checkpoint
+from mvm.training.ema import Averages
+from mvm.training.interrupt import SIGNALS, deferred_interrupt
+from mvm.training.loop import train
+from mvm.training.preview import Preview
+
+TINY = {
+    "network.depth": "1",
+    "network.heads": "2",
+    "network.width": "16",
+    "network.patch": "4",
+    "train.batch": "4",
+    "train.steps": "4",
+    "train.log_every": "1",
+    "train.save_every": "2",
+    "train.keep": "1",
+    "train.keep_best": "yes",
+    "preview.every": "2",
+    "preview.grid": "2",
+    "preview.count": "4",
+    "sample.nfe": "2",
+}
+
+
+class Pressed(Exception):
+    """What the outer handler of these tests raises."""
+
+
+@pytest.fixture(autouse=True)
+def outer():
+    """Handlers of our own around every test: a signal that comes through is an exception."""
+
+    def handler(number, frame):
+        raise KeyboardInterrupt if number == signal.SIGINT else Pressed
+
+    before = {number: signal.signal(number, handler) for number in SIGNALS}
+    yield handler
+    for number, old in before.items():
+        signal.signal(number, old)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_the_first_signal_only_sets_the_event(number, outer):
+    with deferred_interrupt() as asked:
+        assert not asked.is_set()
+        signal.raise_signal(number)
+        assert asked.is_set()
+    assert [signal.getsignal(each) for each in SIGNALS] == [outer, outer]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "raised"),
+    [
+        (signal.SIGINT, signal.SIGINT, KeyboardInterrupt),
+        (signal.SIGTERM, signal.SIGINT, KeyboardInterrupt),
+        (signal.SIGINT, signal.SIGTERM, Pressed),
+    ],
+)
+def test_the_second_acts_at_once(first, second, raised, outer):
+    with deferred_interrupt() as asked:
+        signal.raise_signal(first)
+        with pytest.raises(raised):
+            signal.raise_signal(second)
+        assert asked.is_set()
+    assert [signal.getsignal(each) for each in SIGNALS] == [outer, outer]
+
+
+def test_handlers_come_back_after_an_error(outer):
+    with pytest.raises(ZeroDivisionError), deferred_interrupt():
+        raise ZeroDivisionError
+    assert [signal.getsignal(each) for each in SIGNALS] == [outer, outer]
+
+
+def test_another_thread_leaves_handlers_alone(outer):
+    """Only the main thread may set them; training in another one goes without."""
+    seen = []
+
+    def work():
+        with deferred_interrupt() as asked:
+            seen.append((asked.is_set(), signal.getsignal(signal.SIGINT)))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [(False, outer)]
+
+
+def tiny(**changes):
+    return override(load_recipe("digits"), {**TINY, **{k.replace("_", ".", 1): v for k, v in changes.items()}})
+
+
+def press(monkeypatch, owner, name, at, number=signal.SIGINT, times=1):
+    """Send the signal inside the n-th call of owner.name, before it does anything."""
+    inner, calls = getattr(owner, name), []
+
+    def wrapped(*args, **kwargs):
+        calls.append(name)
+        if len(calls) == at:
+            for _ in range(times):
+                signal.raise_signal(number)
+        return inner(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, wrapped)
+
+
+def manifest(run):
+    return checkpoint.read_manifest(checkpoint.latest(run))
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_sigterm_saves_as_ctrl_c_does(tmp_path, monkeypatch, number):
+    press(monkeypatch, Averages, "update", 3, number)
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny(), tmp_path, progress=False)
+    assert manifest(tmp_path)["step"] == 3
+
+
+@pytest.mark.parametrize("where", [(Averages, "update", 2), (Preview, "__call__", 1)], ids=["step", "preview"])
+def test_a_stop_right_after_a_judged_save_does_not_lose_its_quality(tmp_path, monkeypatch, where):
+    """The checkpoint of that step is written once more: it must stay the best one."""
+    press(monkeypatch, *where)
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny(), tmp_path, progress=False)
+    assert manifest(tmp_path)["step"] == 2
+    assert manifest(tmp_path)["quality"] > 0
+    assert checkpoint.best(tmp_path) == checkpoint.latest(tmp_path)
+
+
+def test_a_stop_at_an_unjudged_step_borrows_no_quality(tmp_path, monkeypatch):
+    press(monkeypatch, Averages, "update", 3)
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny(), tmp_path, progress=False)
+    assert "quality" not in manifest(tmp_path)
+
+
+def test_a_stop_within_a_preview_puts_the_weights_back(tmp_path, monkeypatch):
+    """Twice pressed while the average is swapped in: the weights that are saved are those trained."""
+    train(tiny(), tmp_path / "whole", progress=False)
+    press(monkeypatch, Preview, "_images", 1, times=2)
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny(), tmp_path / "stopped", progress=False)
+    monkeypatch.undo()
+    train(tiny(), tmp_path / "stopped", progress=False, resume=True)
+    found = [checkpoint.load(checkpoint.latest(tmp_path / name), "model") for name in ("whole", "stopped")]
+    assert all(value.equal(found[1][name]) for name, value in found[0].items())

@@ -1,0 +1,456 @@
+"""Real processes over gloo, started as a user starts them: whatever their number, it is the same run.
+
+A launch costs some five seconds, so runs are made once and looked at by several tests.
+"""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from mvm.recipes import load_recipe, override
+from mvm.training import checkpoint
+from mvm.training.loop import train
+
+PATIENCE = 60  # seconds that a command may take
+STEPS, HALF = 20, 10
+SMALL = {
+    "network.depth": "2",
+    "network.heads": "2",
+    "network.width": "32",
+    "train.batch": "24",
+    "train.steps": str(STEPS),
+    "train.warmup": "2",
+    "train.ema": "0.9",
+    "train.log_every": "1",
+    "train.save_every": str(HALF),
+}
+# Everything that several processes do together: looks at samples, averages kept along the way.
+WATCHED = {
+    "preview.every": str(HALF),
+    "preview.count": "11",  # not a multiple of any number of processes here
+    "preview.grid": "4",
+    "sample.nfe": "4",
+    "train.power": "0.1",
+    "train.snapshot_every": str(HALF),
+}
+FSDP = {"engine.parallel": "fsdp"}
+HYBRID = {**FSDP, "engine.shard": "2"}
+# Long enough to be interrupted in the middle: some 20 ms a step.
+LONG = {"train.steps": "120", "train.save_every": "30"}
+CLOSE = 1e-5
+
+
+# ---------------------------------------------------------------- starting processes
+
+
+def command(processes, run, options, *flags, launcher=("--standalone",)):
+    """Return the command line that a user would type."""
+    start = [sys.executable, "-m", "torch.distributed.run", *launcher, "--nproc-per-node", str(processes)]
+    dotted = [word for name, value in {**SMALL, **options}.items() for word in (f"--{name}", value)]
+    return [*start, "-m", "mvm", "train", "digits", *dotted, "--device", "cpu", "--out", str(run), *flags]
+
+
+def workers(launcher):
+    """Return the process ids of torchrun's workers by rank."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it may end while we look
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            rank = re.search(rb"(?:^|\0)RANK=(\d+)", (folder / "environ").read_bytes())
+            if parent == launcher.pid and rank:
+                found[int(rank[1])] = int(folder.name)
+    return found
+
+
+class Started:
+    """A command under way, its output in a file; whatever happens, nothing of it outlives the test."""
+
+    def __init__(self, words, log):
+        self.log = log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
+        with log.open("w") as file:
+            self.process = subprocess.Popen(words, stdout=file, stderr=file, env=environment, start_new_session=True)
+
+    @property
+    def output(self):
+        return self.log.read_text().replace("\r", "\n")
+
+    def wait(self):
+        """Return the exit code; one that hangs fails the test, and shows where it hung."""
+        try:
+            return self.process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.stop(signal.SIGABRT)  # faulthandler then writes every thread's stack
+            pytest.fail(f"still running after {PATIENCE} s:\n{self.output[-8000:]}")
+
+    def wait_for_step(self, run, step):
+        """Wait until the log of the run has passed a step."""
+        end = time.monotonic() + PATIENCE
+        while max(steps_of(run), default=0) < step:
+            assert self.process.poll() is None, f"ended before step {step}:\n{self.output[-4000:]}"
+            assert time.monotonic() < end, f"step {step} did not come:\n{self.output[-4000:]}"
+            time.sleep(0.02)
+
+    def stop(self, number=signal.SIGKILL):
+        """End the workers and their launcher."""
+        for worker in workers(self.process).values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(10)
+        self.process.kill()
+        self.process.wait()
+
+
+@contextlib.contextmanager
+def started(processes, run, options, *flags, launcher=("--standalone",)):
+    """Yield a command under way."""
+    log = run.with_name(f"{run.name}-{time.monotonic_ns()}.log")
+    found = Started(command(processes, run, options, *flags, launcher=launcher), log)
+    try:
+        yield found
+    finally:
+        if found.process.poll() is None:
+            found.stop()
+
+
+def go(processes, run, options, *flags):
+    """Run a command to its end, which must be a good one; return what it printed."""
+    with started(processes, run, options, *flags) as work:
+        assert work.wait() == 0, work.output[-4000:]
+        return work.output
+
+
+def alone(run, options, **how):
+    """The same run in this process."""
+    train(override(load_recipe("digits"), {**SMALL, **options}), run, progress=False, **how)
+
+
+# ---------------------------------------------------------------- looking at runs
+
+
+def lines(run):
+    """Return the log lines; a last one that is being written is left out."""
+    path = run / "metrics.jsonl"
+    text = path.read_text() if path.is_file() else ""
+    return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+
+
+def steps_of(run):
+    return [line["step"] for line in lines(run) if "loss" in line]
+
+
+def looks(run):
+    return [(line["step"], line["fd_pixels"]) for line in lines(run) if "fd_pixels" in line]
+
+
+def figures(run):
+    """Return losses, gradient norms and rates, a row per step: what a run computed, without what it measured."""
+    found = [line for line in lines(run) if "loss" in line]
+    names = sorted(found[0].keys() - {"images_per_second"})
+    return torch.tensor([[line.get(name, 0.0) for name in names] for line in found], dtype=torch.float64)
+
+
+def weights(run):
+    """Return every tensor of the newest checkpoint, by part and name."""
+    folder = checkpoint.latest(run)
+    parts = [path.stem for path in sorted(folder.glob("*.safetensors"))]
+    return {f"{part}/{name}": value for part in parts for name, value in checkpoint.load(folder, part).items()}
+
+
+def distance(a, b):
+    """Return the largest difference of two runs' weights; infinite where they hold other tensors."""
+    first, second = weights(a), weights(b)
+    if first.keys() != second.keys():
+        return float("inf")
+    return max(float((first[name].double() - second[name].double()).abs().max()) for name in first)
+
+
+def assert_close(run, other):
+    """Same losses, gradient norms and weights to 1e-5, step by step, each logged once."""
+    assert steps_of(run) == steps_of(other) == list(range(1, STEPS + 1))
+    differences = (figures(run) - figures(other)).abs().max(), distance(run, other)
+    print(f"{run.name}: losses and norms {differences[0]:.1e}, weights {differences[1]:.1e}")
+    assert differences[0] < CLOSE
+    assert differences[1] < CLOSE
+
+
+def assert_identical(run, other):
+    """Bit for bit, logs too."""
+    assert checkpoint.latest(run).name == checkpoint.latest(other).name
+    assert distance(run, other) == 0
+    assert torch.equal(figures(run), figures(other))
+    assert Counter(steps_of(run)).most_common(1)[0][1] == 1, "a step is logged twice"
+    assert steps_of(run) == steps_of(other)
+
+
+def cut(run, to):
+    """Copy a run as a crash between its last two checkpoints leaves it: the log is ahead of the newest one."""
+    shutil.copytree(run, to)
+    shutil.rmtree(checkpoint.latest(to))
+    assert checkpoint.latest(to).name == checkpoint.step_name(HALF)
+    return to
+
+
+# ---------------------------------------------------------------- runs that are made once
+
+
+@pytest.fixture
+def one(shared):
+    return shared("one", lambda run: alone(run, WATCHED))
+
+
+@pytest.fixture
+def ddp(shared):
+    return shared("ddp", lambda run: go(2, run, WATCHED))
+
+
+@pytest.fixture
+def fsdp(shared):
+    return shared("fsdp", lambda run: go(2, run, {**WATCHED, **FSDP}))
+
+
+@pytest.fixture
+def undisturbed(shared):
+    return shared("undisturbed", lambda run: go(2, run, LONG))
+
+
+# ---------------------------------------------------------------- any number of processes, one run
+
+
+def assert_watched(run, one):
+    """Looks and kept averages as one process made them; files written once."""
+    assert looks(run) == [(step, pytest.approx(quality, abs=1e-3)) for step, quality in looks(one)]
+    assert [step for step, _ in looks(run)] == [HALF, STEPS]
+    assert len(list((run / "tensorboard").iterdir())) == 1
+    listed = [
+        sorted(p.relative_to(r) for p in r.rglob("*") if p.is_file() and "events" not in p.name) for r in (run, one)
+    ]
+    assert listed[0] == listed[1]
+    for folder in (run / "snapshots").iterdir():
+        mine, theirs = (checkpoint.load(r / "snapshots" / folder.name, "power-0.1") for r in (run, one))
+        assert all(torch.allclose(mine[name], theirs[name], atol=1e-3) for name in theirs)  # stored in half precision
+
+
+def test_two_processes_with_copies_are_one_run(ddp, one):
+    assert_close(ddp, one)
+    assert_watched(ddp, one)
+
+
+def test_two_processes_with_shards_are_one_run(fsdp, one):
+    assert_close(fsdp, one)
+    assert_watched(fsdp, one)
+
+
+@pytest.mark.slow
+def test_hybrid_shards_are_one_run(tmp_path, one):
+    go(4, tmp_path / "hybrid", {**WATCHED, **HYBRID})
+    assert_close(tmp_path / "hybrid", one)
+    assert_watched(tmp_path / "hybrid", one)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [{}, FSDP], ids=["ddp", "fsdp"])
+def test_uneven_shares_cut_into_uneven_parts_are_one_run(tmp_path, how):
+    uneven = {**how, "train.batch": "23", "engine.accumulate": "2"}  # 7, 8 and 8 images: 3 + 4, 4 + 4, 4 + 4
+    go(3, tmp_path / "three", uneven)
+    alone(tmp_path / "one", {"train.batch": "23"})
+    assert_close(tmp_path / "three", tmp_path / "one")
+
+
+# ---------------------------------------------------------------- going on with another number of processes
+
+
+def test_a_run_goes_on_with_one_process(ddp, fsdp, tmp_path):
+    for before in (ddp, fsdp):
+        run = cut(before, tmp_path / before.name)
+        alone(run, WATCHED, resume=True)
+        assert_close(run, before)
+
+
+@pytest.mark.slow
+def test_a_paused_run_goes_on_bit_for_bit(ddp, tmp_path):
+    run = tmp_path / "paused"
+    go(2, run, WATCHED, "--until", str(HALF))
+    assert steps_of(run) == list(range(1, HALF + 1))
+    go(2, run, WATCHED, "--resume")
+    assert_identical(run, ddp)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_more_processes(ddp, tmp_path):
+    run = cut(ddp, tmp_path / "more")
+    go(4, run, WATCHED, "--resume")
+    assert_close(run, ddp)
+
+
+@pytest.mark.slow
+def test_a_sharded_run_goes_on_with_copies_and_in_other_shards(fsdp, ddp, tmp_path):
+    run = cut(fsdp, tmp_path / "copies")
+    go(2, run, WATCHED, "--resume")
+    assert_close(run, ddp)
+    run = cut(ddp, tmp_path / "shards")
+    go(4, run, {**WATCHED, **HYBRID}, "--resume")
+    assert_close(run, ddp)
+
+
+# ---------------------------------------------------------------- a worker that dies
+
+
+def test_a_killed_worker_is_started_again_and_nothing_is_lost(undisturbed, tmp_path):
+    run = tmp_path / "killed"
+    with started(2, run, LONG, "--resume", launcher=("--standalone", "--max-restarts", "2")) as work:
+        work.wait_for_step(run, 40)  # past the checkpoint of step 30
+        os.kill(workers(work.process)[1], signal.SIGKILL)
+        assert work.wait() == 0, work.output[-4000:]
+        assert "nothing to resume" in work.output  # the first time
+    assert_identical(run, undisturbed)
+
+
+# ---------------------------------------------------------------- two nodes
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextlib.contextmanager
+def two_nodes(run, options, *flags, meet):
+    """Yield two torchrun commands of one process each; meet: how each finds the other."""
+    with contextlib.ExitStack() as stack:
+        places = [("--nnodes", "2", *words) for words in meet]
+        yield [stack.enter_context(started(1, run, options, *flags, launcher=words)) for words in places]
+
+
+def test_two_nodes_on_loopback_are_one_run(ddp, tmp_path):
+    run, port = tmp_path / "nodes", str(free_port())
+    meet = [("--node-rank", rank, "--master-addr", "127.0.0.1", "--master-port", port) for rank in "01"]
+    with two_nodes(run, WATCHED, meet=meet) as nodes:
+        assert [node.wait() for node in nodes] == [0, 0], nodes[0].output[-4000:]
+    assert_identical(run, ddp)
+
+
+@pytest.mark.slow
+def test_a_killed_worker_of_one_node_restarts_both(undisturbed, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # see mvm.training.runtime: restarts on several nodes
+    run, place = tmp_path / "nodes", f"127.0.0.1:{free_port()}"
+    meet = ("--rdzv-backend", "c10d", "--rdzv-endpoint", place, "--local-addr", "127.0.0.1", "--max-restarts", "2")
+    with two_nodes(run, LONG, "--resume", meet=[meet, meet]) as nodes:
+        nodes[0].wait_for_step(run, 40)
+        os.kill(*workers(nodes[1].process).values(), signal.SIGKILL)
+        assert [node.wait() for node in nodes] == [0, 0], nodes[0].output[-4000:]
+    assert_identical(run, undisturbed)
+
+
+# ---------------------------------------------------------------- signals
+
+
+def interrupt(run, number, receivers, step, *flags):
+    """Send a signal in the middle of a run; return the step it saved at."""
+    with started(2, run, LONG, *flags) as work:
+        work.wait_for_step(run, step)
+        for receiver in receivers(work.process):
+            os.kill(receiver, number)
+        assert work.wait() == 1  # torchrun's code for any end that is not a good one
+        assert work.output.count("mvm: stopped; go on with the same command and --resume") == 1
+    saved = checkpoint.read_manifest(checkpoint.latest(run))["step"]
+    assert step <= saved == steps_of(run)[-1] < int(LONG["train.steps"])
+    return saved
+
+
+def launcher(process):
+    return [process.pid]
+
+
+def every_worker(process):
+    return workers(process).values()
+
+
+def test_signals_save_and_the_run_goes_on(undisturbed, tmp_path):
+    """SIGTERM and Ctrl-C to torchrun: workers stand in sessions of their own, and torchrun passes the signal on."""
+    run = tmp_path / "signals"
+    first = interrupt(run, signal.SIGTERM, launcher, 20)
+    second = interrupt(run, signal.SIGINT, launcher, first + 10, "--resume")
+    assert first < second
+    go(2, run, LONG, "--resume")
+    assert_identical(run, undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_to_every_worker_save_too(number, undisturbed, tmp_path):
+    run = tmp_path / "signals"
+    interrupt(run, number, every_worker, 20)
+    go(2, run, LONG, "--resume")
+    assert_identical(run, undisturbed)
+
+
+# ---------------------------------------------------------------- misuse
+
+MISUSE = {
+    "batch": (2, {"train.batch": "1"}, "train.batch=1 is smaller than the 2 processes"),
+    "compile": (2, {**FSDP, "engine.compile": "full"}, "engine.compile='full' does not go with engine.parallel='fsdp'"),
+    "shard": (3, HYBRID, "engine.shard=2 must divide the 3 processes"),
+}
+SLOW_MISUSE = [pytest.param(name, marks=pytest.mark.slow) for name in ("compile", "shard")]
+
+
+def refused(processes, run, options, message):
+    with started(processes, run, options) as work:
+        assert work.wait() == 1
+        assert f"mvm: {message}" in work.output
+        assert "exitcode  : 2" in work.output  # in torchrun's summary
+        assert "mvm/cli" not in work.output  # no traceback of ours
+
+
+@pytest.mark.parametrize("name", ["batch", *SLOW_MISUSE])
+def test_misuse_ends_every_process_with_a_message(name, tmp_path):
+    processes, options, message = MISUSE[name]
+    refused(processes, tmp_path / "run", options, message)
+    assert not (tmp_path / "run" / "recipe.json").exists()
+
+
+def test_a_folder_in_use_is_left_alone(ddp):
+    before = {path: path.stat().st_mtime_ns for path in ddp.rglob("*")}
+    refused(2, ddp, WATCHED, f"{ddp} already holds a run; give --resume to continue it, or another --out")
+    assert {path: path.stat().st_mtime_ns for path in ddp.rglob("*")} == before
+
+
+# ---------------------------------------------------------------- REPA
+
+
+@pytest.fixture
+def encoder(shared):
+    """A tiny Dinov2 with random weights, as a folder."""
+    transformers = pytest.importorskip("transformers")
+
+    def make(folder):
+        torch.manual_seed(0)
+        size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 4, "image_size": 16}
+        transformers.Dinov2Model(transformers.Dinov2Config(**size)).save_pretrained(folder)
+
+    return shared("encoder", make)
+
+
+def test_alignment_under_processes_is_one_run_past_its_end(encoder, tmp_path):
+    options = {"repa.encoder": str(encoder), "repa.resolution": "16", "repa.stop": str(HALF), "data.mirror": "yes"}
+    alone(tmp_path / "one", options)
+    go(2, tmp_path / "ddp", options)
+    assert ["repa" in line for line in lines(tmp_path / "ddp")] == [step < HALF for step in range(STEPS)]
+    assert any(name.startswith("projector/") for name in weights(tmp_path / "ddp"))
+    assert_close(tmp_path / "ddp", tmp_path / "one")

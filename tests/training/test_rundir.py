@@ -1,0 +1,235 @@
+"""Run directories: what may change when a run goes on, and what a run that starts from another's weights takes over."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mvm.model import export
+from mvm.recipes import load_recipe, options, override, parse_recipe
+from mvm.training import checkpoint
+from mvm.training.data import training_data
+from mvm.training.loop import train
+from mvm.training.rundir import initial_weights, open_run
+from mvm.training.trainer import Trainer
+
+TINY = {
+    "network.depth": "1",
+    "network.heads": "2",
+    "network.width": "16",
+    "network.patch": "4",
+    "train.batch": "8",
+    "train.steps": "4",
+    "train.decay": "constant",
+    "train.warmup": "2",
+    "train.lr": "5e-3",
+    "train.ema": "0.5,0.9",
+    "train.power": "0.1",
+    "train.log_every": "1",
+    "train.save_every": "2",
+}
+
+
+def tiny(**changes):
+    return override(load_recipe("digits"), {**TINY, **{k.replace("_", ".", 1): v for k, v in changes.items()}})
+
+
+def go(recipe, run, **given):
+    return train(recipe, run, progress=False, **given)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    run = tmp_path_factory.mktemp("runs") / "source"
+    go(tiny(), run)
+    return run
+
+
+@pytest.fixture
+def run(source, tmp_path):
+    shutil.copytree(source, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def stored(run, part="model"):
+    return checkpoint.load(checkpoint.latest(run), part)
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+# What may change
+
+FREE = {
+    "engine.parallel": "fsdp",
+    "engine.shard": "2",
+    "engine.precision": "bf16",
+    "engine.compile": "blocks",
+    "engine.recompute": "0.5",
+    "engine.keep": "nothing",
+    "engine.accumulate": "2",
+    "engine.resident": "host",
+    "preview.every": "2",
+    "preview.grid": "4",
+    "preview.count": "99",
+    "train.log_every": "3",
+    "train.save_every": "4",
+    "train.snapshot_every": "2",
+    "train.keep": "7",
+    "train.steps": "9",
+    "data.path": "elsewhere",
+    "sample.solver": "euler",
+    "sample.nfe": "3",
+    "sample.rho": "1",
+    "sample.cfg": "2",
+    "sample.low": "0.1",
+    "sample.high": "0.9",
+    "sample.tolerance": "1e-3",
+}
+BOUND = {
+    "seed": "1",
+    "data.mirror": "yes",
+    "path.law.name": "logit-normal",
+    "network.heads": "1",
+    "network.patch": "2",
+    "objective.label_drop": "0.3",
+    "objective.inner_weight": "0.3",
+    "repa.weight": "0.3",
+    "train.batch": "16",
+    "train.optimizer": "muon",
+    "train.lr": "1e-3",
+    "train.warmup": "1",
+    "train.weight_decay": "0.1",
+    "train.beta1": "0.8",
+    "train.clip": "2",
+    "train.ema": "0.5,0.99",
+    "train.power": "0.1,0.05",
+}
+
+
+@pytest.mark.parametrize("name", FREE)
+def test_how_a_run_is_executed_watched_and_kept_may_change(run, name):
+    recipe = override(tiny(), {name: FREE[name]})
+    assert options(recipe)[name] != options(tiny())[name]
+    assert open_run(recipe, run, resume=True) == checkpoint.latest(run)
+
+
+def test_keeping_the_best_may_begin_later(run):
+    assert open_run(tiny(preview_every="1", train_keep_best="yes"), run, resume=True) is not None
+
+
+@pytest.mark.parametrize("name", BOUND)
+def test_what_decides_the_weights_may_not(run, name):
+    with pytest.raises(ValueError, match=f"other values of {name}; use another --out"):
+        open_run(override(tiny(), {name: BOUND[name]}), run, resume=True)
+
+
+def test_all_that_changed_is_named_and_nothing_else(run):
+    recipe = override(tiny(), {"train.lr": "1", "engine.accumulate": "2", "seed": "3"})
+    with pytest.raises(ValueError, match=r"other values of seed, train\.lr; use"):
+        open_run(recipe, run, resume=True)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"engine_accumulate": "3"}, {"engine_recompute": "1"}, {"preview_every": "3", "sample_nfe": "2"}]
+)
+def test_a_run_that_goes_on_otherwise_is_the_same_run(source, tmp_path, changes):
+    small = {"preview_grid": "2", "preview_count": "4"}
+    go(tiny(), tmp_path, until=2)
+    go(tiny(**small, **changes), tmp_path, resume=True)
+    found, want = stored(tmp_path), stored(source)
+    assert all(torch.allclose(found[name], value, atol=1e-5) for name, value in want.items())
+    kept = parse_recipe((tmp_path / "recipe.json").read_text(), ".json", "x")
+    assert kept == tiny(**small, **changes)  # the run describes itself as it is now
+
+
+# Another run's weights
+
+
+@pytest.mark.parametrize("weights", ["ema", "model", "ema-0.9", "power-0.1"])
+def test_init_takes_the_weights_and_nothing_else(source, tmp_path, weights):
+    """One step by hand: fresh moments, step 0 of the data order, the first rate of the warm-up."""
+    recipe = tiny(seed="5")
+    begin = stored(source, weights)
+    trainer = Trainer(recipe, training_data(recipe))
+    trainer.load_weights(begin)
+    trainer.advance()
+    go(recipe, tmp_path / "new", init=(source, weights), until=1)
+    assert checkpoint.latest(tmp_path / "new").name == "step-00000001"
+    assert same(stored(tmp_path / "new"), dict(trainer.learner.named()))
+    assert {float(v) for k, v in stored(tmp_path / "new", "optimizer").items() if k.endswith("/step")} == {1}
+    line = json.loads((tmp_path / "new" / "metrics.jsonl").read_text())
+    assert (line["step"], line["lr"]) == (1, pytest.approx(2.5e-3))
+
+
+def test_averages_start_at_the_given_weights(source):
+    recipe = tiny(seed="5")
+    trainer = Trainer(recipe, training_data(recipe))
+    fresh = {name: value.clone() for name, value in trainer.averages.whole("ema").items()}
+    begin = stored(source, "model")
+    trainer.start_from(begin)
+    assert trainer.step == 0
+    for name in ("ema", "ema-0.9", "power-0.1"):
+        assert same(trainer.averages.whole(name), begin)
+    assert not same(fresh, begin)
+    trainer.advance()
+    now = dict(trainer.model.network.named_parameters())
+    for name, value in trainer.averages.whole("ema").items():
+        assert torch.allclose(value, 0.1 * begin[name] + 0.9 * now[name], atol=1e-6), name
+    assert all(torch.equal(value, begin[name]) for name, value in stored(source).items())  # theirs did not move
+
+
+def test_where_the_weights_came_from_is_written_down(source, tmp_path):
+    go(tiny(), tmp_path / "new", init=(source, "ema-0.9"), until=1)
+    manifest = checkpoint.read_manifest(checkpoint.latest(source))
+    assert json.loads((tmp_path / "new" / "init.json").read_text()) == {
+        "run": "source",
+        "step": 4,
+        "weights": "ema-0.9",
+        "sha256": manifest["sha256"]["ema-0.9.safetensors"],
+    }
+    assert not (source / "init.json").exists()
+
+
+def test_resume_goes_on_from_its_own_checkpoint(source, tmp_path):
+    go(tiny(seed="5"), tmp_path / "whole", init=(source, "ema"))
+    go(tiny(seed="5"), tmp_path / "parts", init=(source, "ema"), until=3)
+    go(tiny(seed="5"), tmp_path / "parts", init=(source, "model"), resume=True)
+    assert same(stored(tmp_path / "whole"), stored(tmp_path / "parts"))
+    assert json.loads((tmp_path / "parts" / "init.json").read_text())["weights"] == "ema"
+
+
+def test_a_run_may_start_from_an_export(source, tmp_path):
+    """Half precision: the weights begin there, in float32."""
+    export(source, tmp_path / "export")
+    weights, origin = initial_weights(tmp_path / "export", "ema")
+    assert origin["step"] == 4
+    trainer = Trainer(tiny(), training_data(tiny()))
+    trainer.start_from(weights)
+    for name, value in trainer.learner.named():
+        assert value.dtype == torch.float32
+        assert torch.equal(value, stored(source, "ema")[name].half().float())
+    assert {value.dtype for value in trainer.averages.whole("ema").values()} == {torch.float32}
+
+
+def test_bad_sources_are_named(source, tmp_path):
+    with pytest.raises(ValueError, match=r"--init-from .*no checkpoint there"):
+        go(tiny(), tmp_path / "new", init=(tmp_path, "ema"))
+    with pytest.raises(ValueError, match=r"--init-weights emma: .*no such weights; it has: .*ema-0\.9"):
+        go(tiny(), tmp_path / "new", init=(source, "emma"))
+    with pytest.raises(ValueError, match="shape"):
+        go(tiny(network_width="32"), tmp_path / "new", init=(source, "ema"))
+    with pytest.raises(ValueError, match="do not fit the recipe's network"):
+        go(tiny(network_depth="2"), tmp_path / "new", init=(source, "ema"))
+    with pytest.raises(ValueError, match="do not fit the recipe's network"):
+        go(tiny(), tmp_path / "new", init=(source, "optimizer"))
+    go(tiny(), tmp_path / "new", init=(source, "ema"), until=1)  # none of them left a run behind
+
+
+def test_a_run_longer_than_its_recipe_is_named(run):
+    recipe = tiny()
+    with pytest.raises(ValueError, match=r"train\.steps=3: .* is already at step 4"):
+        go(replace(recipe, train=replace(recipe.train, steps=3)), run, resume=True)
