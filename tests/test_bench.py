@@ -75,6 +75,7 @@ def test_all_that_is_told_of_a_recipe():
     told = {name: value for name, value in found.items() if name not in ("machine", "training", "sampling")}
     assert told == {
         "recipe": "digits",
+        "repa": "none",
         "network": {"size": "tiny", "patch": 4, "input": [1, 8, 8]},
         "tokens": 4,
         "parameters": parameters(recipe.network, (1, 8, 8), 10),
@@ -140,9 +141,9 @@ def test_a_teacher_takes_part():
     seen = []
 
     class Counted(RandomBank):
-        def lookup(self, indices, mirrored):
+        def lookup(self, indices, mirrored, shown=None):
             seen.append(len(indices))
-            return super().lookup(indices, mirrored)
+            return super().lookup(indices, mirrored, shown)
 
     recipe = tiny(repa_encoder="any", repa_block="1")
     bench_training(recipe, PLACE, steps=3, teacher=Counted(16, 4, 6, torch.device("cpu")), progress=False)
@@ -191,6 +192,6 @@ def test_table():
     assert table(rows, "change").splitlines() == [
         "| change | times_step | step_ms | images_per_second | mfu |",
         "|---|---|---|---|---|",
-        "| as it is | 1 | 12.35 | 8.123e+04 |  |",
+        "| as it is | 1 | 12.35 | 81,234 |  |",
         "| batch x 2 | 1.75 | 21 |  | 0.5 |",
     ]

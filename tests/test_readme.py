@@ -5,6 +5,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from mvm.cli import run
 
@@ -15,9 +16,17 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
 
-COMMANDS = [
-    line.split("#")[0].strip() for block in blocks("bash") for line in block.splitlines() if line.startswith("mvm")
-]
+def commands(block: str) -> list[list[str]]:
+    lines = [line.split("#")[0].strip() for line in block.splitlines() if line.startswith("mvm")]
+    return [shlex.split(line)[1:] for line in lines]
+
+
+# options that make a command short, not other
+TINY = ["--network.depth", "1", "--train.batch", "4"]
+SHORTER = {
+    "train": [*TINY, "--train.steps", "3", "--train.keep_best", "false", "--preview.every", "0"],
+    "bench": [*TINY, "--steps", "3", "--samples", "2"],
+}
 
 
 @pytest.mark.parametrize("code", blocks("python"))
@@ -27,11 +36,19 @@ def test_python_blocks_run(code: str) -> None:
     assert names["images"].shape == (8, 1, 8, 8)  # ty: ignore[unresolved-attribute]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_commands_run(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def draw_photos(folder: Path) -> None:
+    """A folder of pictures of two classes, as the README's user has."""
+    for number, name in enumerate(("cat", "cat", "dog", "dog")):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (48, 40), (60 * number, 100, 200)).save(folder / name / f"{number}.png")
+
+
+@pytest.mark.parametrize("block", [block for block in blocks("bash") if commands(block)])
+def test_commands_run(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    shorter = ["--train.steps", "3"] if "train" in command else []
-    assert run([*shlex.split(command)[1:], *shorter]) == 0
+    draw_photos(tmp_path / "photos")
+    for command in commands(block):
+        assert run([*command, *SHORTER.get(command[0], [])]) == 0, command
 
 
 def test_opens_with_the_two_commands() -> None:

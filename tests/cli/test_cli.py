@@ -54,7 +54,7 @@ def test_help_of_each_command(command, capsys):
         "verify": ("--json",),
         "recipes": ("NAME",),
         "data": ("prepare", "info"),
-        "bench": ("RECIPE", "--steps", "--num", "--grow", "--json", "--device"),
+        "bench": ("RECIPE", "--steps", "--samples", "--grow", "--json", "--device"),
         "ema": ("RUN", "--width", "--out", "--step"),
     }
     assert all(option in out for option in wanted[command])
@@ -100,7 +100,7 @@ def test_version(capsys):
         (["bench", "digts"], "did you mean 'digits'"),
         (["bench", "digits", "--train.lrr", "1"], "did you mean 'train.lr'"),
         (["bench", "digits", "--steps", "0"], "steps=0"),
-        (["bench", "digits", "--num", "-1"], "num=-1"),
+        (["bench", "digits", "--samples", "-1"], "samples=-1"),
         (["ema"], "RUN"),
         (["ema", "nothing", "--out", "x"], "--width"),
         (["ema", "nothing", "--width", "0.1"], "--out"),
@@ -191,7 +191,7 @@ def test_an_output_that_cannot_be_made_is_a_message(command, tmp_path, monkeypat
         "demo": ["demo", "--quick", "--out", out],
         "sample": ["sample", "digits", "--num", "1", "--nfe", "1", "--out", out.with_suffix(".png")],
         "verify": ["verify", "--json", out],
-        "bench": ["bench", "digits", *small, "--steps", "1", "--num", "0", "--json", out / "y.json"],
+        "bench": ["bench", "digits", *small, "--steps", "1", "--samples", "0", "--json", out / "y.json"],
         "ema": ["ema", averaged, "--width", "0.07", "--out", out],
         "data": ["data", "prepare", pictures, "--size", "8", "--workers", "1", "--out", out],
     }[command]

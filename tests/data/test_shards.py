@@ -96,7 +96,9 @@ def test_mapped(whole):
 
 def test_a_folder_that_is_none(tmp_path):
     for folder in (tmp_path / "nowhere", tmp_path):
-        with pytest.raises(ValueError, match=rf"holds no prepared data.*mvm data prepare SOURCE --out {folder}$"):
+        with pytest.raises(
+            ValueError, match=rf"holds no prepared data.*mvm data prepare SOURCE --out {folder} --size PIXELS$"
+        ):
             open_prepared(folder)
     (tmp_path / "shard-00000.json").touch()
     with pytest.raises(ValueError, match="is not finished"):

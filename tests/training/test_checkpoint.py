@@ -358,7 +358,7 @@ def test_training_goes_on_past_a_full_disk(undisturbed, tmp_path, monkeypatch, c
 def test_the_first_save_may_fail_too(undisturbed, tmp_path, monkeypatch, capsys):
     full_disk(monkeypatch, 1)
     go(tmp_path / "run")
-    assert "there is none before it" in capsys.readouterr().err
+    assert "there is no checkpoint before it" in capsys.readouterr().err
     assert names(tmp_path / "run") == ["step-00000004", "step-00000006"]
 
 

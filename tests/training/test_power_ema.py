@@ -200,7 +200,7 @@ def test_tracked_snapshots_of_a_network_rebuild_another_average():
 
 @pytest.mark.parametrize("width", [0.0, -0.1, 0.28, math.nan, math.inf])
 def test_bad_widths_are_named(width):
-    with pytest.raises(ValueError, match=rf"relative width {width} .*is out of range"):
+    with pytest.raises(ValueError, match=rf"relative width {width} is out of range"):
         exponent(width)
 
 

@@ -1,5 +1,6 @@
 """Ctrl-C and a scheduler's SIGTERM, held back to the end of a step: half a step could not be resumed bit for bit."""
 
+import os
 import signal
 import threading
 from collections.abc import Generator
@@ -11,7 +12,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def deferred_interrupt() -> Generator[Event]:
-    """Yield an event that the first signal sets; a second one acts at once."""
+    """Yield an event that the first signal sets; a second one acts at once, but not under torchrun.
+
+    torchrun passes signals on, so that one sent to all its processes arrives twice; it also kills what does not stop.
+    """
     asked = Event()
     if threading.current_thread() is not threading.main_thread():
         yield asked
@@ -24,7 +28,8 @@ def deferred_interrupt() -> Generator[Event]:
 
     def note(number: int, frame: object) -> None:
         asked.set()
-        restore()
+        if "TORCHELASTIC_RUN_ID" not in os.environ:
+            restore()
 
     for number in SIGNALS:
         signal.signal(number, note)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Event
 
 import torch
 from tqdm import tqdm
@@ -29,15 +30,16 @@ def _due(step: int, every: int, total: int) -> bool:
     return step % every == 0 or step == total
 
 
-def _steps(trainer: Trainer, until: int, log: Log, progress: bool) -> Iterator[int]:
+AGREE_EVERY = 5  # steps after which processes ask each other whether to stop: asking costs a message
+
+
+def _steps(trainer: Trainer, until: int, asked: Event, progress: bool) -> Iterator[int]:
     """Yield before every step; a signal is raised between steps, in all processes after the same one."""
     total, place = trainer.recipe.train.steps, trainer.place
     bar = tqdm(total=total, initial=trainer.step, desc="train", unit="step", disable=not progress)
-    with bar, deferred_interrupt() as asked:
+    with bar:
         while trainer.step < until:
-            # Several processes agree at log lines only: agreeing costs a message.
-            agreed = asked.is_set() if place.world == 1 else log.due(trainer.step) and place.any(asked.is_set())
-            if agreed:
+            if (place.world == 1 or trainer.step % AGREE_EVERY == 0) and place.any(asked.is_set()):
                 raise KeyboardInterrupt
             yield trainer.step
             bar.update(1)
@@ -150,8 +152,10 @@ def train(
     recipe = completed(recipe)
     with processes(device) as place:
         trainer = _start(recipe, run, resume, init, place, progress and place.main)
+        last = min(until or recipe.train.steps, recipe.train.steps)
         try:
-            _run(trainer, run, min(until or recipe.train.steps, recipe.train.steps), progress and place.main, on_log)
+            with deferred_interrupt() as asked:
+                _run(trainer, run, last, asked, progress and place.main, on_log)
             return _averaged_model(trainer)
         finally:
             trainer.engine.release()
@@ -172,8 +176,8 @@ def _look(trainer: Trainer, preview: Preview, log: Log) -> float:
     return quality
 
 
-def _run(trainer: Trainer, run: Path, last: int, progress: bool, on_log: OnLog | None) -> None:
-    """Do the steps up to `last`, with logs, looks and checkpoints."""
+def _run(trainer: Trainer, run: Path, last: int, asked: Event, progress: bool, on_log: OnLog | None) -> None:
+    """Do the steps up to `last`, with logs, looks and checkpoints; stop and save once `asked` is set."""
     recipe, place, config = trainer.recipe, trainer.place, trainer.recipe.train
     meter = Meter(recipe, place, matrix_ceiling(place.device), trainer.step)
     log = Log(run, config.log_every, config.steps, trainer.window, meter, on_log)
@@ -181,7 +185,7 @@ def _run(trainer: Trainer, run: Path, last: int, progress: bool, on_log: OnLog |
     saver = Saver(trainer, run)
     eager = place.device.type == "cpu"  # reading a step's figures is free there
     try:
-        for _ in _steps(trainer, last, log, progress):
+        for _ in _steps(trainer, last, asked, progress):
             trainer.advance()
             saves = _due(trainer.step, config.save_every, last)
             looks = preview.due(trainer.step)

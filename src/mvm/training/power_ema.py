@@ -26,7 +26,7 @@ def exponent(sigma_rel: float) -> float:
     """Return gamma of a relative width: the largest root of the cubic in relative_width."""
     if not 0 < sigma_rel < WIDEST:
         raise ValueError(
-            f"relative width {sigma_rel} of an average (train.power, --width) is out of range; it must lie in "
+            f"the relative width {sigma_rel} is out of range for an average (train.power, --width); it must lie in "
             f"(0, {WIDEST}), e.g. 0.05 or 0.1"
         )
     inverse = sigma_rel**-2.0
