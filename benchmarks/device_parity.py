@@ -16,10 +16,12 @@ import mvm
 from mvm import noise
 from mvm.data import digits
 from mvm.likelihood import bits_per_dim
+from mvm.network.layers import NORM_EPS, norm_rotate, rotary_table, rotary_waves
 from mvm.path import MeanVelocity
 from mvm.recipes import load_recipe, override
 from mvm.solver import SOLVERS, sample
 from mvm.training.loop import train
+from mvm.training.optim import optimizers, step_unless
 from mvm.verify import digits_noise, digits_oracle, rmse
 
 
@@ -56,14 +58,16 @@ def likelihood_gap() -> float:
     return float((found[0] - found[1]).abs().max())
 
 
-def training_gap(steps: int = 20) -> tuple[float, bool]:
+def training_gap(precision: str, compiled: str, steps: int = 20) -> tuple[float, bool]:
     """Return the largest relative gap of the loss, and whether 10 + resume + 10 steps are bit-equal on the GPU."""
-    recipe = override(load_recipe("digits"), {"train.steps": str(steps), "train.log_every": "1", "train.warmup": "2"})
+    changes = {"train.steps": str(steps), "train.log_every": "1", "train.warmup": "2"}
+    plain = override(load_recipe("digits"), changes)
+    recipe = override(plain, {"engine.precision": precision, "engine.compile": compiled})
     losses: dict[str, list[float]] = {"cpu": [], "cuda": []}
     with tempfile.TemporaryDirectory() as folder:
         for device, log in losses.items():
             whole = train(
-                recipe,
+                recipe if device == "cuda" else plain,
                 Path(folder) / device,
                 device=device,
                 progress=False,
@@ -74,6 +78,45 @@ def training_gap(steps: int = 20) -> tuple[float, bool]:
     pairs = zip(whole.state_dict().values(), split.state_dict().values(), strict=True)
     gap = max(abs(a / b - 1) for a, b in zip(losses["cpu"], losses["cuda"], strict=True))
     return gap, all(torch.equal(a, b) for a, b in pairs)
+
+
+def kernel_gaps(head: int, dtype: torch.dtype) -> list[float]:
+    """Return ||kernel - plain|| / ||plain|| of norm_rotate's value and both gradients; plain is in float64."""
+    from mvm.network.kernels import norm_rotate as kernel
+
+    draw = torch.Generator(device="cuda").manual_seed(0)
+    x, grad = (torch.randn(64, 256, 12, head, generator=draw, device="cuda").to(dtype) for _ in range(2))
+    weight = torch.rand(head, generator=draw, device="cuda") + 0.5
+    cos, sin = (table.cuda() for table in rotary_waves(rotary_table(16, head)))
+    found, wanted = [], []
+    for out, kind, work in (
+        (found, dtype, lambda x, w: kernel(x, w, cos, sin, NORM_EPS)),
+        (wanted, torch.float64, lambda x, w: norm_rotate(x, w, cos.double(), sin.double())),
+    ):
+        inputs = x.to(kind).requires_grad_(), weight.to(torch.promote_types(kind, torch.float32)).requires_grad_()
+        value = work(*inputs)
+        value.backward(grad.to(kind))
+        out.extend(t.detach().double() for t in (value, inputs[0].grad, inputs[1].grad))
+    return [float((a - b).norm() / b.norm()) for a, b in zip(found, wanted, strict=True)]
+
+
+def compiled_noise_mismatches() -> int:
+    """Return how many normals differ in any bit between compiled and eager noise, both on the GPU."""
+    seeds = torch.arange(512, device="cuda")
+    compiled = torch.compile(lambda seeds: noise.normal(seeds, noise.STEP, (3072,)))
+    return int((compiled(seeds) != noise.normal(seeds, noise.STEP, (3072,))).sum())
+
+
+def skips_bad_steps() -> bool:
+    """Return whether an infinite gradient leaves weights and moments as they are, bit for bit."""
+    network = torch.nn.Linear(8, 8, device="cuda")
+    (optimizer,) = optimizers(load_recipe("digits").train, network.named_parameters())
+    for bad in (False, True):
+        before = [t.clone() for t in network.state_dict().values()]
+        for parameter in network.parameters():
+            parameter.grad = torch.full_like(parameter, torch.inf if bad else 1.0)
+        step_unless(optimizer, torch.tensor(bad, device="cuda"))
+    return all(torch.equal(a, b) for a, b in zip(before, network.state_dict().values(), strict=True))
 
 
 def noise_speed(device: str, batch: int = 512, elements: int = 3072) -> float:
@@ -106,9 +149,17 @@ def main() -> None:
         )
     print(f"- RMSE between devices, digits oracle in float64, adams ODE, nfe 26: {oracle_gap():.1e}")
     print(f"- largest difference of bits per dimension, digits model: {likelihood_gap():.1e}")
-    gap, equal = training_gap()
-    print(f"- largest relative difference of the loss over 20 training steps: {gap:.1e}")
-    print(f"- 10 steps + resume + 10 on the GPU give the weights of 20, bit for bit: {'yes' if equal else 'no'}")
+    for precision, compiled in (("fp32", "off"), ("fp32", "graph"), ("bf16", "graph")):
+        gap, equal = training_gap(precision, compiled)
+        print(f"- {precision}, compile {compiled}: largest relative difference of the loss over 20 steps: {gap:.1e}")
+        print(f"  10 steps + resume + 10 on the GPU give the weights of 20, bit for bit: {'yes' if equal else 'no'}")
+    for head, dtype in ((64, torch.float32), (72, torch.float32), (64, torch.bfloat16), (72, torch.bfloat16)):
+        gaps = ", ".join(f"{gap:.1e}" for gap in kernel_gaps(head, dtype))
+        print(
+            f"- norm_rotate kernel, head {head}, {dtype}: relative error of value, gradient, weight's gradient: {gaps}"
+        )
+    print(f"- normals that differ in any bit when compiled: {compiled_noise_mismatches()} of {512 * 3072:,}")
+    print(f"- a step with a gradient that is not finite changes no weight on the GPU: {skips_bad_steps()}")
     for device in ("cpu", "cuda"):
         print(f"- normals per second, {device}: {noise_speed(device):.2e}")
 

@@ -43,6 +43,11 @@ def recipe(size: str, channels: int = 4, **engine: Any) -> Recipe:
     )
 
 
+def with_heads(chosen: Recipe, heads: int) -> Recipe:
+    """Return the recipe with another number of attention heads; depth, width and multiply-adds stay."""
+    return replace(chosen, network=replace(chosen.network, heads=heads))
+
+
 def cached_teacher(chosen: Recipe, device: torch.device) -> FeatureBank:
     """Return features that only need to be looked up."""
     return RandomBank(4 * chosen.train.batch, *TEACHER, device)
@@ -61,8 +66,9 @@ def live_teacher(chosen: Recipe, device: torch.device) -> FeatureBank:
 CASES = {
     "S": (recipe("S"), None),
     "B": (recipe("B"), None),
-    "XL": (recipe("XL", recompute=0.5), None),
-    "XL-all": (recipe("XL"), None),
+    "XL": (recipe("XL", recompute=0.25), None),
+    "XL-18-heads": (with_heads(recipe("XL", recompute=0.25), 18), None),  # 64 wide, as the other sizes' are
+    "XL-half": (recipe("XL", recompute=0.5), None),
     "XL-products": (recipe("XL", recompute=1.0), None),
     "XL-nothing": (recipe("XL", recompute=1.0, keep="nothing"), None),
     "S-repa": (replace(recipe("S", channels=3), repa=RepaConfig(encoder="random")), cached_teacher),
