@@ -66,6 +66,9 @@ def live_teacher(chosen: Recipe, device: torch.device) -> FeatureBank:
 CASES = {
     "S": (recipe("S"), None),
     "B": (recipe("B"), None),
+    "S-kernels": (recipe("S", kernels=True), None),
+    "B-kernels": (recipe("B", kernels=True), None),
+    "XL-kernels": (recipe("XL", recompute=0.25, kernels=True), None),
     "XL": (recipe("XL", recompute=0.25), None),
     "XL-18-heads": (with_heads(recipe("XL", recompute=0.25), 18), None),  # 64 wide, as the other sizes' are
     "XL-half": (recipe("XL", recompute=0.5), None),

@@ -12,6 +12,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from mvm.network import DiT
+from mvm.network.layers import Attention, gpu_norm_rotate
 from mvm.training.runtime import EngineConfig, Processes, autocast, precision
 
 
@@ -54,6 +55,17 @@ def _shard(config: EngineConfig, learner: nn.Module, network: DiT, place: Proces
         fully_shard(child, mesh=mesh, reshard_after_forward=True)
 
 
+def _use_kernels(network: DiT) -> None:
+    kernel = gpu_norm_rotate()
+    if kernel is None:
+        raise ValueError(
+            "engine.kernels=True needs a GPU and Triton, which comes with torch's GPU builds; set it to False"
+        )
+    for module in network.modules():
+        if isinstance(module, Attention):
+            module.kernel = kernel
+
+
 class Engine:
     """A learner made ready for its processes and device: call it, and control when gradients are summed."""
 
@@ -62,6 +74,8 @@ class Engine:
         self.sharded = config.parallel == "fsdp" and place.world > 1
         network.recompute = math.ceil(config.recompute * len(network.blocks))
         network.keep_products = config.keep == "products"
+        if config.kernels:
+            _use_kernels(network)
         self.mode = compile_mode(config, place)
         if self.mode == "blocks":
             for block in network.blocks:

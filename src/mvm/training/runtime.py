@@ -34,6 +34,7 @@ class EngineConfig:
     graphs. auto is off on a CPU, graph on one GPU (full where steps accumulate), blocks on several.
     recompute: share of the blocks whose activations are computed again in the backward pass, to save memory; keep:
     products spares matrix products and attention, so that less is saved and little time lost; nothing saves most.
+    kernels: GPU kernels written by hand (compared with plain code in an interpreter; not yet run on a GPU, so off).
     accumulate: parts a process cuts its share of the batch into. resident: where the images live.
     """
 
@@ -43,6 +44,7 @@ class EngineConfig:
     compile: str = "auto"
     recompute: float = 0.0
     keep: str = "products"
+    kernels: bool = False
     accumulate: int = 1
     resident: str = "auto"
 
