@@ -16,11 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from mvm.data import tables
-from mvm.data.batches import load_batch
-from mvm.data.records import listed_names, natural, split_of
 from mvm.data.resize import decode
-from mvm.data.sources import Part, open_source
+from mvm.data.sources import Part, open_source, tables
+from mvm.data.sources.batches import load_batch
+from mvm.data.sources.records import listed_names, natural, split_of
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

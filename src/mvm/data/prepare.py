@@ -12,10 +12,10 @@ from statistics import median
 from typing import Any
 
 from mvm import files
-from mvm.data.records import PART_SIZE, Source, numbered, stamp_of
 from mvm.data.resize import MODES, resolve
 from mvm.data.shards import INDEX, Prepared, Shard, index_of, open_prepared
 from mvm.data.sources import open_source
+from mvm.data.sources.records import PART_SIZE, Source, numbered, stamp_of
 from mvm.data.workers import NAMED, Task, all_shards
 from mvm.options import at_least
 

@@ -18,9 +18,9 @@ import numpy as np
 from tqdm import tqdm
 
 from mvm import files
-from mvm.data.records import Part, Record, natural
 from mvm.data.resize import RESIZES, BadImage, decode, planes
 from mvm.data.shards import Shard, sha256_of
+from mvm.data.sources.records import Part, Record, natural
 
 NAMED = 100  # skipped records kept with their reasons
 

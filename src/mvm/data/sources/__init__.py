@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from mvm.data.archives import open_folder, open_tars, open_zip
-from mvm.data.arrays import open_array
-from mvm.data.batches import is_batch, open_batches
-from mvm.data.records import PART_SIZE, Part, Record, Source
-from mvm.data.tables import open_parquet
+from mvm.data.sources.archives import open_folder, open_tars, open_zip
+from mvm.data.sources.arrays import open_array
+from mvm.data.sources.batches import is_batch, open_batches
+from mvm.data.sources.records import PART_SIZE, Part, Record, Source
+from mvm.data.sources.tables import open_parquet
 from mvm.options import at_least
 
 __all__ = ["PART_SIZE", "Part", "Record", "Source", "open_source"]

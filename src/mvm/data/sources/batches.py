@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from mvm.data.arrays import LABEL_KEYS, array_parts, as_labels, channels_last, keys_of, rows, shape_of
-from mvm.data.records import Part, Record, Source, choose_split, natural, numbered, of_labels, spans, stamp_of
+from mvm.data.sources.arrays import LABEL_KEYS, array_parts, as_labels, channels_last, keys_of, rows, shape_of
+from mvm.data.sources.records import Part, Record, Source, choose_split, natural, numbered, of_labels, spans, stamp_of
 
 IMAGENET_CLASSES = 1000
 _IMAGENET = re.compile(r"(train_data_batch_\d+|val_data)(\.npz)?")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
-from mvm.data.records import (
+from mvm.data.sources.records import (
     SPLIT_NAMES,
     Part,
     Record,

@@ -7,7 +7,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mvm.data.records import Part, Record, Source, files_of_split, listed_names, numbered, of_labels, spans, stamp_of
+from mvm.data.sources.records import (
+    Part,
+    Record,
+    Source,
+    files_of_split,
+    listed_names,
+    numbered,
+    of_labels,
+    spans,
+    stamp_of,
+)
 
 IMAGE_COLUMNS = ("image", "img")
 LABEL_COLUMNS = ("label", "fine_label", "labels")

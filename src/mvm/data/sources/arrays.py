@@ -11,7 +11,7 @@ from typing import IO
 
 import numpy as np
 
-from mvm.data.records import Part, Record, Source, listed_names, numbered, of_labels, spans, stamp_of
+from mvm.data.sources.records import Part, Record, Source, listed_names, numbered, of_labels, spans, stamp_of
 
 IMAGE_KEYS = ("images", "arr_0", "data")
 LABEL_KEYS = ("labels", "arr_1", "label")
