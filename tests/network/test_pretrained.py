@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.functional import interpolate
 
-from mvm.network import efficientnet
+from mvm.network import efficientnet, pretrained
 from mvm.network.pretrained import HALF, IMAGENET, load_encoder
 
 transformers = pytest.importorskip("transformers", reason="needs mvm[encoders]")
@@ -318,3 +318,10 @@ def test_efficientnet_knows_photographs():
     labels = torch.tensor([row["label"] for row in rows])
     assert (logits.argmax(1) == torch.tensor(classes)[labels]).sum() >= 20
     assert (logits[:, classes].argmax(1) == labels).sum() >= 29
+
+
+@pytest.mark.parametrize("name", ["efficientnet-lite9", "dinov2"])
+def test_a_name_that_can_be_nothing_is_refused_without_asking_the_hub(name, monkeypatch):
+    monkeypatch.setattr(pretrained, "_transformers", lambda option, name: pytest.fail("asked"))
+    with pytest.raises(ValueError, match=rf"repa\.encoder='{name}' is unknown.*facebook/dinov2-base"):
+        load_encoder(name)

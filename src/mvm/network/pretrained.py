@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from mvm.network import efficientnet
-from mvm.options import at_least, choose
+from mvm.options import at_least, choose, nearest
 
 EFFICIENTNET = "efficientnet-lite0"
 DEFAULT_RESOLUTION = 224  # of DINO and EfficientNet, whose weights fit any; SigLIP's is in its config
@@ -264,5 +264,11 @@ def load_encoder(name: str, resolution: int = 0, option: str = "repa") -> Encode
     resolution: side in pixels that images are resized to, a multiple of the patch; 0: the encoder's own.
     option: the group of options the name comes from, for errors.
     """
-    load = _load_efficientnet if name.partition(":")[0] == EFFICIENTNET else _load_transformer
-    return load(name, resolution, option)
+    if name.partition(":")[0] == EFFICIENTNET:
+        return _load_efficientnet(name, resolution, option)
+    if "/" not in name and not Path(name).is_dir():  # the hub's names have an owner: no need to ask it
+        raise ValueError(
+            f"{option}.encoder='{name}' is unknown{nearest(name, [EFFICIENTNET])}; give {EFFICIENTNET}, a hub name "
+            "such as facebook/dinov2-base, or a local folder"
+        )
+    return _load_transformer(name, resolution, option)
