@@ -2,6 +2,8 @@
 
 import os
 import shutil
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -47,6 +49,24 @@ def put_in_place(temporary: Path, path: Path) -> None:
     else:
         temporary.replace(path)
     _sync(path.parent)
+
+
+@contextmanager
+def alone(folder: Path, refusal: str) -> Generator[None]:
+    """Hold a folder against a second process; a ValueError with the refusal where another holds it."""
+    import fcntl  # here: only this needs a POSIX system
+
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(refusal) from None
+        except OSError:
+            pass  # a network file system without locks: two at a time are the user's care
+        yield
+    finally:
+        os.close(handle)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -49,7 +49,7 @@ def test_another_width_is_put_together(averaged, tmp_path, done):
     assert torch.allclose(head(out).double(), want, atol=2e-4)
     assert min(float((head(out) - head(averaged, f"power-{w}")).abs().max()) for w in ("0.05", "0.1")) > 4e-4
     error = power_ema.fit_error([snapshot for snapshot, _, _ in kept], target)
-    assert f"fitted to {100 * error:.2g} % of its profile" in said
+    assert f"its profile met within {100 * error:.2g} %" in said
     assert checkpoint.read_manifest(checkpoint.latest(out))["profile_error"] == pytest.approx(error)
 
 
@@ -128,3 +128,9 @@ def test_recipe_of_the_model_is_the_runs(averaged, tmp_path, done):
     assert re.fullmatch(
         r"[0-9a-f]{64}", checkpoint.read_manifest(checkpoint.latest(tmp_path / "model"))["sha256"]["ema.safetensors"]
     )
+
+
+def test_a_width_that_the_snapshots_cannot_give_is_refused(averaged, tmp_path, refused):
+    said = refused("ema", averaged, "--width", "0.01", "--out", tmp_path / "model")
+    assert re.search(r"--width 0\.01 at step 10: the stored averages miss its profile by \d+ %", said)
+    assert not (tmp_path / "model").exists()

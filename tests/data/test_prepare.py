@@ -272,7 +272,7 @@ def test_bad_images_are_skipped_counted_and_named(images, tmp_path):
     (text, not_image), (cut, truncated) = prepared.skipped["first"]
     assert (text, not_image, cut) == ("ant/text.jpg", "not an image", "bee/01.png")
     assert "truncated" in truncated
-    assert "  ant/text.jpg: not an image" in describe(tmp_path / "out")
+    assert "  ant/text.jpg: not an image" in describe(tmp_path / "out")[0]
     for out in ("out", "strict"):  # prepared before, or now
         with pytest.raises(ValueError, match=r"'ant/text.jpg': not an image.*without strict"):
             run(images, tmp_path / out, strict=True)
@@ -341,7 +341,7 @@ def test_empty_classes_are_told(images, tmp_path):
     assert prepared.classes == (*NAMES, "dog")
     assert prepared.class_counts == (4, 4, 4, 0)
     assert prepared.empty_classes == ("dog",)
-    assert "classes    4, 1 of them empty" in describe(tmp_path / "out")
+    assert "classes    4, 1 of them empty" in describe(tmp_path / "out")[0]
     with pytest.raises(ValueError, match="classes without images: dog"):
         run(images, tmp_path / "out", strict=True)
 
@@ -401,3 +401,10 @@ def test_cifar10(tmp_path):
     means = data.images.to(torch.float32).mean((0, 2, 3))
     assert torch.allclose(means, torch.tensor([125.3, 123.0, 113.9]), atol=0.1)
     assert data.labels[:5].tolist() == [6, 9, 9, 4, 1]  # frog, truck, truck, deer, automobile
+
+
+def test_a_link_to_nothing_is_a_bad_image(images, tmp_path):
+    (images / "ant/gone.png").symlink_to(tmp_path / "nowhere.png")
+    prepared = run(images, tmp_path / "out")
+    assert prepared.count == 12
+    assert [name for name, _ in prepared.skipped["first"]] == ["ant/gone.png"]

@@ -114,7 +114,8 @@ def test_verify_names_the_damaged_file(own, name):
     path.write_bytes(contents)
     with pytest.raises(ValueError, match=f"{name}' is damaged"):
         own.verify()
-    assert f"{name}' is damaged" in describe(own.folder)
+    assert f"{name}' is damaged" in describe(own.folder)[0]
+    assert not describe(own.folder)[1]
     path.write_bytes(contents[:-1])
     for read in (own.load, own.mapped):
         with pytest.raises(ValueError, match=f"{name}' cannot be read"):
@@ -152,7 +153,8 @@ def test_wrong_index(own, change, message):
 
 
 def test_description(whole):
-    text = describe(whole.folder)
+    text, good = describe(whole.folder)
+    assert good
     counts = np.bincount(LABELS)
     size = sum(file.stat().st_size for file in whole.folder.glob("*.npy"))
     for line in (

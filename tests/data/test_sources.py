@@ -496,7 +496,10 @@ def test_what_is_no_source(tmp_path):
     (tmp_path / "x.rar").touch()
     with pytest.raises(ValueError, match=r"of no known kind; allowed: a folder, .zip, .parquet, .tar, .npz, .npy"):
         open_source(tmp_path / "x.rar")
-    (tmp_path / "index.json").touch()
+    (tmp_path / "index.json").write_text('{"a foreign": "index"}')
+    with pytest.raises(ValueError, match="holds no images"):
+        open_source(tmp_path)
+    (tmp_path / "index.json").write_text('{"format": 1, "shards": [], "class_counts": []}')
     with pytest.raises(ValueError, match="is prepared already"):
         open_source(tmp_path)
     with pytest.raises(ValueError, match="part_size=0 is out of range"):

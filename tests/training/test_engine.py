@@ -158,7 +158,7 @@ def test_bf16_trains_close_by_while_weights_stay_float32():
     (a, _), (b, _) = after(full, 4), after(half, 4)
     assert [x["loss"] for x in b] == pytest.approx([x["loss"] for x in a], rel=0.02)
     assert [x["loss"] for x in b] != [x["loss"] for x in a]  # it did happen
-    held = [*weights(half).values(), *half._optimizer_tensors().values(), *half.averages.tensors["ema"].values()]
+    held = [*weights(half).values(), *dict(half._optimizer_tensors()).values(), *half.averages.tensors["ema"].values()]
     assert {tensor.dtype for tensor in held} == {torch.float32}
     assert {p.grad.dtype for p in half.learner.parameters()} == {torch.float32}
 
@@ -299,13 +299,13 @@ def test_a_bad_gradient_moves_neither_weights_nor_moments(monkeypatch, optimizer
     poison(monkeypatch, bad, value=value)
     trainer = start(train_optimizer=optimizer)
     after(trainer, bad)
-    before, moments = weights(trainer), copied(trainer._optimizer_tensors())
+    before, moments = weights(trainer), copied(dict(trainer._optimizer_tensors()))
     average = copied(trainer.averages.tensors["ema"])
     trainer.advance()
     (record,) = trainer.read()
     assert record.skipped
     assert_same(weights(trainer), before)
-    found = trainer._optimizer_tensors()
+    found = dict(trainer._optimizer_tensors())
     assert_same({name: found[name] for name in moments}, moments)
     if bad == 0:  # no moments were there before
         assert all(not value.any() for value in found.values())
@@ -328,9 +328,9 @@ def test_later_steps_are_those_of_a_run_that_waited_out_the_bad_one(monkeypatch,
     assert [not math.isfinite(value["grad_norm"]) for value in values] == [i == 3 for i in range(7)]
     assert values[4:] == want[0]
     assert_same(found, want[1])
-    assert_same(trainer._optimizer_tensors(), waited._optimizer_tensors())
+    assert_same(dict(trainer._optimizer_tensors()), dict(waited._optimizer_tensors()))
     assert_same(trainer.averages.tensors["ema"], waited.averages.tensors["ema"])
-    assert {float(v) for k, v in trainer._optimizer_tensors().items() if k.endswith("/step")} == {6}
+    assert {float(v) for k, v in dict(trainer._optimizer_tensors()).items() if k.endswith("/step")} == {6}
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -339,13 +339,13 @@ def test_a_norm_that_overflows_is_a_bad_step(optimizer, value):
     """1e25 is finite, its square is not: clipping by such a norm would make all gradients 0, and moments decay."""
     trainer = start(train_optimizer=optimizer)
     after(trainer, 2)
-    before, moments = weights(trainer), copied(trainer._optimizer_tensors())
+    before, moments = weights(trainer), copied(dict(trainer._optimizer_tensors()))
     trainer.model.network.embed.bias.register_hook(lambda gradient: torch.full_like(gradient, value))
     trainer.advance()
     (record,) = trainer.read()
     assert record.values["grad_norm"] == math.inf
     assert_same(weights(trainer), before)
-    assert_same(trainer._optimizer_tensors(), moments)
+    assert_same(dict(trainer._optimizer_tensors()), moments)
 
 
 def test_one_bad_part_of_a_batch_is_a_bad_step(monkeypatch):

@@ -232,3 +232,25 @@ def test_a_run_longer_than_its_recipe_is_named(run):
     recipe = tiny()
     with pytest.raises(ValueError, match=r"train\.steps=3: .* is already at step 4"):
         go(replace(recipe, train=replace(recipe.train, steps=3)), run, resume=True)
+
+
+def test_two_trainings_cannot_share_a_run(tmp_path):
+    """The second would cut the first one's log and prune its checkpoints."""
+    seen = []
+
+    def intrude(line):
+        if line["step"] == 2:
+            with pytest.raises(ValueError, match="is in use by another process"):
+                go(tiny(), tmp_path / "run", resume=True)
+            seen.append(line)
+
+    go(tiny(), tmp_path / "run", on_log=intrude)
+    assert seen
+    go(tiny(), tmp_path / "run", resume=True)  # free again
+
+
+def test_a_folder_with_other_files_is_no_run(tmp_path):
+    (tmp_path / "photo.png").touch()
+    with pytest.raises(ValueError, match="other files in it"):
+        go(tiny(), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["photo.png"]

@@ -1,6 +1,7 @@
 """Where a recipe's images come from and where they are kept: the run does not know the difference."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -197,3 +198,14 @@ def test_a_run_may_move_from_memory_to_the_disk(folder, tmp_path):
 def test_bad_options_are_named(options, words):
     with pytest.raises(ValueError, match=words):
         DataConfig(**options)
+
+
+def test_a_run_does_not_go_on_with_other_images(folder, arrays, tmp_path):
+    """Order, epochs and weights would be another run's; where the same images lie does not matter."""
+    np.savez(tmp_path / "other.npz", images=arrays[0][::-1], labels=arrays[1])
+    prepare(tmp_path / "other.npz", tmp_path / "other", size=8, workers=1, progress=False, part_size=9)
+    train(completed(recipe(folder)), tmp_path / "run", until=2, progress=False)
+    with pytest.raises(ValueError, match=r"was trained on other images than data\.path=.*other holds"):
+        train(completed(recipe(tmp_path / "other")), tmp_path / "run", resume=True, until=3, progress=False)
+    shutil.copytree(folder, tmp_path / "moved")
+    train(completed(recipe(tmp_path / "moved")), tmp_path / "run", resume=True, until=3, progress=False)

@@ -78,5 +78,6 @@ def info(folder: Path, /) -> int:
     """
     from mvm.data.prepare import describe
 
-    print(describe(folder))
-    return 0
+    text, good = describe(folder)
+    print(text)
+    return 0 if good else 1

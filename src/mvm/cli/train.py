@@ -99,5 +99,5 @@ def ema(run: Path, /, *, width: float, out: Path, step: Whole | None = None) -> 
     if (out / RECIPE).exists():  # the run itself, perhaps: its checkpoint would be replaced by the average alone
         raise ValueError(f"--out {out} already holds a run; give another folder")
     error = export_average(run, out, width, step)
-    print(f"wrote {out}: power-function average of width {width:g}, fitted to {100 * error:.2g} % of its profile")
+    print(f"wrote {out}: power-function average of width {width:g}, its profile met within {100 * error:.2g} %")
     return 0

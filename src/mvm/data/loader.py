@@ -65,6 +65,7 @@ class Store(ABC):
     """Images to draw from: gather(indices) -> (uint8 images, labels) on the training device; store[indices]: images."""
 
     labels: Tensor  # all of them
+    stamp: str = ""  # tells these images from any others; "": they ship in the package
 
     def __getitem__(self, indices: Tensor) -> Tensor:
         return self.gather(indices)[0]

@@ -4,8 +4,6 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Generator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -36,24 +34,6 @@ def _check_out(out: Path, settings: dict[str, Any]) -> None:
             raise ValueError(f"out='{out}' holds other things (first: {entry.name}); choose a new or empty folder")
         if entry.name.startswith("shard-"):
             _check_settings(out, json.loads(entry.read_text(encoding="utf-8"))["settings"], settings)
-
-
-@contextmanager
-def _alone(out: Path) -> Generator[None]:
-    """Hold the folder against a second preparation at the same time."""
-    import fcntl  # here: only this needs a POSIX system
-
-    handle = os.open(out, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"out='{out}' is being prepared by another process; wait, or choose another") from None
-        except OSError:
-            pass  # a network file system without locks: two at a time are the user's care
-        yield
-    finally:
-        os.close(handle)
 
 
 def _class_names(source: Source, classes: int | None) -> tuple[str, ...]:
@@ -167,7 +147,7 @@ def prepare(
     settings, names = _settings(source, **options, part_size=part_size), _class_names(source, classes)
     task = partial(Task, out=out, settings=settings, classes=len(names) or None, strict=strict)
     out.mkdir(parents=True, exist_ok=True)
-    with _alone(out):
+    with files.alone(out, f"out='{out}' is being prepared by another process; wait, or choose another"):
         _check_out(out, settings)
         prepared = _again(out, settings)
         if prepared is None:
@@ -190,16 +170,19 @@ def _class_lines(prepared: Prepared) -> list[str]:
     return [spread, *lines[:LISTED], *more]
 
 
+GOOD = "good"
+
+
 def _checksums(prepared: Prepared) -> str:
     try:
         prepared.verify()
     except ValueError as error:
         return str(error)
-    return "good"
+    return GOOD
 
 
-def describe(folder: Path | str) -> str:
-    """Return a table of what a prepared folder holds; reads every byte, for the checksums."""
+def describe(folder: Path | str) -> tuple[str, bool]:
+    """Return a table of what a prepared folder holds, and whether its checksums are good; reads every byte."""
     prepared = open_prepared(folder)
     names = [name for shard in prepared.shards for name in shard.sha256]
     rows = {
@@ -212,5 +195,7 @@ def describe(folder: Path | str) -> str:
         "checksums": _checksums(prepared),
         "classes": f"{len(prepared.classes):,}, {len(prepared.empty_classes):,} of them empty",
     }
+    empty = [f"  no images of class {name}" for name in prepared.empty_classes[:LISTED]]
     skipped = [f"  {name}: {reason}" for name, reason in prepared.skipped["first"][:LISTED]]
-    return "\n".join([*(f"{key:<10} {value}" for key, value in rows.items()), *_class_lines(prepared), *skipped])
+    lines = [*(f"{key:<10} {value}" for key, value in rows.items()), *_class_lines(prepared), *empty, *skipped]
+    return "\n".join(lines), rows["checksums"] == GOOD

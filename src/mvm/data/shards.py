@@ -53,6 +53,12 @@ class Prepared:
         """Return what the pixels take in memory."""
         return self.count * prod(self.shape)
 
+    @property
+    def stamp(self) -> str:
+        """Return a checksum of all shards' checksums, which tells these images from any others."""
+        sums = [shard.sha256[name] for shard in self.shards for name in (shard.images, shard.labels)]
+        return hashlib.sha256("".join(sums).encode()).hexdigest()[:16]
+
     def __len__(self) -> int:
         return self.count
 
@@ -148,6 +154,15 @@ def _of_index(folder: Path, index: dict[str, Any]) -> Prepared:
         if not (folder / name).is_file():
             raise ValueError(f"{name} is missing")
     return prepared
+
+
+def is_prepared(folder: Path) -> bool:
+    """Return whether a folder was written by `mvm data prepare`: others may have an index.json, too."""
+    try:
+        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(index, dict) and {"format", "shards", "class_counts"} <= index.keys()
 
 
 def open_prepared(folder: Path | str) -> Prepared:

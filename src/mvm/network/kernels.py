@@ -1,6 +1,7 @@
 """Query and key norm with rotary positions as one GPU kernel each way, by hand: the compiler's own takes four passes.
 
-norm_rotate in layers.py is the twin that runs everywhere else and says what is computed; the tests compare the two.
+norm_rotate in layers.py is the twin that runs everywhere else and says what is computed; tests/network/test_kernels.py
+compares the two where Triton is installed, benchmarks/device_parity.py on a GPU.
 Imported on a GPU alone, since Triton is there alone.
 """
 

@@ -31,7 +31,9 @@ def costs(recipe: Recipe) -> list[str]:
         training,
     ]
     if recipe.network.size in H200_MFU:
-        lines.append(f"estimate  {hours_on_h200(recipe):.2g} hours on one NVIDIA H200 (from measured throughput)")
+        basis = "a guess between B and XL" if recipe.network.size == "L" else "from measured throughput"
+        without = ", without REPA's encoder and projector" if recipe.repa.encoder else ""
+        lines.append(f"estimate  {hours_on_h200(recipe):.2g} hours on one NVIDIA H200 ({basis}{without})")
     return lines
 
 

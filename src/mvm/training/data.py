@@ -49,8 +49,12 @@ def training_store(recipe: Recipe, device: torch.device) -> Store:
     where = recipe.engine.resident
     if where == "auto":
         where = "device" if prepared.bytes < ROOM * _free_memory(device) else "host"
-    if where == "device":
-        return Resident(prepared.load(), device)
+    store = Resident(prepared.load(), device) if where == "device" else _on_host(prepared, device)
+    store.stamp = prepared.stamp
+    return store
+
+
+def _on_host(prepared: Prepared, device: torch.device) -> OnHost:
     mapped = prepared.mapped()
     return OnHost(mapped.gather, mapped.labels, device)
 

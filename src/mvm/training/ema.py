@@ -1,6 +1,6 @@
 """Moving averages of the weights, several at once: what is sampled from."""
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -53,10 +53,15 @@ class Averages:
         for name, decay in self.profiles.items():
             torch._foreach_lerp_(list(self.tensors[name].values()), weights, 1 - decay(step))
 
+    def parts(self, name: str) -> Iterator[tuple[str, Tensor]]:
+        """Yield one average tensor by tensor, sharded as the weights are."""
+        parameters = dict(self.network.named_parameters())
+        for key, value in self.tensors[name].items():
+            yield key, joined(value, parameters[key])
+
     def whole(self, name: str) -> dict[str, Tensor]:
         """Return one average, gathered where it is sharded; every process must ask."""
-        parameters = dict(self.network.named_parameters())
-        return {key: whole(joined(value, parameters[key])) for key, value in self.tensors[name].items()}
+        return {key: whole(value) for key, value in self.parts(name)}
 
     @torch.no_grad()
     def restore(self, name: str, weights: dict[str, Tensor]) -> None:

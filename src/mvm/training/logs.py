@@ -56,8 +56,9 @@ class Window:
         if self.in_a_row >= PATIENCE:
             raise FloatingPointError(
                 f"loss or gradient was not finite in {PATIENCE} steps in a row, up to step {record.step} "
-                f"(loss {record.values['loss']}); the last checkpoint is good. Try a lower --train.lr or a smaller "
-                "--train.clip in a new run with --init-from this one, or --resume with --engine.precision fp32"
+                f"(loss {record.values['loss']}); checkpoints saved before are good. Try a lower --train.lr, or "
+                "--train.clip 1 where it is off or larger, in a new run (--init-from this one, if it has a "
+                "checkpoint), or --resume with --engine.precision fp32"
             )
 
     def mean(self, step: int) -> float:

@@ -1,6 +1,7 @@
 """The one training loop: one process or many, CPU or GPUs, every recipe."""
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from threading import Event
 
@@ -20,7 +21,7 @@ from mvm.training.features import FeatureBank, open_bank
 from mvm.training.interrupt import deferred_interrupt
 from mvm.training.logs import METRICS, Log, Meter, OnLog, keep_metrics, matrix_ceiling, warn
 from mvm.training.preview import QUALITY, Preview
-from mvm.training.rundir import RECIPE, initial_weights, note_origin, open_run
+from mvm.training.rundir import RECIPE, held, initial_weights, note_origin, open_run
 from mvm.training.runtime import Processes, autocast, precision, processes
 from mvm.training.snapshots import averages_snapshot
 from mvm.training.trainer import Trainer
@@ -104,11 +105,22 @@ def _teacher(recipe: Recipe, store: Store, run: Path, place: Processes, progress
 
 
 def _start(
-    recipe: Recipe, run: Path, resume: bool, init: tuple[Path, str] | None, place: Processes, progress: bool
+    recipe: Recipe,
+    run: Path,
+    resume: bool,
+    init: tuple[Path, str] | None,
+    place: Processes,
+    stack: ExitStack,
+    progress: bool,
 ) -> Trainer:
-    """Return the trainer at its first step: a new run, another's weights, or the newest checkpoint of an old one."""
-    newest = None
+    """Return the trainer at its first step: a new run, another's weights, or the newest checkpoint of an old one.
+
+    stack: holds the run directory against other processes until training ends.
+    """
+    newest, old = None, run.is_dir()
     with place.main_first():
+        if place.main and old:
+            stack.enter_context(held(run))
         newest = open_run(recipe, run, resume) if place.main else None
     newest = place.tell(newest)
     store = training_store(recipe, place.device)
@@ -122,7 +134,8 @@ def _start(
     if trainer.step > recipe.train.steps:
         raise ValueError(f"train.steps={recipe.train.steps}: {run} is already at step {trainer.step}")
     if place.main:
-        run.mkdir(parents=True, exist_ok=True)  # not before all that can be refused was accepted
+        if not old:  # made only now that all that can be refused was accepted
+            stack.enter_context(held(run))
         write_text(run / RECIPE, to_json(recipe))
         keep_metrics(run / METRICS, trainer.step)
         if origin is not None:
@@ -150,8 +163,8 @@ def train(
     if until is not None:
         at_least("until", until, 1)
     recipe = completed(recipe)
-    with processes(device) as place:
-        trainer = _start(recipe, run, resume, init, place, progress and place.main)
+    with processes(device) as place, ExitStack() as stack:
+        trainer = _start(recipe, run, resume, init, place, stack, progress and place.main)
         last = min(until or recipe.train.steps, recipe.train.steps)
         try:
             with deferred_interrupt() as asked:

@@ -1,10 +1,11 @@
 """The run directory: opened for a new run, a resumed one, or one that starts from another's weights."""
 
 import json
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from mvm.files import write_text
+from mvm.files import alone, write_text
 from mvm.recipes import Recipe, options, parse_recipe
 from mvm.training import checkpoint
 from mvm.training.checkpoint import sampled_from
@@ -14,7 +15,8 @@ INIT = "init.json"
 
 # May differ when a run goes on: how it is executed, watched and kept.
 _KEPT = ("train.log_every", "train.save_every", "train.snapshot_every", "train.keep", "train.keep_best")
-FREE = ("engine.", "preview.", "data.path", "sample.", *_KEPT)
+OWN = ("features",)  # what a run that was stopped before its first step may leave
+FREE = ("description", "engine.", "preview.", "data.path", "sample.", *_KEPT)
 
 
 def _changed(old: Recipe, new: Recipe) -> list[str]:
@@ -35,7 +37,15 @@ def open_run(recipe: Recipe, run: Path, resume: bool) -> Path | None:
             raise ValueError(f"{run} was started with other values of {', '.join(changed)}; use another --out")
     elif checkpoint.latest(run) is not None:
         raise ValueError(f"{run} holds checkpoints but no {RECIPE}; restore that file, or give another --out")
+    elif run.is_dir() and any(entry.name not in OWN for entry in run.iterdir()):
+        raise ValueError(f"--out {run} is a folder with other files in it; give a new one")
     return checkpoint.latest(run)
+
+
+def held(run: Path) -> AbstractContextManager[None]:
+    """Make the run directory if need be, and hold it: two trainings in one would ruin each other's files."""
+    run.mkdir(parents=True, exist_ok=True)
+    return alone(run, f"{run} is in use by another process that trains; wait for it, or give another --out")
 
 
 def initial_weights(source: Path, weights: str) -> tuple[checkpoint.Weights, dict[str, Any]]:

@@ -49,6 +49,9 @@ def rebuild(run: Path, recipe: Recipe, width: float, step: int) -> tuple[checkpo
     return power_ema.combine(parts), error
 
 
+WORST_FIT = 0.1  # relative error of the profile beyond which an average is not what was asked for
+
+
 def _step_of(run: Path, asked: int | None) -> int:
     """Return the step to rebuild an average at: the newest checkpoint's, or an earlier one that was asked for."""
     newest = checkpoint.latest(run)
@@ -70,6 +73,11 @@ def export_average(run: Path, folder: Path, width: float, step: int | None = Non
     recipe = parse_recipe(stored.read_text(encoding="utf-8"), ".json", str(stored))
     at = _step_of(run, step)
     weights, error = rebuild(run, recipe, width, at)
+    if error > WORST_FIT:
+        raise ValueError(
+            f"--width {width:g} at step {at}: the stored averages miss its profile by {100 * error:.0f} % (at most "
+            f"{100 * WORST_FIT:.0f} % is written); take a width nearer to train.power, or a step with a snapshot"
+        )
     info = {"step": at, "recipe": recipe.name, "width": width, "profile_error": error}
     checkpoint.save(checkpoint.step_folder(folder, at), {MAIN: {k: v.half() for k, v in weights.items()}}, info)
     write_text(folder / RECIPE, to_json(recipe))

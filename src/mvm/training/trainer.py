@@ -1,7 +1,7 @@
 """A run in memory: what one step does, and how its state is saved and restored."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -127,31 +127,40 @@ class Trainer:
         unread, self.unread = self.unread, []
         return [Record(step, {**_numbers(values, self.place), "lr": rate}) for step, rate, values in unread]
 
-    def _optimizer_tensors(self) -> dict[str, Tensor]:
-        return {
-            f"{name}/{key}": whole(value)
-            for name, parameter in self.learner.named()
-            for optimizer in self.optimizers
-            for key, value in optimizer.state.get(parameter, {}).items()
-        }
+    def _optimizer_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in self.learner.named():
+            for optimizer in self.optimizers:
+                for key, value in optimizer.state.get(parameter, {}).items():
+                    yield f"{name}/{key}", value
 
     def _whole_state(self) -> dict[str, checkpoint.Weights]:
         """Return everything that a checkpoint holds, gathered; every process must ask."""
-        network = dict(self.model.network.named_parameters())
-        state = {"model": {name: whole(value) for name, value in network.items()}}
-        state |= {name: self.averages.whole(name) for name in self.averages.profiles}
-        state["optimizer"] = self._optimizer_tensors()
+        groups: dict[str, Iterable[tuple[str, Tensor]]] = {"model": self.model.network.named_parameters()}
+        groups |= {name: self.averages.parts(name) for name in self.averages.profiles}
+        groups["optimizer"] = self._optimizer_tensors()
         if found := projector_weights(self.learner):
-            state["projector"] = {name: whole(value) for name, value in found.items()}
-        return state
+            groups["projector"] = found.items()
+        return {part: self._collect(group) for part, group in groups.items()}
+
+    def _collect(self, group: Iterable[tuple[str, Tensor]]) -> checkpoint.Weights:
+        """Return tensors on the CPU, apart from what the next steps change; for the main process alone.
+
+        One tensor at a time is whole on the devices: all at once would need the memory that sharding saves.
+        """
+        found: checkpoint.Weights = {}
+        for name, value in group:
+            gathered = whole(value)
+            if self.place.main:
+                found[name] = gathered.to("cpu", copy=True)
+        return found
 
     def snapshot(self, quality: float | None = None) -> Callable[[Path], None] | None:
         """Return a function that writes the state of this moment, for the main process; None for others."""
         state = self._whole_state()
         if not self.place.main:
             return None
-        state = {part: _apart(group) for part, group in state.items()}
         info: dict[str, Any] = {"step": self.step, "recipe": self.recipe.name, "window": asdict(self.window)}
+        info["data"] = self.store.stamp
         if quality is not None:
             info["quality"] = quality
         train, step = self.recipe.train, self.step
@@ -168,6 +177,8 @@ class Trainer:
     def restore(self, folder: Path) -> None:
         """Read a checkpoint; every file is checked before anything is changed."""
         manifest = checkpoint.read_manifest(folder)
+        if manifest.get("data", self.store.stamp) != self.store.stamp:
+            raise ValueError(f"{folder} was trained on other images than data.path={self.recipe.data.folder} holds now")
         parts = {part: checkpoint.load(folder, part) for part in self._parts()}
         self.load_weights({**parts["model"], **parts.get("projector", {})})
         for name in self.averages.profiles:
@@ -204,11 +215,6 @@ def _numbers(values: dict[str, Tensor], place: Processes) -> dict[str, float]:
     names = [name for name in values if name != "grad_norm"]
     losses = place.sum(torch.stack([values[name].float() for name in names]))
     return {**dict(zip(names, losses.tolist(), strict=True)), "grad_norm": float(values["grad_norm"])}
-
-
-def _apart(group: checkpoint.Weights) -> checkpoint.Weights:
-    """Return tensors on the CPU, apart from what the next steps change."""
-    return {name: value.to("cpu", copy=True) for name, value in group.items()}
 
 
 def _placed(value: Tensor, parameter: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from mvm.data.shards import is_prepared
 from mvm.data.sources.archives import open_folder, open_tars, open_zip
 from mvm.data.sources.arrays import open_array
 from mvm.data.sources.batches import is_batch, open_batches
@@ -62,7 +63,7 @@ def open_source(path: Path | str, split: str = "", part_size: int = PART_SIZE) -
     path = Path(path)
     if not path.exists():
         raise ValueError(f"source='{path}' does not exist; name a folder or a file of images")
-    if (path / "index.json").is_file():
+    if is_prepared(path):
         raise ValueError(f"source='{path}' is prepared already: train on it, or name the original images")
     source = (_of_folder(path) if path.is_dir() else _of_file(path))(path, split, part_size)
     if not source.parts:

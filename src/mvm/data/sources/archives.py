@@ -41,7 +41,8 @@ class FolderPart(Part):
 
     def read(self) -> Iterator[Record]:
         for name, label in self.entries:
-            yield Record(name, (self.root / name).read_bytes(), label)
+            path = self.root / name
+            yield Record(name, path.read_bytes() if path.exists() else b"", label)  # a link to nothing is a bad image
 
 
 @lru_cache(maxsize=1)
@@ -103,6 +104,10 @@ def _is_image(name: str) -> bool:
     return name.casefold().endswith(IMAGE_SUFFIXES)
 
 
+def _size(path: str) -> int:
+    return os.path.getsize(path) if os.path.exists(path) else 0  # a link to nothing
+
+
 def _folder_tree(root: Path) -> _Tree:
     images, folders = {}, set()
     for folder, below, names in os.walk(root, followlinks=True):
@@ -110,7 +115,7 @@ def _folder_tree(root: Path) -> _Tree:
         inside = Path(folder).relative_to(root)
         folders |= {(inside / name).as_posix() for name in below}
         kept = [name for name in names if _is_image(name) and not _hidden(name)]
-        images |= {(inside / name).as_posix(): os.path.getsize(os.path.join(folder, name)) for name in kept}
+        images |= {(inside / name).as_posix(): _size(os.path.join(folder, name)) for name in kept}
     return _Tree(str(root), images, frozenset(folders))
 
 
