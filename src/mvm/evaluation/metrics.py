@@ -1,30 +1,28 @@
 """Metrics as pure functions of features, in float64."""
 
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
+from mvm.evaluation.moments import Accumulator, Moments, random_blocks
+from mvm.evaluation.moments import moments as moments  # one import for those who have features and want a figure
 from mvm.pixels import to_unit
 
-
-class Moments(NamedTuple):
-    """Mean (d,) and covariance (d, d) of a set of features, and how many there were."""
-
-    mean: Tensor
-    covariance: Tensor
-    count: int
+TILE = 1024  # rows and columns of a distance or kernel matrix in memory at once: 8 MB, which malloc reuses; 34 it maps
+TIE = 1e-12  # squared distances closer than this part of the squared norms are equal: products round
+SEED = 2020  # torch-fidelity's, so that its published figures can be met
 
 
-def moments(features: Tensor) -> Moments:
-    """Return mean and unbiased covariance of features (N, d)."""
-    if features.ndim != 2 or features.shape[0] < 2:
-        raise ValueError(f"features have shape {tuple(features.shape)}; (N, d) with N >= 2 is needed")
-    features = features.double()
-    mean = features.mean(0)
-    centred = features - mean
-    return Moments(mean, centred.T @ centred / (features.shape[0] - 1), features.shape[0])
+class Score(NamedTuple):
+    """Mean and standard deviation (divided by n) over subsets or splits, as published."""
+
+    mean: float
+    std: float
 
 
 def _square_root(matrix: Tensor) -> Tensor:
@@ -33,14 +31,200 @@ def _square_root(matrix: Tensor) -> Tensor:
     return (vectors * values.clamp_min(0).sqrt()) @ vectors.T
 
 
-def frechet_distance(a: Moments, b: Moments) -> float:
-    """Return |m_a - m_b|^2 + tr(C_a + C_b - 2 (C_a^1/2 C_b C_a^1/2)^1/2)."""
+def _frechet(a: Moments, root: Tensor, b: Moments) -> float:
+    """Return the Frechet distance, root = C_a^1/2 given."""
     if a.mean.shape != b.mean.shape:
         raise ValueError(f"features have {len(a.mean)} and {len(b.mean)} dimensions; they must come from one space")
-    root = _square_root(a.covariance)
-    cross = torch.linalg.eigvalsh(root @ b.covariance @ root).clamp_min(0).sqrt().sum()
-    gap = ((a.mean - b.mean) ** 2).sum()
-    return float(gap + a.covariance.trace() + b.covariance.trace() - 2 * cross)
+    covariance = b.covariance.to(root)
+    cross = torch.linalg.eigvalsh(root @ covariance @ root).clamp_min(0).sqrt().sum()
+    gap = ((a.mean - b.mean.to(root)) ** 2).sum()
+    return float(gap + a.covariance.trace() + covariance.trace() - 2 * cross)
+
+
+def frechet_distance(a: Moments, b: Moments) -> float:
+    """Return |m_a - m_b|^2 + tr(C_a + C_b - 2 (C_a^1/2 C_b C_a^1/2)^1/2)."""
+    return _frechet(a, _square_root(a.covariance), b)
+
+
+def _check_pair(a: Tensor, b: Tensor, least: int) -> None:
+    """Refuse sets of features that are too small, of two spaces, or not finite (NaN is near nothing: 0, silently)."""
+    if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[1]:
+        raise ValueError(f"features have shapes {tuple(a.shape)} and {tuple(b.shape)}; (N, d) and (M, d) are needed")
+    if min(len(a), len(b)) < least:
+        raise ValueError(f"there are {len(a)} and {len(b)} features; at least {least} of each are needed")
+    if not bool(a.isfinite().all() and b.isfinite().all()):
+        raise ValueError("features hold NaN or infinity; look at the images they were made from")
+
+
+def _kernel_sum(x: Tensor, y: Tensor) -> Tensor:
+    """Return the sum of k(x_i, y_j) = (x_i . y_j / d + 1)^3 over all pairs, a tile of rows at a time."""
+    return sum(((part @ y.T / x.shape[1] + 1) ** 3).sum() for part in x.split(TILE))
+
+
+def _mmd(x: Tensor, y: Tensor) -> float:
+    """Return the unbiased MMD^2 of (n, d) and (n, d): pairs of one feature with itself are left out within a set."""
+    n = len(x)
+    within = sum(_kernel_sum(z, z) - ((z.square().mean(1) + 1) ** 3).sum() for z in (x, y))
+    return float(within / (n * (n - 1)) - 2 * _kernel_sum(x, y) / n**2)
+
+
+def kernel_distance(a: Tensor, b: Tensor, subsets: int = 100, size: int = 1000, seed: int = SEED) -> Score:
+    """Return the mean of unbiased MMD^2 over random subsets (KID, arXiv 1801.01401), kernel (x . y / d + 1)^3.
+
+    Subsets are drawn as torch-fidelity draws them: one RandomState, for every subset first from a, then from b.
+    """
+    if size < 2 or subsets < 1:
+        raise ValueError(f"subsets={subsets}, size={size}; subsets >= 1 and size >= 2 are needed")
+    _check_pair(a, b, size)
+    draw = np.random.RandomState(seed)  # numpy's newer generators draw other subsets
+    found = []
+    for _ in range(subsets):
+        x, y = (z[torch.from_numpy(draw.choice(len(z), size, replace=False)).to(z.device)].double() for z in (a, b))
+        found.append(_mmd(x, y.to(x)))
+    return Score(float(np.mean(found)), float(np.std(found)))
+
+
+class Tile(NamedTuple):
+    """Squared distances (r, c) of some rows and columns, and below which gaps two of them are equal."""
+
+    rows: slice
+    columns: slice
+    squared: Tensor
+    slack: Tensor
+
+
+def _tiles(rows: Tensor, columns: Tensor, centre: Tensor) -> Iterator[Tile]:
+    """Yield |x - y|^2 = |x|^2 + |y|^2 - 2 x . y about a centre, which keeps the norms, hence the rounding, small."""
+    for i in range(0, len(rows), TILE):
+        x = rows[i : i + TILE].double() - centre
+        for j in range(0, len(columns), TILE):
+            y = columns[j : j + TILE].double() - centre
+            norms = x.square().sum(1)[:, None] + y.square().sum(1)
+            squared = torch.addmm(norms, x, y.T, alpha=-2).clamp_min_(0)
+            yield Tile(slice(i, i + len(x)), slice(j, j + len(y)), squared, norms.mul_(TIE))
+
+
+def _squared_radii(x: Tensor, k: int, centre: Tensor) -> Tensor:
+    """Return squared distances (N,) to the k-th nearest other feature; the nearest of all is the feature itself."""
+    nearest = torch.full((len(x), k + 1), torch.inf, dtype=torch.float64, device=x.device)
+    for tile in _tiles(x, x, centre):
+        both = torch.cat((nearest[tile.rows], tile.squared), 1)
+        nearest[tile.rows] = both.topk(k + 1, largest=False).values
+    return nearest[:, k]
+
+
+def _manifold_inputs(real: Tensor, fake: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return the real features where the fake ones are, and their mean."""
+    if k < 1:
+        raise ValueError(f"k={k}; at least 1 neighbour is needed")
+    _check_pair(real, fake, k + 1)
+    real = real.to(fake.device)
+    return real, real.mean(0, dtype=torch.float64)
+
+
+class PrecisionRecall(NamedTuple):
+    """Part of the fake features near real ones, and of the real near fake ones."""
+
+    precision: float
+    recall: float
+
+
+def precision_recall(real: Tensor, fake: Tensor, k: int = 3) -> PrecisionRecall:
+    """Return the part of fake (real) features in a ball |x - y| <= distance to y's k-th neighbour, y real (fake).
+
+    Improved precision and recall, arXiv 1904.06991. Every ball is closed and no ball is pruned, as in ADM's figures.
+    """
+    real, centre = _manifold_inputs(real, fake, k)
+    real_radii, fake_radii = (_squared_radii(x, k, centre) for x in (real, fake))
+    precise = torch.zeros(len(fake), dtype=torch.bool, device=fake.device)
+    recalled = torch.zeros(len(real), dtype=torch.bool, device=fake.device)
+    for tile in _tiles(fake, real, centre):
+        lowest = tile.squared - tile.slack
+        precise[tile.rows] |= (lowest <= real_radii[tile.columns]).any(1)
+        recalled[tile.columns] |= (lowest <= fake_radii[tile.rows, None]).any(0)
+    return PrecisionRecall(float(precise.double().mean()), float(recalled.double().mean()))
+
+
+class DensityCoverage(NamedTuple):
+    """How many real balls a fake feature lies in, over k, and the part of real balls with a fake feature."""
+
+    density: float
+    coverage: float
+
+
+def density_coverage(real: Tensor, fake: Tensor, k: int = 5) -> DensityCoverage:
+    """Return density and coverage (arXiv 2002.09797) by open balls |x - y| < distance to y's k-th neighbour, y real."""
+    real, centre = _manifold_inputs(real, fake, k)
+    radii = _squared_radii(real, k, centre)
+    covered = torch.zeros(len(real), dtype=torch.bool, device=fake.device)
+    hits = torch.zeros((), dtype=torch.int64, device=fake.device)
+    for tile in _tiles(fake, real, centre):
+        inside = tile.squared + tile.slack < radii[tile.columns]
+        hits += inside.sum()
+        covered[tile.columns] |= inside.any(0)
+    return DensityCoverage(int(hits) / (k * len(fake)), float(covered.double().mean()))
+
+
+def inception_score(probabilities: Tensor, splits: int = 10, seed: int | None = SEED) -> Score:
+    """Return exp(H(mean p) - mean H(p)) over splits of class probabilities (N, classes), arXiv 1606.03498.
+
+    They are shuffled first, as torch-fidelity does: samples often stand in order of class. `seed=None` keeps the order.
+    """
+    if probabilities.ndim != 2 or not 1 <= splits <= len(probabilities):
+        raise ValueError(f"probabilities have shape {tuple(probabilities.shape)}, splits={splits}; N >= splits >= 1")
+    p = probabilities.double()
+    if not bool(((p >= 0).all(1) & ((p.sum(1) - 1).abs() < 0.01)).all()):  # float16's softmax is good to 0.001
+        raise ValueError("rows are no probabilities (at least 0, of sum 1); if they are logits, take softmax(1) first")
+    if seed is not None:
+        order = np.random.RandomState(seed).permutation(len(p))
+        p = p[torch.from_numpy(order).to(p.device)]
+    bounds = [i * len(p) // splits for i in range(splits + 1)]
+    parts = [p[start:stop] for start, stop in pairwise(bounds)]
+    entropy = torch.special.entr
+    found = [float((entropy(part.mean(0)).sum() - entropy(part).sum(1).mean()).exp()) for part in parts]
+    return Score(float(np.mean(found)), float(np.std(found)))
+
+
+class Jackknife(NamedTuple):
+    """A figure, the same with bias of order 1/N taken off, and its standard error."""
+
+    value: float
+    corrected: float
+    error: float
+
+
+def _estimate(value: float, left_out: Sequence[float], sizes: Sequence[int]) -> Jackknife:
+    """Return the delete-a-block jackknife for blocks of m_j of n (Busing, Meijer and van der Leeden 1999).
+
+    With h_j = n/m_j the pseudo-values are h_j value - (h_j - 1) left_out_j; equal blocks give the textbook formula.
+    """
+    left, h = np.array(left_out), sum(sizes) / np.array(sizes)
+    corrected = len(sizes) * value - float(((1 - 1 / h) * left).sum())
+    pseudo = h * value - (h - 1) * left
+    return Jackknife(value, corrected, float(((pseudo - corrected) ** 2 / (h - 1)).mean() ** 0.5))
+
+
+def jackknife(metric: Callable[[Tensor], float], features: Tensor, blocks: int = 20, seed: int = 0) -> Jackknife:
+    """Return metric(features) with its error, from the metric without each of `blocks` random blocks of rows."""
+    parts = random_blocks(len(features), blocks, seed)
+    kept = (torch.cat(parts[:j] + parts[j + 1 :]).sort().values for j in range(blocks))
+    left_out = [metric(features[rows.to(features.device)]) for rows in kept]
+    return _estimate(metric(features), left_out, [len(part) for part in parts])
+
+
+def jackknife_frechet(parts: Sequence[Accumulator], reference: Moments) -> Jackknife:
+    """Return the Frechet distance of all parts together with its error, each part's moments taken out in turn.
+
+    No feature is needed twice; the reference is taken as known. Parts must be alike, as `accumulate_blocks` makes them.
+    """
+    if len(parts) < 2 or min(part.count for part in parts) < 1:
+        raise ValueError(f"parts hold {[part.count for part in parts]} features; two parts or more, none empty")
+    total = Accumulator(len(parts[0].mean), parts[0].mean.device)
+    for part in parts:
+        total.merge(part)
+    root = _square_root(reference.covariance)
+    left_out = [_frechet(reference, root, total.without(part).result()) for part in parts]
+    return _estimate(_frechet(reference, root, total.result()), left_out, [part.count for part in parts])
 
 
 def pixel_features(images: Tensor) -> Tensor:

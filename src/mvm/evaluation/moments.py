@@ -1,0 +1,216 @@
+"""Mean and covariance of features: gathered batch by batch, over processes, and kept in files."""
+
+import json
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mvm.files import put_in_place, temporary_beside
+
+ENOUGH = 10_000  # samples from which the Frechet distance's bias is small enough to rank models
+PUBLISHED = 50_000  # samples behind nearly every published figure
+
+
+class Moments(NamedTuple):
+    """Mean (d,) and unbiased covariance (d, d) of a set of features, and how many there were (0: not known)."""
+
+    mean: Tensor
+    covariance: Tensor
+    count: int
+
+
+def moments(features: Tensor) -> Moments:
+    """Return mean and unbiased covariance of features (N, d)."""
+    if features.ndim != 2 or features.shape[0] < 2:
+        raise ValueError(f"features have shape {tuple(features.shape)}; (N, d) with N >= 2 is needed")
+    accumulator = Accumulator(features.shape[1], features.device)
+    accumulator.add(features)
+    return accumulator.result()
+
+
+class Accumulator:
+    """Count, mean and scatter sum (x - mean)(x - mean)^T of a stream of features, in float64.
+
+    Sets are joined by Chan's rule, so nothing of the size of the mean is ever squared: features far from zero lose no
+    digits, as they do in sums of x x^T. Memory is one (d, d) matrix, 34 MB at d = 2048, however long the stream.
+    """
+
+    def __init__(self, dimension: int, device: torch.device | str = "cpu") -> None:
+        self.count = 0
+        self.mean = torch.zeros(dimension, dtype=torch.float64, device=device)
+        self.scatter = torch.zeros(dimension, dimension, dtype=torch.float64, device=device)
+
+    def add(self, features: Tensor) -> None:
+        """Take in a batch (B, d) of any float type; an empty one changes nothing."""
+        if features.ndim != 2 or features.shape[1] != len(self.mean):
+            raise ValueError(f"features have shape {tuple(features.shape)}; (B, {len(self.mean)}) is needed")
+        if len(features) == 0:
+            return
+        features = features.detach().to(self.mean)
+        mean = features.mean(0)
+        centred = features - mean
+        self.scatter.addmm_(centred.T, centred)
+        self._move(mean, len(features))
+
+    def merge(self, other: "Accumulator") -> None:
+        """Take in all that another has seen."""
+        self._check(other)
+        if other.count:
+            self.scatter += other.scatter.to(self.scatter)
+            self._move(other.mean.to(self.mean), other.count)
+
+    def without(self, other: "Accumulator") -> "Accumulator":
+        """Return what is left after a part that was merged before is taken out: merge, backwards."""
+        self._check(other)
+        left = Accumulator(len(self.mean), self.mean.device)
+        left.count = self.count - other.count
+        if left.count < 1:
+            raise ValueError(f"{other.count} of {self.count} features cannot be taken out; at least one must stay")
+        gap = self.mean - other.mean.to(self.mean)
+        left.mean = self.mean + gap * (other.count / left.count)
+        left.scatter = self.scatter - other.scatter.to(self.scatter)
+        # the two means are gap * self.count / left.count apart
+        return left._add_outer(gap, -self.count * other.count / left.count)
+
+    def result(self) -> Moments:
+        """Return the moments of all features so far."""
+        if self.count < 2:
+            raise ValueError(f"a covariance needs at least 2 features; there are {self.count}")
+        if not bool(self.scatter.isfinite().all()):  # a mean that is not finite spoils it too
+            raise ValueError("features hold NaN or infinity; look at the images they were made from")
+        return Moments(self.mean.clone(), self.scatter / (self.count - 1), self.count)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return copies as CPU tensors with a leading axis of length 1, along which processes join theirs."""
+        count = torch.tensor(self.count)
+        named = {"count": count, "mean": self.mean, "scatter": self.scatter}
+        return {name: value.to("cpu", copy=True)[None] for name, value in named.items()}
+
+    @staticmethod
+    def from_state(state: Mapping[str, Tensor], device: torch.device | str = "cpu") -> "Accumulator":
+        """Return the accumulator of a state, or of several joined along the first axis, merged in that order."""
+        shapes = {name: tuple(state[name].shape) for name in ("count", "mean", "scatter")}
+        n, d = shapes["mean"] if len(shapes["mean"]) == 2 else (0, 0)
+        if n < 1 or shapes != {"count": (n,), "mean": (n, d), "scatter": (n, d, d)}:
+            raise ValueError(f"the state has shapes {shapes}; count (n,), mean (n, d), scatter (n, d, d) are needed")
+        found = Accumulator(d, device)
+        for count, mean, scatter in zip(state["count"].tolist(), state["mean"], state["scatter"], strict=True):
+            part = Accumulator(0)
+            part.count, part.mean, part.scatter = count, mean, scatter
+            found.merge(part)
+        return found
+
+    def _check(self, other: "Accumulator") -> None:
+        if len(self.mean) != len(other.mean):
+            raise ValueError(f"features of {len(self.mean)} and {len(other.mean)} dimensions do not mix")
+
+    def _move(self, mean: Tensor, count: int) -> None:
+        """Move the mean to that of both sets; the scatter already holds both, each about its own mean."""
+        total = self.count + count
+        gap = mean - self.mean
+        self._add_outer(gap, self.count * count / total)
+        self.mean += gap * (count / total)
+        self.count = total
+
+    def _add_outer(self, gap: Tensor, weight: float) -> "Accumulator":
+        """Add weight * gap gap^T to the scatter, without a second (d, d) matrix."""
+        self.scatter.addr_(gap, gap, alpha=weight)
+        return self
+
+
+def random_blocks(count: int, blocks: int, seed: int = 0) -> tuple[Tensor, ...]:
+    """Return 0..count-1 dealt at random into blocks, equal within one: neighbours often share a class."""
+    if not 2 <= blocks <= count:
+        raise ValueError(f"blocks={blocks}; from 2 to the number of features, {count}, are possible")
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tensor_split(blocks)
+
+
+def accumulate_blocks(features: Tensor, blocks: int, seed: int = 0) -> list[Accumulator]:
+    """Return accumulators of features (N, d) dealt into random blocks: `blocks` matrices (d, d) in memory."""
+    found = []
+    for part in random_blocks(len(features), blocks, seed):
+        found.append(Accumulator(features.shape[1], features.device))
+        found[-1].add(features[part.to(features.device)])
+    return found
+
+
+def too_few(count: int, dimension: int) -> str:
+    """Return a warning where a Frechet distance of `count` samples misleads, else ""; refuse where there is none."""
+    if count < 2:
+        raise ValueError(f"a Frechet distance needs at least 2 samples; there are {count}")
+    advice = f"compare only with figures of {count:,} samples, or take {PUBLISHED:,} as published figures do"
+    if count <= dimension:
+        rank = f"a covariance in {dimension:,} dimensions of {count:,} samples has rank {count - 1:,} at most"
+        return f"{rank}, so the Frechet distance comes out far too high; {advice}"
+    if count < ENOUGH:
+        return f"the Frechet distance of {count:,} samples comes out too high (bias falls as 1/samples); {advice}"
+    return ""
+
+
+class Stored(NamedTuple):
+    """Moments read from a file, and what it says about their making ({}: nothing)."""
+
+    moments: Moments
+    provenance: dict[str, Any]
+
+
+def save_moments(path: Path, found: Moments, provenance: Mapping[str, Any]) -> None:
+    """Write an .npz with mu, sigma, count and provenance (JSON); EDM's and pytorch-fid's tools read it too."""
+    if path.suffix != ".npz":
+        raise ValueError(f"'{path}': moments are kept in .npz files")
+    text = json.dumps(dict(provenance), sort_keys=True)
+    temporary = temporary_beside(path)
+    with temporary.open("wb") as file:
+        np.savez(
+            file,
+            mu=found.mean.cpu().numpy(),
+            sigma=found.covariance.cpu().numpy(),
+            count=np.int64(found.count),
+            provenance=np.str_(text),
+        )
+    put_in_place(temporary, path)
+
+
+def load_moments(path: Path, dimension: int | None = None, suffix: str = "") -> Stored:
+    """Return moments of an .npz with mu and sigma, as written here, by ADM, EDM or pytorch-fid.
+
+    `suffix="_s"` reads ADM's spatial pair (sFID). With `dimension`, features of another length are refused.
+    """
+    names = (f"mu{suffix}", f"sigma{suffix}")
+    arrays = _read_arrays(path, names)
+    mean, covariance = (torch.from_numpy(np.array(arrays[name], dtype=np.float64)) for name in names)
+    _check_pair(path, mean, covariance)
+    if dimension not in (None, len(mean)):
+        raise ValueError(f"'{path}' has {len(mean)} dimensions, the features have {dimension}; use one feature network")
+    provenance = json.loads(str(arrays["provenance"])) if "provenance" in arrays else {}
+    return Stored(Moments(mean, covariance, int(arrays.get("count", 0))), provenance)
+
+
+def _read_arrays(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
+    """Return the named arrays of an .npz and, where there, count and provenance; ADM's images are left unread."""
+    try:
+        with path.open("rb") as file, zipfile.ZipFile(file):
+            pass  # np.load would take an .npy or a pickle for what it is
+        with np.load(path) as archive:
+            if missing := set(names) - set(archive.files):
+                raise ValueError(f"'{path}' holds {', '.join(archive.files)}, but not {', '.join(sorted(missing))}")
+            return {name: archive[name] for name in (*names, "count", "provenance") if name in archive.files}
+    except zipfile.BadZipFile as error:
+        raise ValueError(f"'{path}' is no whole .npz ({error}); copy it again") from None
+
+
+def _check_pair(path: Path, mean: Tensor, covariance: Tensor) -> None:
+    """Refuse what is no mean and covariance."""
+    shapes = f"mu {tuple(mean.shape)} and sigma {tuple(covariance.shape)}"
+    if mean.ndim != 1 or covariance.shape != (len(mean), len(mean)):
+        raise ValueError(f"'{path}' holds {shapes}; (d,) and (d, d) are needed")
+    if not bool(mean.isfinite().all() & covariance.isfinite().all()):
+        raise ValueError(f"'{path}' holds NaN or infinity")
+    slack = 1e-4 * float(covariance.abs().max())  # float32 files are symmetric to 1e-7 or so
+    if not torch.allclose(covariance, covariance.T, rtol=0, atol=slack):
+        raise ValueError(f"'{path}' holds a sigma that is not symmetric, so it is no covariance")
