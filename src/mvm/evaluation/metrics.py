@@ -100,7 +100,7 @@ def _tiles(rows: Tensor, columns: Tensor, centre: Tensor) -> Iterator[Tile]:
         for j in range(0, len(columns), TILE):
             y = columns[j : j + TILE].double() - centre
             norms = x.square().sum(1)[:, None] + y.square().sum(1)
-            squared = torch.addmm(norms, x, y.T, alpha=-2).clamp_min_(0)
+            squared = torch.addmm(norms, x, y.T, alpha=-2)  # may round below 0: within the slack
             yield Tile(slice(i, i + len(x)), slice(j, j + len(y)), squared, norms.mul_(TIE))
 
 
