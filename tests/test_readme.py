@@ -1,7 +1,10 @@
 """What the README tells a user to type, typed."""
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,8 +20,17 @@ def blocks(language: str) -> list[str]:
 
 
 def commands(block: str) -> list[list[str]]:
-    lines = [line.split("#")[0].strip() for line in block.splitlines() if line.startswith("mvm")]
-    return [shlex.split(line)[1:] for line in lines]
+    lines = [line.split("#")[0].strip() for line in block.splitlines() if line.startswith(("mvm", "torchrun"))]
+    return [shlex.split(line) for line in lines]
+
+
+def typed(command: list[str]) -> int:
+    """The exit code of a command, made short."""
+    program, *rest = command
+    if program == "torchrun":
+        torchrun = [sys.executable, "-m", "torch.distributed.run", *rest, *SHORTER["train"]]
+        return subprocess.run(torchrun, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False).returncode
+    return run([*rest, *SHORTER.get(rest[0], [])])
 
 
 # options that make a command short, not other
@@ -48,7 +60,7 @@ def test_commands_run(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     draw_photos(tmp_path / "photos")
     for command in commands(block):
-        assert run([*command, *SHORTER.get(command[0], [])]) == 0, command
+        assert typed(command) == 0, command
 
 
 def test_opens_with_the_two_commands() -> None:

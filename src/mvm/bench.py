@@ -7,17 +7,17 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 from tqdm import tqdm
 
 from mvm import noise
-from mvm.data import Images, send
+from mvm.data import Images
 from mvm.generate import cycle_labels, generate
 from mvm.network import multiply_adds, parameters
 from mvm.recipes import FOLDER, DataConfig, Recipe
+from mvm.recipes.page import training_flops
 from mvm.training.engine import compile_mode
-from mvm.training.features import FeatureBank
-from mvm.training.logs import matrix_ceiling, training_flops
+from mvm.training.features import FeatureBank, TensorBank
+from mvm.training.logs import matrix_ceiling
 from mvm.training.runtime import Processes, autocast, precision
 from mvm.training.trainer import Trainer
 
@@ -26,16 +26,11 @@ TEACHER_WIDTH = 768  # of features that stand for a recipe's encoder; running th
 PARTS = 3  # of the measured steps; the spread between them is the measurement's own
 
 
-class RandomBank(FeatureBank):
+class RandomBank(TensorBank):
     """A teacher's features that are random numbers: lookup costs what a cached bank's does."""
 
     def __init__(self, count: int, tokens: int, width: int, device: torch.device) -> None:
-        self.width = width
-        self.features = torch.randn(2, count, tokens, width, device=device, dtype=torch.float16)
-
-    def lookup(self, indices: Tensor, mirrored: Tensor, shown: Tensor | None = None) -> Tensor:
-        device = self.features.device
-        return self.features[send(mirrored, device).long(), send(indices, device)].float()
+        super().__init__(torch.randn(2, count, tokens, width, device=device, dtype=torch.float16))
 
 
 def random_images(recipe: Recipe, count: int) -> Images:

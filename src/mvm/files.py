@@ -1,5 +1,6 @@
 """Files and folders that appear whole or not at all: a temporary neighbour, flushed, then renamed."""
 
+import hashlib
 import os
 import shutil
 from collections.abc import Generator
@@ -49,6 +50,12 @@ def put_in_place(temporary: Path, path: Path) -> None:
     else:
         temporary.replace(path)
     _sync(path.parent)
+
+
+def sha256(path: Path) -> str:
+    """Return the file's sha256 in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from mvm.latent import Codec, Pixels
 from mvm.network import DiT, Output
 from mvm.options import nearest
 from mvm.path import Schedule, to_x0
-from mvm.recipes import Recipe, parse_recipe
+from mvm.recipes import RECIPE, Recipe, parse_recipe
 from mvm.training import checkpoint
 
 SHIPPED = "models"  # folder of run directories inside the package
@@ -75,7 +75,7 @@ class Model(nn.Module):
 
 
 def _run_model(run: Path, weights: str, which: str) -> Model:
-    recipe = parse_recipe((run / "recipe.json").read_text(encoding="utf-8"), ".json", str(run / "recipe.json"))
+    recipe = parse_recipe((run / RECIPE).read_text(encoding="utf-8"), ".json", str(run / RECIPE))
     folder = checkpoint.find(run, which)
     if folder is None:
         asked = "" if which == "latest" else f" '{which}'"
@@ -88,7 +88,7 @@ def _run_model(run: Path, weights: str, which: str) -> Model:
     try:
         model.network.load_state_dict({name: value.float() for name, value in found.items()})
     except RuntimeError as error:
-        raise ValueError(f"{folder} does not fit {run / 'recipe.json'}; was the recipe edited? ({error})") from None
+        raise ValueError(f"{folder} does not fit {run / RECIPE}; was the recipe edited? ({error})") from None
     return model.eval().requires_grad_(False)
 
 
@@ -100,7 +100,7 @@ def export(run: Path, folder: Path) -> None:
     info = {key: value for key, value in checkpoint.read_manifest(newest).items() if key != "sha256"}
     weights = {name: value.half() for name, value in checkpoint.load(newest, "ema").items()}
     checkpoint.save(folder / "checkpoints" / newest.name, {"ema": weights}, info)
-    write_text(folder / "recipe.json", (run / "recipe.json").read_text(encoding="utf-8"))
+    write_text(folder / RECIPE, (run / RECIPE).read_text(encoding="utf-8"))
 
 
 def shipped_models() -> list[str]:
@@ -116,13 +116,13 @@ def load(run_or_name: str | Path, weights: str = "ema", which: str = "latest") -
     "power-0.1"). which: the checkpoint: "latest", "best" (by previews), or a step number.
     """
     run = Path(run_or_name)
-    if (run / "recipe.json").is_file():
+    if (run / RECIPE).is_file():
         return _run_model(run, weights, which)
     names = shipped_models()
     if str(run_or_name) in names:
         with as_file(files("mvm") / SHIPPED / str(run_or_name)) as folder:
             return _run_model(folder, weights, which)
     raise ValueError(
-        f"'{run_or_name}' is neither a run directory (no recipe.json in it) nor a shipped model"
+        f"'{run_or_name}' is neither a run directory (no {RECIPE} in it) nor a shipped model"
         f"{nearest(str(run_or_name), names)}; shipped: {', '.join(names) or 'none'}"
     )

@@ -168,5 +168,5 @@ def test_refusals(options, message):
 
 
 def test_block_beyond_the_network():
-    with pytest.raises(ValueError, match=r"repa\.block=13 is out of range; the network has 12 blocks"):
+    with pytest.raises(ValueError, match=r"repa\.block=13 must lie in \[0, 12\]"):
         RepaConfig(block=13).tap(12)

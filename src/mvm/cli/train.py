@@ -44,16 +44,15 @@ def train(
         cpu, cuda, or auto: cuda where there is one.
     """
     from mvm.model import choose_device
-    from mvm.recipes import load_recipe, override
+    from mvm.recipes import RECIPE, load_recipe, override
     from mvm.training import checkpoint
-    from mvm.training.data import completed
     from mvm.training.loop import train as run_training
 
     changes = dict(overrides or {}) | ({} if seed is None else {"seed": str(seed)})
-    chosen = completed(override(load_recipe(recipe), changes))
+    chosen = override(load_recipe(recipe), changes)
     folder = out or Path("runs") / chosen.name
     tell = _teller()
-    if resume and not (folder / "recipe.json").is_file():
+    if resume and not (folder / RECIPE).is_file():
         tell(f"mvm: nothing to resume in {folder}; starting a new run there", sys.stderr)
     if init_from is None and init_weights != "ema":
         raise ValueError(f"--init-weights {init_weights} belongs to --init-from RUN")
@@ -93,11 +92,8 @@ def ema(run: Path, /, *, width: float, out: Path, step: Whole | None = None) -> 
     step
         As if training had ended there; default: the newest checkpoint.
     """
-    from mvm.training.rundir import RECIPE
     from mvm.training.snapshots import export_average
 
-    if (out / RECIPE).exists():  # the run itself, perhaps: its checkpoint would be replaced by the average alone
-        raise ValueError(f"--out {out} already holds a run; give another folder")
     error = export_average(run, out, width, step)
     print(f"wrote {out}: power-function average of width {width:g}, its profile met within {100 * error:.2g} %")
     return 0

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mvm.data.embedded import Images
+from mvm.files import sha256
 
 FORMAT = 1
 INDEX = "index.json"
@@ -67,7 +68,7 @@ class Prepared:
         for shard in self.shards:
             for name, expected in shard.sha256.items():
                 path = self.folder / name
-                if not path.is_file() or sha256_of(path) != expected:
+                if not path.is_file() or sha256(path) != expected:
                     raise ValueError(f"'{path}' is damaged or missing; delete '{self.folder}' and prepare it again")
 
     def load(self) -> Images:
@@ -129,12 +130,6 @@ class Mapped:
             if len(places):
                 images[places] = self._images[shard][wanted[places] - self._starts[shard]]
         return torch.from_numpy(images), self.labels[indices.cpu()]
-
-
-def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def index_of(prepared: Prepared) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from mvm import files
 from mvm.data.resize import RESIZES, BadImage, decode, planes
-from mvm.data.shards import Shard, sha256_of
+from mvm.data.shards import Shard
 from mvm.data.sources.records import Part, Record, natural
 
 NAMED = 100  # skipped records kept with their reasons
@@ -112,7 +112,7 @@ def _make(task: Task) -> dict[str, Any]:
         assert file.tell() == start
     with _landing(task.labels) as file:
         np.lib.format.write_array(file, np.array(labels, np.int64), allow_pickle=False)
-    names = {path.name: sha256_of(path) for path in (task.images, task.labels)}
+    names = {path.name: files.sha256(path) for path in (task.images, task.labels)}
     told = {
         "settings": task.settings,
         "shard": asdict(Shard(task.images.name, task.labels.name, len(labels), names)),
@@ -129,7 +129,7 @@ def _finished(task: Task) -> dict[str, Any] | None:
         return None
     told = json.loads(task.sidecar.read_text(encoding="utf-8"))
     paths = {task.out / name: expected for name, expected in told["shard"]["sha256"].items()}
-    return told if all(path.is_file() and sha256_of(path) == expected for path, expected in paths.items()) else None
+    return told if all(path.is_file() and files.sha256(path) == expected for path, expected in paths.items()) else None
 
 
 def _shard(task: Task) -> dict[str, Any]:

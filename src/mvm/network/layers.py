@@ -13,7 +13,7 @@ NORM_EPS = 1e-6
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight: its weight; norm_rotate does the rest."""
+    """x / rms(x) * weight."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

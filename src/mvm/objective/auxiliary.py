@@ -48,7 +48,7 @@ class RepaConfig:
         """Return the block to align (1-based) of a network of that depth."""
         block = self.block or min(depth, 4 if depth <= 12 else 8)
         if block > depth:
-            raise ValueError(f"repa.block={block} is out of range; the network has {depth} blocks (0: by depth)")
+            raise ValueError(f"repa.block={block} must lie in [0, {depth}], the network's blocks (0: by depth)")
         return block
 
     def hidden_width(self, width: int) -> int:

@@ -2,6 +2,7 @@
 
 from mvm.recipes.schema import (
     FOLDER,
+    RECIPE,
     DataConfig,
     PreviewConfig,
     Recipe,
@@ -16,6 +17,7 @@ from mvm.recipes.schema import (
 
 __all__ = [
     "FOLDER",
+    "RECIPE",
     "DataConfig",
     "PreviewConfig",
     "Recipe",

@@ -5,17 +5,21 @@ import shlex
 from mvm.network import multiply_adds, parameters
 from mvm.recipes.schema import Recipe, load_recipe, options, shipped
 
-# Share of the matrix ceiling that training reached on one NVIDIA H200 (790 TFLOP/s), by network size, nearest below;
+# Share of the matrix ceiling that training reached on one NVIDIA H200 (790 TFLOP/s), by network size;
 # measured by benchmarks/training_speed.py.
 H200_FLOPS = 790e12
 H200_MFU = {"S": 0.335, "B": 0.485, "L": 0.50, "XL": 0.518}  # L: not measured, put between B and XL
 
 
+def training_flops(recipe: Recipe) -> float:
+    """Return 6 x multiply-adds of one forward pass: forward and backward of one image, nothing computed twice."""
+    return 6.0 * multiply_adds(recipe.network, recipe.data.shape, len(recipe.data.class_names))
+
+
 def hours_on_h200(recipe: Recipe) -> float:
-    """Return the hours of training on one H200: 6 x multiply-adds x images, at the share of the ceiling measured."""
-    adds = multiply_adds(recipe.network, recipe.data.shape, len(recipe.data.class_names))
+    """Return the hours of training on one H200, at the share of the ceiling that was measured."""
     images = recipe.train.steps * recipe.train.batch
-    return 6 * adds * images / (H200_FLOPS * H200_MFU[recipe.network.size]) / 3600
+    return training_flops(recipe) * images / (H200_FLOPS * H200_MFU[recipe.network.size]) / 3600
 
 
 def costs(recipe: Recipe) -> list[str]:

@@ -17,6 +17,7 @@ from mvm.solver import DEFAULT_NFE, SOLVERS, Adaptive, ClassifierFree, Guidance,
 from mvm.training.optim import TrainConfig
 from mvm.training.runtime import EngineConfig
 
+RECIPE = "recipe.json"  # in a run directory
 FOLDER = "folder"  # data.name of a prepared folder that the catalogue does not know
 
 
@@ -147,7 +148,7 @@ class Recipe:
     def __post_init__(self) -> None:
         at_least("seed", self.seed, 0)
         self._check_kind()
-        self._check_repa()
+        self.repa.tap(self.network.dimensions[0])  # refuses a block that is not there
         self._check_best()
         if self.train.optimizer == "muon" and self.engine.parallel == "fsdp":
             raise ValueError(
@@ -164,11 +165,6 @@ class Recipe:
                 f"objective.kind='{kind}' gives no x0 where sampling starts on path.schedule='{name}', as "
                 "alpha = 0 there; use another kind, or variance-preserving"
             )
-
-    def _check_repa(self) -> None:
-        depth = self.network.dimensions[0]
-        if not 0 <= self.repa.block <= depth:
-            raise ValueError(f"repa.block={self.repa.block} must lie in [0, {depth}], the depth of the network")
 
     def _check_best(self) -> None:
         every, save = self.preview.every, self.train.save_every

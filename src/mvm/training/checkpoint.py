@@ -1,6 +1,5 @@
 """Checkpoints: safetensors files with a sha256 manifest, written whole or not at all."""
 
-import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from mvm.files import put_in_place, temporary_beside, write_text
+from mvm.files import put_in_place, sha256, temporary_beside, write_text
 
 MANIFEST = "manifest.json"
 Weights = dict[str, Tensor]
@@ -20,12 +19,6 @@ Weights = dict[str, Tensor]
 
 class DamagedCheckpoint(ValueError):
     """A checkpoint whose files do not match its manifest."""
-
-
-def sha256(path: Path) -> str:
-    """Return the file's sha256 in hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def save(folder: Path, tensors: dict[str, Weights], info: dict[str, Any]) -> None:

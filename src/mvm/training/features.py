@@ -122,16 +122,24 @@ class FeatureBank(ABC):
     def lookup(self, indices: Tensor, mirrored: Tensor, shown: Tensor | None = None) -> Tensor: ...
 
 
-class MemoryBank(FeatureBank):
+class TensorBank(FeatureBank):
     """All features in one tensor (2, N, tokens, width): first as the images are, then mirrored left to right."""
 
-    def __init__(self, key: BankKey, features: Tensor) -> None:
-        assert features.shape == key.shape(key.count)
-        self.key, self.features, self.width = key, features, key.width
+    def __init__(self, features: Tensor) -> None:
+        self.features, self.width = features, features.shape[-1]
 
     def lookup(self, indices: Tensor, mirrored: Tensor, shown: Tensor | None = None) -> Tensor:
         device = self.features.device
         return self.features[send(mirrored, device).long(), send(indices, device)].float()
+
+
+class MemoryBank(TensorBank):
+    """A tensor of features that knows what they are of."""
+
+    def __init__(self, key: BankKey, features: Tensor) -> None:
+        assert features.shape == key.shape(key.count)
+        super().__init__(features)
+        self.key = key
 
     def save(self, folder: Path) -> None:
         """Write the features to a folder that load_bank reads."""

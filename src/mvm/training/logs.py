@@ -15,8 +15,8 @@ import torch
 from tqdm import tqdm
 
 from mvm.files import write_text
-from mvm.network import multiply_adds
 from mvm.recipes import Recipe
+from mvm.recipes.page import training_flops
 from mvm.training.runtime import Processes
 
 METRICS = "metrics.jsonl"
@@ -99,11 +99,6 @@ class Meter:
         self.clock += time.perf_counter() - start
 
 
-def training_flops(recipe: Recipe) -> float:
-    """Return 6 x multiply-adds of one forward pass: forward and backward of one image, nothing computed twice."""
-    return 6.0 * multiply_adds(recipe.network, recipe.data.shape, len(recipe.data.class_names))
-
-
 def matrix_ceiling(device: torch.device, dtype: torch.dtype = torch.bfloat16, size: int = 8192) -> float | None:
     """Return the FLOP/s of a large matrix product on random data, measured in a moment; None on a CPU."""
     if device.type != "cuda":
@@ -155,6 +150,11 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
+def due(step: int, every: int, last: int) -> bool:
+    """Return whether what happens every `every` steps, and after the last, happens after step `step`."""
+    return step % every == 0 or step == last
+
+
 class Log:
     """One line every `log_every` steps, with the mean loss since the line before; written by the main process alone."""
 
@@ -168,7 +168,7 @@ class Log:
 
     def due(self, step: int) -> bool:
         """Whether a line is due after step `step`."""
-        return step % self.every == 0 or step == self.last
+        return due(step, self.every, self.last)
 
     def add(self, records: Sequence[Record]) -> Window:
         """Take in steps, oldest first; write the lines that are due; return the window that is open now."""

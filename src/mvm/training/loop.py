@@ -13,23 +13,18 @@ from mvm.files import write_text
 from mvm.model import Model
 from mvm.network.pretrained import load_encoder
 from mvm.options import at_least
-from mvm.recipes import Recipe, to_json
+from mvm.recipes import RECIPE, Recipe, to_json
 from mvm.training import checkpoint
 from mvm.training.data import completed, training_store
 from mvm.training.ema import MAIN
 from mvm.training.features import FeatureBank, open_bank
 from mvm.training.interrupt import deferred_interrupt
-from mvm.training.logs import METRICS, Log, Meter, OnLog, keep_metrics, matrix_ceiling, warn
+from mvm.training.logs import METRICS, Log, Meter, OnLog, due, keep_metrics, matrix_ceiling, warn
 from mvm.training.preview import QUALITY, Preview
-from mvm.training.rundir import RECIPE, held, initial_weights, note_origin, open_run
+from mvm.training.rundir import held, initial_weights, note_origin, open_run
 from mvm.training.runtime import Processes, autocast, precision, processes
 from mvm.training.snapshots import averages_snapshot
 from mvm.training.trainer import Trainer
-
-
-def _due(step: int, every: int, total: int) -> bool:
-    return step % every == 0 or step == total
-
 
 AGREE_EVERY = 5  # steps after which processes ask each other whether to stop: asking costs a message
 
@@ -200,7 +195,7 @@ def _run(trainer: Trainer, run: Path, last: int, asked: Event, progress: bool, o
     try:
         for _ in _steps(trainer, last, asked, progress):
             trainer.advance()
-            saves = _due(trainer.step, config.save_every, last)
+            saves = due(trainer.step, config.save_every, last)
             looks = preview.due(trainer.step)
             if eager or saves or looks or log.due(trainer.step):
                 trainer.window = log.add(trainer.read())

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from mvm.files import alone, write_text
-from mvm.recipes import Recipe, options, parse_recipe
+from mvm.recipes import RECIPE, Recipe, options, parse_recipe
 from mvm.training import checkpoint
 from mvm.training.checkpoint import sampled_from
 
-RECIPE = "recipe.json"
 INIT = "init.json"
 
 # May differ when a run goes on: how it is executed, watched and kept.

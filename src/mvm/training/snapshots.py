@@ -4,11 +4,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from mvm.files import write_text
-from mvm.recipes import Recipe, parse_recipe, to_json
+from mvm.recipes import RECIPE, Recipe, parse_recipe, to_json
 from mvm.training import checkpoint, power_ema
 from mvm.training.ema import MAIN, power_name
 from mvm.training.power_ema import Snapshot
-from mvm.training.rundir import RECIPE
 from mvm.training.trainer import Trainer
 
 
@@ -68,8 +67,8 @@ def export_average(run: Path, folder: Path, width: float, step: int | None = Non
     stored = run / RECIPE
     if not stored.is_file():
         raise ValueError(f"{run} is not a run directory (no {RECIPE} in it)")
-    if (folder / RECIPE).exists():
-        raise ValueError(f"--out {folder} already holds a run; give a new folder")
+    if (folder / RECIPE).exists():  # the run itself, perhaps: its checkpoint would be replaced by the average alone
+        raise ValueError(f"--out {folder} already holds a run; give another folder")
     recipe = parse_recipe(stored.read_text(encoding="utf-8"), ".json", str(stored))
     at = _step_of(run, step)
     weights, error = rebuild(run, recipe, width, at)
