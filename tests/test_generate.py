@@ -1,5 +1,6 @@
 """Seeds to images to files: the same picture in any batch, and files as promised."""
 
+import contextlib
 import io
 import zipfile
 
@@ -13,15 +14,19 @@ from mvm import generate as module
 from mvm import noise
 from mvm.generate import (
     check_output,
+    compile_network,
     cycle_labels,
     generate,
     generate_all,
     grid,
+    mean_cost,
     png_bytes,
+    sampling_precision,
     to_pillow,
     write_images,
 )
 from mvm.model import load
+from mvm.precision import full_float32
 from mvm.recipes import SampleConfig
 
 SETTINGS = {
@@ -127,6 +132,95 @@ def test_cycle_labels():
 def test_class_out_of_range(classes):
     with pytest.raises(ValueError, match=f"classes={classes[-1]} out of range; this model has classes 0 to 9"):
         cycle_labels(classes, 4, 10)
+
+
+def test_mean_cost_is_over_images():
+    assert mean_cost([(3, 10, 20), (1, 30, 20)]) == (15, 20)
+
+
+# --- precision and speed -----------------------------------------------------------------------------------------
+
+CPU = torch.device("cpu")
+BACKENDS = (
+    torch.backends.cuda.matmul,
+    torch.backends.cudnn.conv,
+    torch.backends.mkldnn.matmul,
+    torch.backends.mkldnn.conv,
+)
+
+
+def switches():
+    newer = [backend.fp32_precision for backend in BACKENDS]
+    return torch.get_float32_matmul_precision(), newer, torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "inside"),
+    [
+        ("fp32", ("highest", ["ieee"] * 4, False)),
+        ("tf32", ("high", ["tf32"] * 4, False)),
+        ("bf16", ("highest", ["ieee"] * 4, True)),
+    ],
+)
+@pytest.mark.parametrize("around", [False, True])
+def test_precision_is_switched_and_put_back(name, inside, around):
+    with torch.autocast("cpu", torch.float16, enabled=around):
+        before = switches()
+        with sampling_precision(name, CPU):
+            assert switches() == inside
+            a = torch.ones(2, 2)
+            assert (a @ a).dtype == (torch.bfloat16 if name == "bf16" else torch.float32)
+        assert switches() == before
+        with contextlib.suppress(RuntimeError), sampling_precision(name, CPU):
+            raise RuntimeError
+        assert switches() == before
+    with full_float32(CPU):
+        assert switches() == ("highest", ["ieee"] * 4, False)
+
+
+def test_precision_is_that_of_the_network(model):
+    seeds, labels = seeds_and_labels()
+    full, half, plain = (
+        generate_all(model, labels, seeds, SETTINGS["ode"], precision=name, progress=False).images.int()
+        for name in ("fp32", "bf16", None)
+    )
+    assert torch.equal(full, plain)
+    assert 0 < int((full - half).abs().max()) < 64
+    with torch.autocast("cpu", torch.bfloat16):  # None leaves the surroundings alone, as previews need it
+        around = generate_all(model, labels, seeds, SETTINGS["ode"], progress=False).images
+        within = generate_all(model, labels, seeds, SETTINGS["ode"], precision="fp32", progress=False).images
+    assert torch.equal(around.int(), half)
+    assert torch.equal(within.int(), full)
+
+
+def test_switches_are_not_left_on_between_batches(model):
+    seeds, labels = seeds_and_labels()
+    before = switches()
+    for _ in generate(model, labels, seeds, SETTINGS["ode"], batch=4, precision="bf16", progress=False):
+        assert switches() == before
+
+
+def test_unknown_precision(model):
+    with pytest.raises(ValueError, match=r"precision='bf61' is unknown.*allowed: fp32, tf32, bf16"):
+        generate_all(model, *reversed(seeds_and_labels()), SETTINGS["ode"], precision="bf61", progress=False)
+
+
+def test_compiled_network_sees_one_shape(monkeypatch):
+    """The compiler itself takes half a minute here; a stand-in notes what it is given."""
+    shapes = []
+
+    def compiled(call, **options):
+        assert options == {"dynamic": False}
+        return lambda *arguments: (shapes.append(arguments[0].shape), call(*arguments))[1]
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    model, (seeds, labels) = load("digits"), seeds_and_labels(8)
+    want = generate_all(model, labels, seeds, SETTINGS["ode"], batch=4, progress=False).images
+    assert not model.compiled
+    compile_network(model)
+    assert model.compiled
+    assert torch.equal(generate_all(model, labels, seeds, SETTINGS["ode"], batch=4, progress=False).images, want)
+    assert shapes == [(4, 1, 8, 8)] * 10
 
 
 # --- pictures and files ------------------------------------------------------------------------------------------

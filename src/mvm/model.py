@@ -2,6 +2,7 @@
 
 from importlib.resources import as_file, files
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +39,8 @@ class Model(nn.Module):
         self.schedule: Schedule = recipe.path.build()
         self.classes = recipe.data.class_names
         self.codec: Codec = Pixels(recipe.data.shape)
+        self.compiled = False
+        self.origin: dict[str, Any] = {}  # where the weights came from, of a model that was loaded
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(recipe.seed)
             self.network = DiT(recipe.network, self.codec.latent_shape, len(self.classes))
@@ -55,7 +58,7 @@ class Model(nn.Module):
         return len(self.classes)
 
     def _predict(self, x: Tensor, t: Tensor, condition: Tensor | None) -> Output:
-        if condition is None:
+        if condition is None or not self.recipe.objective.conditional:
             condition = torch.full((x.shape[0],), self.network.null, dtype=torch.int64, device=x.device)
         return self.network(x.to(self.network.embed.weight.dtype), self.schedule.level(t), condition)
 
@@ -74,13 +77,21 @@ class Model(nn.Module):
         return self._x0(output.prediction, x, t), self._x0(output.inner, x, t)
 
 
+def _no_checkpoint(run: Path, which: str) -> ValueError:
+    """Return the error that says which checkpoints there are instead."""
+    asked = "" if which == "latest" else f" '{which}'"
+    steps = [folder.name.removeprefix("step-").lstrip("0") or "0" for folder in checkpoint.folders(run)]
+    remedy = f"it has those of the steps {', '.join(steps)}" if steps else "train it first"
+    return ValueError(f"{run} holds a recipe but no checkpoint{asked} yet; {remedy}")
+
+
 def _run_model(run: Path, weights: str, which: str) -> Model:
     recipe = parse_recipe((run / RECIPE).read_text(encoding="utf-8"), ".json", str(run / RECIPE))
     folder = checkpoint.find(run, which)
     if folder is None:
-        asked = "" if which == "latest" else f" '{which}'"
-        raise ValueError(f"{run} holds a recipe but no checkpoint{asked} yet; train it first")
-    known = checkpoint.sampled_from(checkpoint.read_manifest(folder))
+        raise _no_checkpoint(run, which)
+    manifest = checkpoint.read_manifest(folder)
+    known = checkpoint.sampled_from(manifest)
     if weights not in known:
         raise ValueError(f"weights='{weights}': {run} has no such weights; it has: {', '.join(known)}")
     model = Model(recipe)
@@ -89,6 +100,15 @@ def _run_model(run: Path, weights: str, which: str) -> Model:
         model.network.load_state_dict({name: value.float() for name, value in found.items()})
     except RuntimeError as error:
         raise ValueError(f"{folder} does not fit {run / RECIPE}; was the recipe edited? ({error})") from None
+    model.origin = {
+        "run": run.resolve().name,
+        "recipe": recipe.name,
+        "step": manifest["step"],
+        "weights": weights,
+        "sha256": manifest["sha256"][f"{weights}.safetensors"],
+        "data": recipe.data.name,
+        "data_stamp": manifest.get("data"),
+    }
     return model.eval().requires_grad_(False)
 
 
@@ -107,6 +127,11 @@ def shipped_models() -> list[str]:
     """Return the names of models inside the package."""
     folder = files("mvm") / SHIPPED
     return sorted(entry.name for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else []
+
+
+def is_model(name: str) -> bool:
+    """Return whether `load` would take this name: a run directory, or a shipped model."""
+    return (Path(name) / RECIPE).is_file() or name in shipped_models()
 
 
 def load(run_or_name: str | Path, weights: str = "ema", which: str = "latest") -> Model:

@@ -19,7 +19,7 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
 
 # Streams keep the draws of one seed apart; solver steps use STEP + index.
-INITIAL, LABEL, TIME, TRAIN, DEQUANTISE, HUTCHINSON, DERIVE, MIRROR = range(8)
+INITIAL, LABEL, TIME, TRAIN, DEQUANTISE, HUTCHINSON, DERIVE, MIRROR, BLOCK = range(9)
 STEP = 1 << 16
 
 MAX_SEED = 2**63 - 1

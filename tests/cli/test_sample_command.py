@@ -1,19 +1,23 @@
-"""mvm sample: files, options, and what it tells of its cost."""
+"""mvm sample: files, options, going on after a stop, and what it tells of its cost."""
+
+import json
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from mvm import samples
 from mvm.cli import run
 
 
-@pytest.mark.parametrize("name", ["x.png", "x.npz", "x.npy", "x.zip", "folder"])
+@pytest.mark.parametrize("name", ["x.png", "x.npz", "x.npy", "x.zip", "x.parquet", "folder"])
 def test_sample_writes_what_the_suffix_says(trained, tmp_path, name, capsys):
     out = tmp_path / name
     assert run(["sample", str(trained), "--num", "4", "--nfe", "3", "--out", str(out)]) == 0
     said = capsys.readouterr().out
     assert f"wrote 4 images to {out}; adams, 3 evaluations, 3 network passes each" in said
-    assert out.exists()
+    note = [] if name == "x.png" else [f"{name}.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [name, *note]
     if name == "x.png":
         assert Image.open(out).size == (2 * 66 + 2, 2 * 66 + 2)
 
@@ -66,3 +70,63 @@ def test_cost_is_told(tmp_path, capsys):
 def test_recipe_settings_are_the_default(tmp_path, capsys):
     assert run(["sample", "digits", "--num", "1", "--out", str(tmp_path / "x.npy")]) == 0
     assert "adams, 26 evaluations, 26 network passes" in capsys.readouterr().out
+
+
+def test_random_labels_and_precision(tmp_path):
+    base, labels = sampled(tmp_path / "a.npz", "-n", "20", "--labels", "random", "--classes", "4,7")
+    assert set(labels) == {4, 7}
+    assert labels != [4, 7] * 10
+    half, again = sampled(
+        tmp_path / "b.npz", "-n", "20", "--labels", "random", "--classes", "4,7", "--precision", "bf16"
+    )
+    assert again == labels
+    assert 0 < np.abs(half - base).max() < 128
+    assert json.loads((tmp_path / "b.npz.json").read_text())["precision"] == "bf16"
+
+
+def test_compile_is_told_to_the_network(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr("torch.nn.Module.compile", lambda module, **how: asked.append(type(module).__name__))
+    sampled(tmp_path / "a.npz", "--num", "2", "--compile")
+    assert asked == ["DiT"]
+    assert json.loads((tmp_path / "a.npz.json").read_text())["compiled"] is True
+
+
+def test_the_same_command_goes_on_after_a_stop(tmp_path, monkeypatch, capsys):
+    tokens = ["--num", "10", "--batch", "4"]
+    sampled(tmp_path / "whole" / "x.npz", *tokens)
+    calls, real = [], samples.generate_batch
+
+    def stop(*arguments):
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    monkeypatch.setattr(samples, "generate_batch", stop)
+    out = tmp_path / "stopped" / "x.npz"
+    assert run(["sample", "digits", "--nfe", "4", "--out", str(out), *tokens]) == 130
+    assert "mvm: stopped; the same command goes on" in capsys.readouterr().err
+    assert [path.name for path in out.parent.iterdir()] == [".x.npz.parts"]
+    assert run(["sample", "digits", "--nfe", "5", "--out", str(out), *tokens]) == 2
+    assert "other values of settings.nfe (4, now 5)" in capsys.readouterr().err
+    sampled(out, *tokens)
+    assert "mvm: 4 of 10 images are there already" in capsys.readouterr().err
+    assert len(calls) == 4
+    assert out.read_bytes() == (tmp_path / "whole" / "x.npz").read_bytes()
+    assert sorted(path.name for path in out.parent.iterdir()) == ["x.npz", "x.npz.json"]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (["--out", "x.png", "--num", "1025"], "out=x.png is one grid, of 1024 images at most, not 1025; use .npz"),
+        (["--labels", "all"], "labels='all' is unknown; allowed: balanced, random"),
+        (["--precision", "fp64"], "precision='fp64' is unknown"),
+        (["--checkpoint", "7"], "no checkpoint '7' yet; it has those of the steps 1500"),
+    ],
+)
+def test_misuse_is_told_before_the_work(refused, tmp_path, monkeypatch, tokens, message):
+    monkeypatch.chdir(tmp_path)
+    assert message in refused("sample", "digits", *tokens)
+    assert list(tmp_path.iterdir()) == []

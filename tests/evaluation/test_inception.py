@@ -13,8 +13,10 @@ from safetensors.torch import load_file, save_file
 from torch.nn.functional import avg_pool2d, batch_norm, conv2d, max_pool2d, pad
 
 from mvm.evaluation import inception
-from mvm.evaluation.inception import Inception, fingerprint, load_inception, resize_tf1
+from mvm.evaluation import weights as published
+from mvm.evaluation.inception import Inception, fingerprint, resize_tf1
 from mvm.evaluation.metrics import frechet_distance, moments
+from mvm.evaluation.weights import load_inception
 
 ASSETS = Path(os.environ.get("MVM_ASSETS", "no assets")) / "inception"
 needs_weights = pytest.mark.skipif(not ASSETS.is_dir(), reason="MVM_ASSETS names no folder with inception/")
@@ -50,7 +52,7 @@ def weights(network):
 @pytest.fixture
 def known(monkeypatch, weights):
     """The random weights pass for the published ones."""
-    monkeypatch.setattr(inception, "FINGERPRINT", fingerprint(weights))
+    monkeypatch.setattr(published, "FINGERPRINT", fingerprint(weights))
 
 
 # ---- resize ----
@@ -430,7 +432,7 @@ def test_fc_counts_in_the_published_file_only(tmp_path, monkeypatch, network):
     torch.save(network.state_dict(), path)
     assert load_inception(path).fc is None
     assert torch.equal(load_inception(path, trust=True).fc.weight, network.fc.weight)
-    monkeypatch.setattr(inception, "PUBLISHED_SHA256", hashlib.sha256(path.read_bytes()).hexdigest())
+    monkeypatch.setattr(published, "PUBLISHED_SHA256", hashlib.sha256(path.read_bytes()).hexdigest())
     found = load_inception(tmp_path)  # a folder with the .pth alone
     assert torch.equal(found.fc.weight, network.fc.weight)
 
@@ -438,7 +440,7 @@ def test_fc_counts_in_the_published_file_only(tmp_path, monkeypatch, network):
 def test_other_fingerprints_are_refused_unless_trusted(tmp_path, network, weights):
     path = tmp_path / "one.safetensors"
     save_file(weights, path)
-    with pytest.raises(ValueError, match=f"{network.fingerprint}.*{inception.FINGERPRINT}.*no FID"):
+    with pytest.raises(ValueError, match=f"{network.fingerprint}.*{published.FINGERPRINT}.*no FID"):
         load_inception(path)
     assert load_inception(path, trust=True).fingerprint == network.fingerprint
 
@@ -454,29 +456,51 @@ def test_half_precision_is_refused_unless_trusted(tmp_path, weights):
 
 def test_the_cache_is_looked_into(tmp_path, monkeypatch, weights):
     monkeypatch.setenv("MVM_CACHE", str(tmp_path))
+    monkeypatch.setenv("MVM_OFFLINE", "1")
     for source in ("", None):
-        with pytest.raises(ValueError, match="is not there") as caught:
+        with pytest.raises(ValueError, match="holds no weights, and MVM_OFFLINE") as caught:
             load_inception(source)
-    needed = (inception.PUBLISHED_NAME, inception.PUBLISHED_SHA256, "--inception FILE_OR_FOLDER", "https://")
+    needed = (published.PUBLISHED_NAME, published.PUBLISHED_SHA256, "--inception FILE_OR_FOLDER", "https://")
     assert all(part in str(caught.value) for part in (*needed, str(tmp_path / "inception")))
     (tmp_path / "inception").mkdir()
     with pytest.raises(ValueError, match=r"holds no \.safetensors or \.pth"):
-        load_inception("")
+        load_inception(tmp_path / "inception")
     save_file(weights, tmp_path / "inception" / "any.safetensors")
     assert load_inception("", trust=True).fc is None
+
+
+def test_an_empty_cache_is_filled_by_a_download(tmp_path, monkeypatch, known, weights):
+    monkeypatch.setenv("MVM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("MVM_OFFLINE", raising=False)
+    kept = tmp_path / "cache" / "inception" / published.PUBLISHED_NAME
+    monkeypatch.setattr(published, "PUBLISHED_AT", (tmp_path / "none.pth").as_uri())
+    with pytest.raises(ValueError, match=r"the download failed .*--inception"):
+        load_inception()
+    torch.save(weights, tmp_path / "sent.pth")
+    monkeypatch.setattr(published, "PUBLISHED_AT", (tmp_path / "sent.pth").as_uri())
+    with pytest.raises(ValueError, match="it was not kept"):
+        load_inception()
+    assert not list(kept.parent.iterdir())
+    checksum = hashlib.sha256((tmp_path / "sent.pth").read_bytes()).hexdigest()
+    monkeypatch.setattr(published, "PUBLISHED_SHA256", checksum)
+    found = load_inception()
+    assert found.fingerprint == fingerprint(weights)
+    (tmp_path / "sent.pth").unlink()
+    assert kept.is_file()
+    assert load_inception().fingerprint == found.fingerprint  # from the cache
 
 
 def test_cache_folders(monkeypatch):
     for name in ("MVM_CACHE", "XDG_CACHE_HOME", "LOCALAPPDATA"):
         monkeypatch.delenv(name, raising=False)
-    assert inception.cache_folder("linux") == Path.home() / ".cache" / "mvm"
-    assert inception.cache_folder("darwin") == Path.home() / "Library" / "Caches" / "mvm"
-    assert inception.cache_folder("win32") == Path.home() / "AppData" / "Local" / "mvm"
+    assert published.cache_folder("linux") == Path.home() / ".cache" / "mvm"
+    assert published.cache_folder("darwin") == Path.home() / "Library" / "Caches" / "mvm"
+    assert published.cache_folder("win32") == Path.home() / "AppData" / "Local" / "mvm"
     monkeypatch.setenv("XDG_CACHE_HOME", "x")
     monkeypatch.setenv("LOCALAPPDATA", "y")
-    assert (inception.cache_folder("linux"), inception.cache_folder("win32")) == (Path("x/mvm"), Path("y/mvm"))
+    assert (published.cache_folder("linux"), published.cache_folder("win32")) == (Path("x/mvm"), Path("y/mvm"))
     monkeypatch.setenv("MVM_CACHE", "z")
-    assert inception.cache_folder("linux") == Path("z")
+    assert published.cache_folder("linux") == Path("z")
 
 
 @pytest.mark.parametrize("change", ["missing", "unknown", "shape", "half of fc"])
@@ -492,7 +516,7 @@ def test_other_networks_are_refused(tmp_path, weights, change):
         changed[name] = torch.zeros(1008, 2048)
     save_file(changed, tmp_path / "one.safetensors")
     named = "fc.bias" if change == "half of fc" else name
-    with pytest.raises(ValueError, match=f"1 tensors are .*'{named}' first.*{inception.PUBLISHED_NAME}"):
+    with pytest.raises(ValueError, match=f"1 tensors are .*'{named}' first.*{published.PUBLISHED_NAME}"):
         load_inception(tmp_path, trust=True)
 
 
@@ -569,10 +593,10 @@ def test_real_weights_have_the_fingerprint_in_any_container(tmp_path):
     real = {}
     for shard in sorted(ASSETS.glob("*.safetensors")):
         real |= load_file(shard)
-    assert load_inception(ASSETS).fingerprint == inception.FINGERPRINT
+    assert load_inception(ASSETS).fingerprint == published.FINGERPRINT
     torch.save({**real, "fc.weight": torch.zeros(1008, 2048), "fc.bias": torch.zeros(1008)}, tmp_path / "one.pth")
     found = load_inception(tmp_path / "one.pth")
-    assert found.fingerprint == inception.FINGERPRINT
+    assert found.fingerprint == published.FINGERPRINT
     assert found.fc is None
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from mvm import files
 from mvm.evaluation import report
-from mvm.evaluation.report import Axes, Curve, Page, paragraph, picture, plot_svg, provenance, table
+from mvm.evaluation.report import Axes, Curve, Html, Page, bullets, paragraph, picture, plot_svg, provenance, table
 
 NASTY = "<script>alert('x')</script> & \"quoted\" {title} ² \\1"
 
@@ -128,6 +128,19 @@ def test_plot_shows_labels_and_points():
 def test_plot_of_one_point_and_of_many_curves():
     assert "<svg" in plot_svg([Curve("one", [1], [2])], Axes("x", "y", log_x=True, log_y=True, markers=True))
     assert "<svg" in plot_svg([Curve(str(i), [1, 2], [i, i]) for i in range(12)], Axes("x", "y"))
+
+
+def test_a_plot_with_errors_gaps_and_dollars_is_the_same_twice():
+    curve = Curve("$\\bad{$", [1, 2, 3], [3, float("nan"), 4], errors=[0.1, float("nan"), 0.3])
+    axes = Axes("$x", "y$ and $", markers=True, ticks_y=(3, 4), range_y=(2, 5), title="$t$")
+    assert plot_svg([curve], axes) == plot_svg([curve], axes)
+    assert plot_svg([curve], axes) != plot_svg([Curve(curve.label, curve.x, curve.y)], axes)
+
+
+def test_ready_html_is_left_alone_and_points_are_escaped():
+    assert "<td><b>1</b></td><td>&lt;b&gt;</td>" in table(["a", "b"], [[Html("<b>1</b>"), "<b>"]], "cells")
+    assert bullets(["<x>", "y"], "k") == '<ul class="k"><li>&lt;x&gt;</li><li>y</li></ul>'
+    assert bullets([]) == ""
 
 
 def test_missing_matplotlib_says_what_to_install(monkeypatch):

@@ -47,6 +47,41 @@ def test_logit_normal(T):
     assert kstest(np.log(part / (1 - part)), norm(-0.4, 1.3).cdf).pvalue > 1e-3
 
 
+@pytest.mark.parametrize("t_min", [1e-5, 0.25])
+@pytest.mark.parametrize("T", [1.0, 2.5])
+def test_uniform_law_from_t_min(T, t_min):
+    t = TimeLaw("uniform", t_min=t_min).draw(SEEDS, MeanVelocity(T))
+    assert kstest(((t - t_min) / (T - t_min)).numpy(), "uniform").pvalue > 1e-3
+    ends = TimeLaw("uniform", t_min=t_min).quantile(torch.tensor([0.0, 1.0], dtype=torch.float64), MeanVelocity(T))
+    assert ends.tolist() == pytest.approx([t_min, T])
+
+
+def test_uniform_law_from_zero_is_what_it_was_bit_for_bit():
+    p = noise.uniform(SEEDS, noise.TIME, (1,))[:, 0]
+    assert torch.equal(TimeLaw().draw(SEEDS, MeanVelocity(2.5)), p * 2.5)
+
+
+def test_lam_uniform_law():
+    path = VariancePreserving()
+    law = TimeLaw("lam-uniform", t_min=1e-5)
+    t = law.draw(SEEDS, path)
+    first, last = float(path.lam(1e-5)), float(path.lam(1.0))
+    assert kstest(((path.lam(t) - last) / (first - last)).numpy(), "uniform").pvalue > 1e-3
+    ends = law.quantile(torch.tensor([0.0, 1.0], dtype=torch.float64), path)
+    assert ends.tolist() == pytest.approx([1e-5, 1.0])
+
+
+def test_lam_uniform_needs_two_ends():
+    with pytest.raises(ValueError, match=r"path\.law\.t_min=0: lam is infinite there"):
+        TimeLaw("lam-uniform")
+    with pytest.raises(ValueError, match="lam has no lower end"):
+        TimeLaw("lam-uniform", t_min=1e-5).require(LinearFlow())
+    with pytest.raises(ValueError, match=r"path\.law\.t_min=-1"):
+        TimeLaw(t_min=-1.0)
+    with pytest.raises(ValueError, match=r"path\.law\.t_min=0\.1 belongs to uniform, lam-uniform"):
+        TimeLaw("logit-normal", t_min=0.1)
+
+
 @pytest.mark.parametrize("law", ["uniform", "logit-normal", "lam-normal"])
 @pytest.mark.parametrize("schedule", [MeanVelocity(), MeanVelocity(2.5), LinearFlow()], ids=str)
 def test_dimension_shift_lowers_lam(law, schedule):

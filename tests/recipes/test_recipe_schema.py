@@ -76,7 +76,8 @@ def with_lists(values):
 
 
 def test_every_shipped_recipe_loads():
-    assert list(shipped()) == ["cifar10", "digits", "imagenet32-dit-b", "imagenet32-dit-l"]
+    baselines = [f"cifar10-{name}" for name in ("ddpm", "fm-ot", "fm-vp", "score", "scoreflow", "v", "x0")]
+    assert list(shipped()) == ["cifar10", *baselines, "digits", "imagenet32-dit-b", "imagenet32-dit-l"]
     for name in shipped():
         recipe = load_recipe(name)
         assert recipe.name == name
@@ -130,7 +131,7 @@ def test_files(tmp_path):
 
 def test_unknown_recipe_suggests_one():
     with pytest.raises(
-        ValueError, match=r"recipe='digit' is unknown \(did you mean 'digits'\?\); allowed: cifar10, digits"
+        ValueError, match=r"recipe='digit' is unknown \(did you mean 'digits'\?\); allowed: cifar10, cifar10-ddpm, "
     ):
         load_recipe("digit")
 

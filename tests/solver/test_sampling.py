@@ -54,6 +54,7 @@ def test_the_package_offers_sample():
         ({"solver": "euler", "rho": 0.5}, "euler-maruyama"),
         ({"solver": "heun", "rho": 0.5}, "rho=0.5"),
         ({"solver": "adaptive", "rho": 0.5}, "rho=0.5"),
+        ({"solver": "dopri5", "rho": 0.5}, "solver 'dopri5'"),
     ],
     ids=str,
 )
@@ -95,7 +96,7 @@ def test_dtype_in_is_dtype_out(name, dtype):
     assert set(inner) == {torch.float64 if dtype == torch.float64 else torch.float32}
     want = sample(bent, start(dtype=dtype).double(), solver=name, nfe=5, rho=0.5 * (name in SDE), seeds=range(4))
     eps = torch.finfo(dtype).eps
-    tolerance = max(4 * eps, 1e-4 if name == "adaptive" else 1e-5 if eps > 1e-10 else 1e-12)
+    tolerance = max(4 * eps, 1e-4 if name in ("adaptive", "dopri5") else 1e-5 if eps > 1e-10 else 1e-12)
     torch.testing.assert_close(got.double(), want, rtol=tolerance, atol=tolerance)
 
 
@@ -159,7 +160,7 @@ def test_seeds_are_drawn_once_and_reproducible():
     assert torch.equal(solve(bent, start(), nfe=4, rho=1.0, seeds=first.seeds.tolist()).x, first.x)
 
 
-@pytest.mark.parametrize("name", [n for n in SOLVERS if n != "adaptive"])
+@pytest.mark.parametrize("name", [n for n in SOLVERS if n not in ("adaptive", "dopri5")])
 def test_the_cost_is_reported_and_steps_are_seen(name):
     states = []
     got = solve(bent, start(), solver=name, nfe=7, on_step=states.append)

@@ -4,10 +4,10 @@ import sys
 
 from cyclopts import CycloptsError
 
-from mvm.cli import data, look, sample, speed, train
+from mvm.cli import data, judge, look, sample, speed, sweep, train
 from mvm.cli.app import INTERRUPTED, USAGE_ERROR, Overrides, app
 
-__all__ = ["app", "data", "look", "main", "run", "sample", "speed", "split_overrides", "train"]
+__all__ = ["app", "data", "judge", "look", "main", "run", "sample", "speed", "split_overrides", "sweep", "train"]
 
 
 def split_overrides(tokens: list[str]) -> tuple[list[str], Overrides]:

@@ -1,5 +1,7 @@
 """The application and the kinds of argument that its commands share."""
 
+import os
+import sys
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -31,3 +33,26 @@ Whole = Annotated[int, Parameter(converter=_whole)]
 # dotted options such as --train.lr, taken off the command line before it is parsed
 Overrides = dict[str, str]
 Dotted = Annotated[Overrides | None, Parameter(parse=False)]
+
+
+def say_from_first(text: str, *, error: bool = False) -> None:
+    """Print, in the first of several processes alone."""
+    if os.environ.get("RANK", "0") == "0":
+        print(text, file=sys.stderr if error else sys.stdout)
+
+
+def parse_numbers(option: str, text: str) -> list[int]:
+    """Return the whole numbers in "3,5"; none in ""."""
+    try:
+        return [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise ValueError(f"--{option} {text}: whole numbers separated by commas are needed, e.g. 3,5") from None
+
+
+def parse_interval(text: str) -> tuple[float, float]:
+    """Return LOW and HIGH of "0.6,0.8"."""
+    try:
+        low, high = (float(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"--interval {text}: two numbers in [0, 1] are needed, e.g. 0.6,0.8") from None
+    return low, high

@@ -1,44 +1,33 @@
 """mvm sample."""
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from mvm.cli.app import Whole, app
+from cyclopts import Parameter
+
+from mvm.cli.app import INTERRUPTED, Whole, app, parse_interval, parse_numbers, say_from_first
 
 if TYPE_CHECKING:
     from mvm.recipes import SampleConfig
-
-
-def _numbers(option: str, text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        raise ValueError(f"--{option} {text}: whole numbers separated by commas are needed, e.g. 3,5") from None
-
-
-def _interval(text: str) -> tuple[float, float]:
-    try:
-        low, high = (float(part) for part in text.split(","))
-    except ValueError:
-        raise ValueError(f"--interval {text}: two numbers in [0, 1] are needed, e.g. 0.6,0.8") from None
-    return low, high
 
 
 def _settings(base: "SampleConfig", asked: Mapping[str, object], interval: str | None) -> "SampleConfig":
     """Return the recipe's settings with what was asked for; an option that would have no effect is an error."""
     given = {key: value for key, value in asked.items() if value is not None}
     if interval is not None:
-        given["low"], given["high"] = _interval(interval)
+        given["low"], given["high"] = parse_interval(interval)
     settings = replace(base, **given)
-    adaptive = settings.solver == "adaptive"
     if interval is not None and settings.cfg == 1:
         raise ValueError(f"--interval {interval} acts on guidance; give its scale too, e.g. --cfg 1.5")
-    if adaptive and "nfe" in given:
-        raise ValueError(f"--nfe {given['nfe']}: the adaptive solver takes --tolerance and reports what it used")
-    if "tolerance" in given and not adaptive:
-        raise ValueError(f"--tolerance {given['tolerance']} belongs to --solver adaptive")
+    if settings.takes_tolerance and "nfe" in given:
+        raise ValueError(
+            f"--nfe {given['nfe']}: the {settings.solver} solver takes --tolerance and reports what it used"
+        )
+    if "tolerance" in given and not settings.takes_tolerance:
+        raise ValueError(f"--tolerance {given['tolerance']} belongs to --solver adaptive or dopri5")
     return settings
 
 
@@ -47,16 +36,19 @@ def sample(
     model: str,
     /,
     *,
-    num: Whole = 16,
+    num: Annotated[Whole, Parameter(alias="-n")] = 16,
     nfe: Whole | None = None,
     solver: str | None = None,
     rho: float | None = None,
     cfg: float | None = None,
     interval: str | None = None,
     tolerance: float | None = None,
+    labels: str = "balanced",
     classes: str = "",
     seed: Whole = 0,
     batch: Whole = 256,
+    precision: str = "fp32",
+    compile: bool = False,
     weights: str = "ema",
     checkpoint: str = "latest",
     device: str = "auto",
@@ -64,16 +56,19 @@ def sample(
 ) -> int:
     """Sample images from a run or a shipped model. Settings not given are those of its recipe.
 
+    Under torchrun the processes share the images. Until OUT is written, parts are kept in a hidden folder beside it:
+    after Ctrl-C or a crash the same command goes on from there. What made the images is told in OUT.json.
+
     Parameters
     ----------
     model
         A run directory, or the name of a shipped model.
     num
-        How many images.
+        How many images. Under torchrun write -n, since torchrun takes --num for an option of its own.
     nfe
         Evaluations of the network per image.
     solver
-        adams (default), sa, heun, euler, euler-maruyama or adaptive.
+        adams (default), sa, heun, euler, euler-maruyama, adaptive or dopri5.
     rho
         Noise of the reverse process: 0 is the ODE, 1 the paper's SDE, 0.75 its best.
     cfg
@@ -81,13 +76,19 @@ def sample(
     interval
         Where guidance acts, LOW,HIGH in log-SNR progress, e.g. 0.6,0.8.
     tolerance
-        Of each step of the adaptive solver, in place of nfe; default 1e-5.
+        Of each step of adaptive and dopri5, in place of nfe; default 1e-5.
+    labels
+        balanced goes round the classes; random draws one for each image, from its seed.
     classes
-        Class numbers to go round, e.g. 3,5; all when empty.
+        Class numbers to go round or to draw from, e.g. 3,5; all when empty.
     seed
         Image i has seed SEED + i: the same picture whatever NUM and BATCH.
     batch
-        Images at a time.
+        Images at a time, in each process.
+    precision
+        fp32 (default), or on a GPU tf32 or bf16: faster, but bf16 moves figures such as FID.
+    compile
+        Compile the network first: on a GPU, for many images.
     weights
         ema, model (the raw weights), or another average that the run keeps, e.g. ema-0.999 or power-0.1.
     checkpoint
@@ -95,19 +96,31 @@ def sample(
     device
         cpu, cuda, or auto: cuda where there is one.
     out
-        X.png is one grid; X.npz and X.npy are uint8 NHWC; X.zip or a folder holds PNG files.
+        X.png is one grid; X.npz and X.npy are uint8 NHWC; X.parquet, X.zip or a folder holds PNG files.
     """
-    from mvm.generate import check_output, cycle_labels, generate_all, write_images
+    from mvm.generate import compile_network
     from mvm.model import choose_device, load
-    from mvm.noise import as_seeds
+    from mvm.samples import Draw, check_set, sample_parts, write_set
+    from mvm.training.runtime import processes
 
-    check_output(out)
+    check_set(out, num)
     out.resolve().parent.mkdir(parents=True, exist_ok=True)  # if that fails, before the work
-    loaded = load(model, weights, checkpoint).to(choose_device(device))
+    draw = Draw(num, seed, labels, tuple(parse_numbers("classes", classes)), batch)
+    parts_folder = out.resolve().with_name(f".{out.resolve().name}.parts")
     asked = {"nfe": nfe, "solver": solver, "rho": rho, "cfg": cfg, "tolerance": tolerance}
-    settings = _settings(loaded.recipe.sample, asked, interval)
-    labels = cycle_labels(_numbers("classes", classes), num, loaded.num_classes)
-    made = generate_all(loaded, labels, as_seeds(range(seed, seed + num), num), settings, batch=batch)
-    write_images(out, made.images, labels)
-    print(f"wrote {num} images to {out}; {settings.solver}, {made.nfe} evaluations, {made.passes} network passes each")
+    try:
+        with processes(choose_device(device)) as place:
+            loaded = load(model, weights, checkpoint).to(place.device)
+            settings = _settings(loaded.recipe.sample, asked, interval)
+            if compile:
+                compile_network(loaded)
+            parts = sample_parts(loaded, draw, settings, parts_folder, place=place, precision=precision)
+        if place.main:  # the others need not wait
+            write_set(parts, out)
+            shutil.rmtree(parts_folder)
+    except KeyboardInterrupt:
+        say_from_first("\nmvm: stopped; the same command goes on", error=True)
+        return INTERRUPTED
+    cost = f"{parts.nfe} evaluations, {parts.passes} network passes each"
+    say_from_first(f"wrote {num} images to {out}; {settings.solver}, {cost}")
     return 0

@@ -1,27 +1,23 @@
 """The InceptionV3 of 2015-12-05 behind every published FID: uint8 images -> features.
 
-    network = load_inception("pt_inception-2015-12-05-6726825d.pth")    # or a folder of safetensors, or "": the cache
-    pool, spatial, logits = network(images)                             # FID and KID, sFID, Inception Score
+    network = mvm.evaluation.weights.load_inception("pt_inception-2015-12-05-6726825d.pth")
+    pool, spatial, logits = network(images)    # FID and KID, sFID, Inception Score
 
 Parameters have the names of pytorch-fid. Of torchvision's InceptionV3 the weights, two kinds of pools, the resize and
 the scaling differ: figures made with it are no FID.
 """
 
 import hashlib
-import json
-import os
-import sys
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from string import ascii_lowercase
 from typing import NamedTuple, Self
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, max_pool2d, relu
+
+from mvm.precision import full_float32
 
 SIDE = 299  # of the network's input
 NORM_EPS = 1e-3  # TensorFlow's, which trained the weights
@@ -29,13 +25,8 @@ WIDTH, CLASSES = 2048, 1008
 SPATIAL_LAYER, SPATIAL_CHANNELS = "Mixed_6d", 7
 SPATIAL_WIDTH = SPATIAL_CHANNELS * 17 * 17
 
-PUBLISHED_NAME = "pt_inception-2015-12-05-6726825d.pth"
-PUBLISHED_SHA256 = "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2"  # of the file
-PUBLISHED_AT = f"https://github.com/mseitzer/pytorch-fid/releases/download/fid_weights/{PUBLISHED_NAME}"
-FINGERPRINT = (
-    "f52412653ee45bed604b0f4fa0d3942ce5f50784fece9766dfa6cbecddbe4555"  # of its weights without fc, by `fingerprint`
-)
-OPTION = "--inception FILE_OR_FOLDER"
+# Where channels lie innermost: 1.5 to 2 times as fast on a CPU; on GPUs nobody measured it in float32.
+CHANNELS_LAST = {"cpu": True, "cuda": False}
 CLASSIFIER, COUNTER = ("fc.weight", "fc.bias"), "num_batches_tracked"
 
 
@@ -229,27 +220,7 @@ def _pixels(images: Tensor) -> Tensor:
         found = f"{images.dtype} of shape {tuple(images.shape)}"
         raise ValueError(f"Inception takes uint8 images (B, 1 or 3, H, W), not {found}")
     x = ((resize_tf1(images.float()) - 128) / 128).expand(-1, 3, -1, -1)
-    # Channels innermost: 1.5 to 2 times as fast on a CPU; on GPUs nobody measured it in float32.
-    return x.contiguous(memory_format=torch.channels_last) if x.device.type == "cpu" else x
-
-
-@contextmanager
-def full_float32(device: torch.device) -> Generator[None]:
-    """Switch off autocast, TF32 and its kin on CPUs, and leave every switch as it was found."""
-    cuda, cudnn, mkldnn = torch.backends.cuda, torch.backends.cudnn, torch.backends.mkldnn
-    backends = cuda.matmul, cudnn.conv, mkldnn.matmul, mkldnn.conv  # ty: ignore (torch makes them at import)
-    before, matmul = [backend.fp32_precision for backend in backends], torch.get_float32_matmul_precision()
-    try:
-        # The older switch too: where it and the newer ones disagree, torch raises an error when it asks itself.
-        torch.set_float32_matmul_precision("highest")
-        for backend in backends:
-            backend.fp32_precision = "ieee"
-        with torch.autocast(device.type, enabled=False):
-            yield
-    finally:
-        torch.set_float32_matmul_precision(matmul)
-        for backend, value in zip(backends, before, strict=True):
-            backend.fp32_precision = value
+    return x.contiguous(memory_format=torch.channels_last) if CHANNELS_LAST.get(x.device.type) else x
 
 
 class Inception(nn.Module):
@@ -305,123 +276,3 @@ def fingerprint(weights: Mapping[str, Tensor]) -> str:
         digest.update(f"{name} {values.shape}\n".encode())
         digest.update(values.tobytes())
     return digest.hexdigest()
-
-
-def cache_folder(platform: str = sys.platform) -> Path:
-    """Return MVM_CACHE, or the folder for mvm in the user's cache of this platform."""
-    if chosen := os.environ.get("MVM_CACHE"):
-        return Path(chosen)
-    if platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "mvm"
-    if platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "mvm"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mvm"
-
-
-def _needed(found: str) -> ValueError:
-    """Return the error that says what was found and how to get the weights."""
-    folder = cache_folder() / "inception"
-    return ValueError(
-        f"{found}. FID needs the weights '{PUBLISHED_NAME}' (sha256 {PUBLISHED_SHA256}) or the same as safetensors: "
-        f"download {PUBLISHED_AT} and name it with {OPTION}, or put it into '{folder}'"
-    )
-
-
-def _indexed(index: Path) -> list[Path]:
-    """Return the shards an index names."""
-    try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (KeyError, ValueError, AttributeError, TypeError) as error:
-        raise ValueError(f"'{index}' is no index of shards: it has no weight_map of names to files") from error
-    if missing := [name for name in names if not (index.parent / name).is_file()]:
-        raise ValueError(f"'{index}' names {', '.join(missing)}, but there is no such file beside it")
-    return [index.parent / name for name in names]
-
-
-def _files_in(folder: Path) -> list[Path]:
-    """Return the files of a folder that hold the weights: an index's shards, or all safetensors, or the .pth."""
-    if indices := sorted(folder.glob("*.safetensors.index.json")):
-        return _indexed(indices[0])
-    return sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.pth"))
-
-
-def _locate(source: str | Path | None) -> list[Path]:
-    """Return the files of a source: a file, a folder, or nothing for the cache."""
-    path = Path(source) if source else cache_folder() / "inception"
-    files = _files_in(path) if path.is_dir() else [path]
-    if not files or not files[0].is_file():
-        found = "holds no .safetensors or .pth" if path.is_dir() else "is not there"
-        raise _needed(f"'{path}' {found}")
-    return files
-
-
-def _read(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of one file; nothing in it is executed."""
-    try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except PermissionError:
-        raise
-    except Exception as error:  # of a torn or foreign .pth torch raises ten kinds of error
-        raise ValueError(f"'{path}' is no whole file of weights alone; {OPTION} takes .safetensors and .pth") from error
-    if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
-        raise ValueError(f"'{path}' holds something other than named tensors; {OPTION} takes weights alone")
-    return dict(found)
-
-
-def _read_all(files: Sequence[Path]) -> dict[str, Tensor]:
-    """Return the tensors of all files as float32, without the counters; a name that comes twice is refused."""
-    weights: dict[str, Tensor] = {}
-    for path in files:
-        shard = _read(path)
-        if twice := sorted(shard.keys() & weights.keys()):
-            raise ValueError(f"'{path}' holds {twice[0]} again; the folder must hold one set of weights")
-        weights |= shard
-    return {name: value.float() for name, value in weights.items() if not name.endswith(COUNTER)}
-
-
-def _is_published(files: Sequence[Path]) -> bool:
-    if len(files) != 1:
-        return False
-    with files[0].open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() == PUBLISHED_SHA256
-
-
-def _differing(weights: Mapping[str, Tensor], network: nn.Module) -> list[str]:
-    """Return the names that are missing, unknown, or of another shape."""
-    have = {name: value.shape for name, value in weights.items()}
-    want = {name: value.shape for name, value in network.state_dict().items() if not name.endswith(COUNTER)}
-    return sorted(name for name in have.keys() | want.keys() if have.get(name) != want.get(name))
-
-
-def _build(weights: Mapping[str, Tensor], source: Path) -> Inception:
-    """Return the network of these weights; on "meta" nothing is drawn, so that loading moves no random state."""
-    with torch.device("meta"):
-        network = Inception(classifier=CLASSIFIER[0] in weights)
-    if wrong := _differing(weights, network):
-        found = f"{len(wrong)} tensors are missing, unknown or of another shape, '{wrong[0]}' first"
-        raise _needed(f"'{source}' does not hold the FID InceptionV3: {found}")
-    network.load_state_dict(weights, strict=True, assign=True)  # torch adds the counters that were left out
-    return network.requires_grad_(False)
-
-
-def load_inception(source: str | Path | None = None, *, trust: bool = False) -> Inception:
-    """Return the network with the weights of a file (.safetensors, .pth), a folder of shards, or the cache ("").
-
-    Weights of another fingerprint than FINGERPRINT are refused, unless `trust`. The fingerprint leaves fc out, since
-    not every copy has it; so an fc counts only in the published file, which is known by its own sha256 (or with
-    `trust`). Elsewhere it is left aside and there are no logits.
-    """
-    files = _locate(source)
-    weights = _read_all(files)
-    if not trust and CLASSIFIER[0] in weights and not _is_published(files):
-        weights = {name: value for name, value in weights.items() if name not in CLASSIFIER}
-    network = _build(weights, files[0])
-    found = network.fingerprint
-    if found != FINGERPRINT and not trust:
-        raise ValueError(
-            f"the weights in '{files[0].parent}' have the fingerprint {found}, those of '{PUBLISHED_NAME}' have "
-            f"{FINGERPRINT}: figures made with them are no FID. Give {OPTION} the published ones, or trust=True in code"
-        )
-    return network

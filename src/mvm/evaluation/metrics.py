@@ -46,6 +46,18 @@ def frechet_distance(a: Moments, b: Moments) -> float:
     return _frechet(a, _square_root(a.covariance), b)
 
 
+def sampling_bias(covariance: Tensor, count: int) -> float:
+    """Return how much too high a Frechet distance comes out because one side is `count` samples of a Gaussian.
+
+    To first order in 1/count, with eigenvalues l of the covariance: sum l / n for the mean, and for the covariance
+    1/2 sum_ij E d_ij^2 / (l_i + l_j) with E d_ij^2 = l_i l_j (1 + [i = j]) / n, the Bures distance's second variation.
+    """
+    values = torch.linalg.eigvalsh(covariance.double()).clamp_min(0)
+    sums = (values[:, None] + values).clamp_min(torch.finfo(values.dtype).tiny)
+    shared = (values[:, None] * values / sums).sum() / 2 + values.sum() / 4  # the diagonal once more: l / 2, halved
+    return float((values.sum() + shared) / count)
+
+
 def _check_pair(a: Tensor, b: Tensor, least: int) -> None:
     """Refuse sets of features that are too small, of two spaces, or not finite (NaN is near nothing: 0, silently)."""
     if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[1]:
@@ -193,7 +205,7 @@ class Jackknife(NamedTuple):
     error: float
 
 
-def _estimate(value: float, left_out: Sequence[float], sizes: Sequence[int]) -> Jackknife:
+def jackknife_error(value: float, left_out: Sequence[float], sizes: Sequence[int]) -> Jackknife:
     """Return the delete-a-block jackknife for blocks of m_j of n (Busing, Meijer and van der Leeden 1999).
 
     With h_j = n/m_j the pseudo-values are h_j value - (h_j - 1) left_out_j; equal blocks give the textbook formula.
@@ -209,7 +221,7 @@ def jackknife(metric: Callable[[Tensor], float], features: Tensor, blocks: int =
     parts = random_blocks(len(features), blocks, seed)
     kept = (torch.cat(parts[:j] + parts[j + 1 :]).sort().values for j in range(blocks))
     left_out = [metric(features[rows.to(features.device)]) for rows in kept]
-    return _estimate(metric(features), left_out, [len(part) for part in parts])
+    return jackknife_error(metric(features), left_out, [len(part) for part in parts])
 
 
 def jackknife_frechet(parts: Sequence[Accumulator], reference: Moments) -> Jackknife:
@@ -224,7 +236,7 @@ def jackknife_frechet(parts: Sequence[Accumulator], reference: Moments) -> Jackk
         total.merge(part)
     root = _square_root(reference.covariance)
     left_out = [_frechet(reference, root, total.without(part).result()) for part in parts]
-    return _estimate(_frechet(reference, root, total.result()), left_out, [part.count for part in parts])
+    return jackknife_error(_frechet(reference, root, total.result()), left_out, [part.count for part in parts])
 
 
 def pixel_features(images: Tensor) -> Tensor:

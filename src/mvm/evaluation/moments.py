@@ -23,6 +23,10 @@ class Moments(NamedTuple):
     covariance: Tensor
     count: int
 
+    def to(self, device: torch.device) -> "Moments":
+        """Return them on a device."""
+        return Moments(self.mean.to(device), self.covariance.to(device), self.count)
+
 
 def moments(features: Tensor) -> Moments:
     """Return mean and unbiased covariance of features (N, d)."""
@@ -159,27 +163,29 @@ class Stored(NamedTuple):
     provenance: dict[str, Any]
 
 
-def save_moments(path: Path, found: Moments, provenance: Mapping[str, Any]) -> None:
+SPATIAL = "_s"  # after mu and sigma: ADM's spatial pair, of which sFID is made
+
+
+def save_moments(path: Path, found: Moments, provenance: Mapping[str, Any], *, spatial: Moments | None = None) -> None:
     """Write an .npz with mu, sigma, count and provenance (JSON); EDM's and pytorch-fid's tools read it too."""
     if path.suffix != ".npz":
         raise ValueError(f"'{path}': moments are kept in .npz files")
     text = json.dumps(dict(provenance), sort_keys=True)
+    pairs = {"": found} | ({} if spatial is None else {SPATIAL: spatial})
+    arrays = {}
+    for suffix, pair in pairs.items():
+        arrays |= {f"mu{suffix}": pair.mean.cpu().numpy(), f"sigma{suffix}": pair.covariance.cpu().numpy()}
+    path.resolve().parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_beside(path)
     with temporary.open("wb") as file:
-        np.savez(
-            file,
-            mu=found.mean.cpu().numpy(),
-            sigma=found.covariance.cpu().numpy(),
-            count=np.int64(found.count),
-            provenance=np.str_(text),
-        )
+        np.savez(file, **arrays, count=np.int64(found.count), provenance=np.str_(text))
     put_in_place(temporary, path)
 
 
 def load_moments(path: Path, dimension: int | None = None, suffix: str = "") -> Stored:
     """Return moments of an .npz with mu and sigma, as written here, by ADM, EDM or pytorch-fid.
 
-    `suffix="_s"` reads ADM's spatial pair (sFID). With `dimension`, features of another length are refused.
+    `suffix=SPATIAL` reads ADM's spatial pair. With `dimension`, features of another length are refused.
     """
     names = (f"mu{suffix}", f"sigma{suffix}")
     arrays = _read_arrays(path, names)

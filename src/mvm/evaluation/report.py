@@ -17,19 +17,36 @@ import mvm
 from mvm.files import write_text
 from mvm.generate import png_bytes
 
-# Okabe and Ito's colours: told apart by colour-blind readers, and in grey with the dashes below
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")
+# Okabe and Ito's colours but yellow: told apart by colour-blind readers, and in grey by the dashes and markers below
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ("-", "--", "-.", ":", "-")
-MARKERS = ("o", "s", "^", "D", "v")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+
+
+@dataclass(frozen=True)
+class Style:
+    """How a curve is drawn."""
+
+    colour: str
+    dash: str
+    marker: str
+    filled: bool = True
+
+
+def style(i: int) -> Style:
+    """Return the i-th curve's style where nothing else tells."""
+    return Style(COLOURS[i % len(COLOURS)], DASHES[i % len(DASHES)], MARKERS[i % len(MARKERS)])
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One line of a plot."""
+    """One line of a plot; errors as long as y or empty, NaN where there is none."""
 
     label: str
     x: Sequence[float]
     y: Sequence[float]
+    errors: Sequence[float] = ()
+    style: Style | None = None
 
 
 @dataclass(frozen=True)
@@ -43,6 +60,10 @@ class Axes:
     markers: bool = False
     level: tuple[str, float] | None = None  # a horizontal reference line
     ticks: Sequence[float] = ()
+    ticks_y: Sequence[float] = ()
+    range_x: tuple[float, float] | None = None
+    range_y: tuple[float, float] | None = None
+    title: str = ""
 
 
 def require_plots() -> Any:
@@ -53,54 +74,131 @@ def require_plots() -> Any:
         raise ValueError("reports need matplotlib; install it with: pip install 'mvm[plots]'") from error
 
 
-def plot_svg(curves: Sequence[Curve], axes: Axes) -> str:
-    """Return a plot as inline SVG."""
-    figure = require_plots().Figure(figsize=(7.2, 3.6), layout="constrained")
-    panel = figure.subplots()
+def _literal(text: str) -> str:
+    """Return text that matplotlib does not take for mathematics."""
+    return text.replace("$", r"\$")
+
+
+def _draw_curve(panel: Any, curve: Curve, look: Style, markers: bool) -> None:
+    (line,) = panel.plot(curve.x, curve.y, label=_literal(curve.label), linewidth=1.8, markersize=5)
+    line.set(color=look.colour, linestyle=look.dash, marker=look.marker if markers else "")
+    if not look.filled:
+        line.set(markerfacecolor="white")
+    if len(curve.errors):
+        panel.errorbar(
+            curve.x, curve.y, curve.errors, fmt="none", ecolor=look.colour, elinewidth=1, capsize=2.5, zorder=1
+        )
+
+
+def draw(panel: Any, curves: Sequence[Curve], axes: Axes) -> None:
+    """Draw curves and what stands around them, but no legend, on a matplotlib panel."""
     for i, curve in enumerate(curves):
-        (line,) = panel.plot(curve.x, curve.y, label=curve.label, linewidth=1.8, markersize=5)
-        line.set(color=COLOURS[i % 5], linestyle=DASHES[i % 5], marker=MARKERS[i % 5] if axes.markers else "")
+        _draw_curve(panel, curve, curve.style or style(i), axes.markers)
     if axes.level is not None:
-        panel.axhline(axes.level[1], color="#666666", linewidth=1, linestyle=(0, (1, 2)), label=axes.level[0])
+        panel.axhline(axes.level[1], color="#666666", linewidth=1, linestyle=(0, (1, 2)), label=_literal(axes.level[0]))
     if axes.log_x:
         panel.set_xscale("log")
     if axes.log_y:
         panel.set_yscale("log")
         panel.yaxis.set_major_formatter("{x:g}")
         panel.yaxis.set_minor_formatter("{x:g}")  # a range within one decade has minor ticks alone
-    if axes.ticks:
-        panel.set_xticks(axes.ticks, [f"{tick:g}" for tick in axes.ticks], minor=False)
-        panel.xaxis.minorticks_off()
-    panel.set(xlabel=axes.x, ylabel=axes.y)
+    for axis, ticks in ((panel.xaxis, axes.ticks), (panel.yaxis, axes.ticks_y)):
+        if len(ticks):
+            axis.set_ticks(ticks, [f"{tick:g}" for tick in ticks], minor=False)
+            axis.minorticks_off()
+    if axes.range_x:
+        panel.set_xlim(*axes.range_x)
+    if axes.range_y:
+        panel.set_ylim(*axes.range_y)
+    panel.set(xlabel=_literal(axes.x), ylabel=_literal(axes.y))
+    panel.set_title(_literal(axes.title), fontsize="medium", loc="left")
     panel.grid(alpha=0.25)
     panel.spines[["top", "right"]].set_visible(False)
+
+
+def save_figure(figure: Any, target: Any, kind: str) -> None:
+    """Write a matplotlib figure to a path or a buffer; the same figure gives the same bytes."""
+    # the ids inside an SVG are hashes: salted with its words, those of two plots on one page do not meet
+    words = [f"{panel.get_title(loc='left')}|{panel.get_xlabel()}|{panel.get_ylabel()}" for panel in figure.axes]
+    with importlib.import_module("matplotlib").rc_context({"svg.hashsalt": " ".join(words)}):
+        figure.savefig(target, format=kind, metadata={"Date": None} if kind == "svg" else None, dpi=150)
+
+
+def legend_rows(curves: Sequence[Curve], width: float) -> int:
+    """Return the lines of a legend below a panel of so many inches."""
+    letters = max((len(curve.label) for curve in curves), default=0) + 7  # a line and a gap take the room of seven
+    columns = max(1, int(width * 13.5 / letters))  # letters to the inch at this size
+    return -(-len(curves) // columns)
+
+
+def figure_of(panels: Sequence[tuple[Sequence[Curve], Axes]], width: float, height: float) -> Any:
+    """Return a figure with panels side by side, the legend of each below it; width and height of one in inches."""
+    figure = require_plots().Figure(figsize=(width * len(panels), height), layout="constrained")
+    for part, (curves, axes) in zip(figure.subfigures(1, len(panels), squeeze=False)[0], panels, strict=True):
+        panel = part.subplots()
+        draw(panel, curves, axes)
+        columns = -(-len(curves) // max(1, legend_rows(curves, width)))
+        part.legend(loc="outside lower center", ncols=max(1, columns), frameon=False, fontsize="small")
+    return figure
+
+
+def plot_svg(curves: Sequence[Curve], axes: Axes) -> str:
+    """Return a plot as inline SVG."""
+    figure = require_plots().Figure(figsize=(7.2, 3.6), layout="constrained")
+    panel = figure.subplots()
+    draw(panel, curves, axes)
     if len(curves) > 1 or axes.level is not None:
         panel.legend(frameon=False)
+    return inline_svg(figure)
+
+
+def inline_svg(figure: Any) -> str:
+    """Return a matplotlib figure as SVG to stand inside HTML."""
     buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None})
+    save_figure(figure, buffer, "svg")
     svg = buffer.getvalue()
     return svg[svg.index("<svg") :]  # the XML prologue has no place inside HTML
 
 
-def picture(image: Image.Image, caption: str, width: int = 0) -> str:
-    """Return a figure with an embedded PNG; width in CSS pixels, 0 for its own."""
-    data = base64.b64encode(png_bytes(image)).decode()
+class Html(str):
+    """Text that is HTML already: a table's cell of it is not escaped."""
+
+
+def embedded(data: bytes, kind: str, caption: str, width: int = 0) -> str:
+    """Return a figure with an embedded picture of MIME type image/KIND; width in CSS pixels, 0 for its own."""
     size = f' width="{width}"' if width else ""
     text = html.escape(caption)
-    return (
-        f'<figure><img src="data:image/png;base64,{data}" alt="{text}"{size}><figcaption>{text}</figcaption></figure>'
-    )
+    source = f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+    return f'<figure><img src="{source}" alt="{text}"{size}><figcaption>{text}</figcaption></figure>'
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Return an HTML table; floats with three significant digits."""
+def picture(image: Image.Image, caption: str, width: int = 0) -> str:
+    """Return a figure with an embedded PNG; width in CSS pixels, 0 for its own."""
+    return embedded(png_bytes(image), "png", caption, width)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[Any]], kind: str = "") -> str:
+    """Return an HTML table; floats with three significant digits. kind: its class, as the style below has them."""
 
     def cell(value: Any) -> str:
+        if isinstance(value, Html):
+            return value
         return html.escape(f"{value:.3g}" if isinstance(value, float) else str(value))
 
     head = "".join(f"<th>{html.escape(name)}</th>" for name in header)
     body = "".join("<tr>" + "".join(f"<td>{cell(value)}</td>" for value in row) + "</tr>" for row in rows)
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    named = f' class="{kind}"' if kind else ""
+    return f'<div class="wide"><table{named}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def subheading(text: str) -> str:
+    return f"<h3>{html.escape(text)}</h3>"
+
+
+def bullets(texts: Sequence[str], kind: str = "") -> str:
+    """Return a list, one text to a point; "" where there is none."""
+    points = "".join(f"<li>{html.escape(text)}</li>" for text in texts)
+    return f'<ul class="{kind}">{points}</ul>' if texts else ""
 
 
 def paragraph(text: str) -> str:
@@ -147,10 +245,18 @@ h1 { font-size: 1.9rem; line-height: 1.2; margin: 0 0 .4rem } h2 { font-size: 1.
 .row { display: flex; flex-wrap: wrap; gap: 1.5rem } figure { margin: .6rem 0; max-width: 100% }
 figcaption { color: #4a5565; font-size: .9rem; margin-top: .35rem; max-width: 30rem }
 img { image-rendering: pixelated; max-width: 100%; height: auto; border: 1px solid #e3e7ed }
-svg { max-width: 100%; height: auto }
+svg { max-width: 100%; height: auto } .row > figure { flex: 0 1 auto }
+h3 { font-size: 1.02rem; margin: 1.6rem 0 .3rem } ul { padding-left: 1.2rem; max-width: 46rem } li { margin: .2rem 0 }
+.warnings { list-style: none; margin: 1rem 0; padding: .6rem 1rem; background: #fdf1e7; border-left: 4px solid #D55E00 }
 .wide { overflow-x: auto } table { border-collapse: collapse; font-variant-numeric: tabular-nums }
 th, td { text-align: right; padding: .3rem .9rem .3rem 0; border-bottom: 1px solid #e3e7ed }
 th { font-weight: 600; color: #4a5565 }
 th:first-child, td:first-child { text-align: left } code, pre { font: .92em/1.5 ui-monospace, monospace }
+.text td, .text th, .plain td, .plain th, .cells :is(td, th):nth-child(2) { text-align: left }
+.text td { overflow-wrap: anywhere } .text td:first-child { min-width: 7rem }
+.cells, .plain, .grids { white-space: nowrap; font-size: .92rem }
+.grids :is(td, th) { text-align: left; vertical-align: top } .grids figure { margin: 0 }
+.grids img { image-rendering: auto; max-width: none }
+@media print { figure, tr { break-inside: avoid } .wide { overflow: visible } }
 </style></head>
 """

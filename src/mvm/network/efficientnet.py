@@ -98,9 +98,12 @@ class EfficientNetLite0(nn.Module):
             x = block(x)
         return x
 
+    def pooled(self, x: Tensor) -> Tensor:
+        """Return the means of the last map (B, 1280), which the classifier sees."""
+        return relu6(self.bn1(self.conv_head(self.grid(x, max(TAPS))))).mean((2, 3))
+
     def forward(self, x: Tensor) -> Tensor:
-        x = relu6(self.bn1(self.conv_head(self.grid(x, max(TAPS)))))
-        return self.fc(x.mean((2, 3)))
+        return self.fc(self.pooled(x))
 
 
 def from_checkpoint(weights: dict[str, Tensor]) -> EfficientNetLite0:

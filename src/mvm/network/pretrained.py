@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Self
+from typing import Any, Protocol, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +58,13 @@ def _fit(images: Tensor, resolution: int) -> Tensor:
     return unit.expand(-1, 3, -1, -1)
 
 
+class Body(Protocol):
+    """What an encoder asks of its network: tokens by a call, one vector per image by `summary`."""
+
+    def __call__(self, pixels: Tensor, /) -> Tensor: ...
+    def summary(self, pixels: Tensor, /) -> Tensor: ...
+
+
 class Encoder(nn.Module):
     """encoder(images) -> tokens (B, side^2, width) in float32, row by row; frozen, without gradient, always in eval.
 
@@ -74,10 +81,17 @@ class Encoder(nn.Module):
         """Stay in eval, whatever a surrounding module is told: dropout or batch statistics would move the target."""
         return super().train(False)
 
+    def _pixels(self, images: Tensor) -> Tensor:
+        return self.scaling(_fit(images, self.resolution)).to(next(self.body.parameters()).dtype)
+
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
-        pixels = self.scaling(_fit(images, self.resolution))
-        return self.body(pixels.to(next(self.body.parameters()).dtype)).float()
+        return self.body(self._pixels(images)).float()
+
+    @torch.no_grad()
+    def summary(self, images: Tensor) -> Tensor:
+        """Return one vector per image (B, d), in float32: its class token where there is one, else a mean."""
+        return cast(Body, self.body).summary(self._pixels(images)).float()
 
 
 class ConvTokens(nn.Module):
@@ -90,6 +104,10 @@ class ConvTokens(nn.Module):
     def forward(self, pixels: Tensor) -> Tensor:
         return self.network.grid(pixels, self.stride).flatten(2).transpose(1, 2)
 
+    def summary(self, pixels: Tensor) -> Tensor:
+        """Return what the classifier sees, whatever the stride of the tokens."""
+        return self.network.pooled(pixels)
+
 
 class PatchTokens(nn.Module):
     """The last hidden state of a vision transformer without its first `extra` tokens (class, then registers)."""
@@ -98,8 +116,16 @@ class PatchTokens(nn.Module):
         super().__init__()
         self.network, self.extra, self.arguments = network, extra, arguments
 
+    def _hidden(self, pixels: Tensor) -> Tensor:
+        return self.network(pixel_values=pixels, **self.arguments).last_hidden_state
+
     def forward(self, pixels: Tensor) -> Tensor:
-        return self.network(pixel_values=pixels, **self.arguments).last_hidden_state[:, self.extra :]
+        return self._hidden(pixels)[:, self.extra :]
+
+    def summary(self, pixels: Tensor) -> Tensor:
+        """Return the class token after the final norm; of models without one, the tokens' mean."""
+        hidden = self._hidden(pixels)
+        return hidden[:, 0] if self.extra else hidden.mean(1)
 
 
 def _pixel_patches(pixels: Tensor, patch: int) -> Tensor:
@@ -121,6 +147,10 @@ class FlexibleTokens(nn.Module):
         grid = torch.tensor([[size // self.patch for size in pixels.shape[2:]]]).expand(len(pixels), 2)
         mask = torch.ones(patches.shape[:2], dtype=torch.int64, device=pixels.device)
         return self.network(pixel_values=patches, pixel_attention_mask=mask, spatial_shapes=grid).last_hidden_state
+
+    def summary(self, pixels: Tensor) -> Tensor:
+        """Return the tokens' mean."""
+        return self(pixels).mean(1)
 
 
 def _any_resolution(config: Any) -> int:

@@ -1,4 +1,4 @@
-"""The loss: regression of the scaled mean velocity u (paper section 3.2), or of another prediction kind."""
+"""The loss: regression of the scaled mean velocity u (paper section 3.2) or of another kind, weighted by t or not."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +11,8 @@ from mvm import noise
 from mvm.network import Output
 from mvm.objective.auxiliary import RepaConfig, alignment, match_grid, spatial_norm
 from mvm.options import between, choose
-from mvm.path import KINDS, Schedule, TimeLaw, perturb
+from mvm.path import KINDS, Schedule, TimeLaw, like, perturb
+from mvm.path.convert import per_noise
 
 
 class Network(Protocol):
@@ -47,22 +48,58 @@ class Loss(NamedTuple):
     parts: dict[str, Tensor]
 
 
+# (kind, t, schedule) -> what multiplies the squared error of that kind, float64 (B,)
+Weight = Callable[[str, Tensor, Schedule], Tensor]
+
+
+def noise_weight(kind: str, t: Tensor, schedule: Schedule) -> Tensor:
+    """Return the weight that makes the error one of eps, whatever the kind: sigma^2 for the score."""
+    return per_noise(kind, t, schedule) ** -2
+
+
+def likelihood_weight(kind: str, t: Tensor, schedule: Schedule) -> Tensor:
+    """Return the weight that makes the error g^2 |d score|^2 = g^2/sigma^2 |d eps|^2, whatever the kind.
+
+    g^2 = (sigma^2)' - 2 sigma^2 alpha'/alpha is the squared noise rate of the forward SDE: beta(t) where the path
+    preserves variance. g^2/sigma^2 = -2 dlam/dt, so the mean over uniform t is twice the integral over lam.
+    """
+    variance = schedule.sigma(t) ** 2
+    forward = schedule.variance_rate(t) - 2 * variance * schedule.alpha_rate(t) / schedule.alpha(t)
+    return forward / variance * noise_weight(kind, t, schedule)
+
+
+# Weights are not normalised: the constant would depend on the law of t, and Adam divides it out.
+WEIGHTS: dict[str, Weight | None] = {"none": None, "noise": noise_weight, "likelihood": likelihood_weight}
+
+
 @dataclass(frozen=True)
 class ObjectiveConfig:
-    """kind: what the network predicts. label_drop: share of samples trained as the null class."""
+    """kind: what the network predicts. label_drop: share of samples trained as the null class.
+
+    label_drop = 1 trains an unconditional model. weight: none takes the squared error of the kind as it is, noise and
+    likelihood weight it by t; they change what counts, not the optimum.
+    """
 
     kind: str = "u"
     label_drop: float = 0.1
     inner_weight: float = 0.5  # of the inner head's loss, where the network has one
+    weight: str = "none"  # or "noise", "likelihood"
+
+    @property
+    def conditional(self) -> bool:
+        """Whether the network ever saw a label."""
+        return self.label_drop < 1
 
     def __post_init__(self) -> None:
         choose("objective.kind", self.kind, KINDS)
+        choose("objective.weight", self.weight, WEIGHTS)
         between("objective.label_drop", self.label_drop, 0, 1)
         between("objective.inner_weight", self.inner_weight, 0, 100)
 
 
-def _square_error(prediction: Tensor, target: Tensor) -> Tensor:
-    return torch.mean((prediction.to(target.dtype) - target) ** 2)
+def _square_error(prediction: Tensor, target: Tensor, weight: Tensor | None) -> Tensor:
+    square = (prediction.to(target.dtype) - target) ** 2
+    return torch.mean(square if weight is None else like(weight, target) * square)
 
 
 @dataclass(frozen=True)
@@ -78,10 +115,18 @@ class Matching:
     repa: RepaConfig = field(default_factory=RepaConfig)
     block: int = 0
 
+    def __post_init__(self) -> None:
+        self.law.require(self.schedule)
+
     def drop_labels(self, batch: Batch, null: int) -> Tensor:
         """Return labels with a share replaced by the null class, decided by each sample's seed."""
         dropped = noise.uniform(batch.seeds, noise.LABEL, (1,))[:, 0] < self.config.label_drop
         return torch.where(dropped, null, batch.labels)
+
+    def weigh(self, t: Tensor) -> Tensor | None:
+        """Return what multiplies each sample's squared error; None: nothing does."""
+        weight = WEIGHTS[self.config.weight]
+        return None if weight is None else weight(self.config.kind, t, self.schedule)
 
     def align(self, tokens: Tensor, projector: Callable[[Tensor], Tensor], features: Tensor) -> Tensor:
         """Return the alignment loss of hidden tokens (B, N, d) with a teacher's (B, M, z)."""
@@ -93,10 +138,11 @@ class Matching:
         level = self.schedule.level(noised.t)
         teaches = projector is not None and batch.features is not None
         output = network(noised.x, level, self.drop_labels(batch, network.null), (self.block,) if teaches else ())
-        total = _square_error(output.prediction, noised.target)
+        weight = self.weigh(noised.t)
+        total = _square_error(output.prediction, noised.target, weight)
         parts = {"loss": total.detach()}
         if output.inner is not None:
-            inner = _square_error(output.inner, noised.target)
+            inner = _square_error(output.inner, noised.target, weight)
             total, parts["inner"] = total + self.config.inner_weight * inner, inner.detach()
         if projector is not None and batch.features is not None:
             repa = self.align(output.features[self.block], projector, batch.features)

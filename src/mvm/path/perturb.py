@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mvm import noise
-from mvm.options import choose
+from mvm.options import at_least, choose
 from mvm.path.convert import Pair, from_pair
 from mvm.path.schedule import Schedule, like
 
@@ -17,9 +17,10 @@ REFERENCE_DIMENSION = 4096  # the dimension at which the dimension shift is noth
 
 @dataclass(frozen=True)
 class TimeLaw:
-    """The law of t in training: name, its mean and std, and the dimension shift.
+    """The law of t in training: name, its mean and std, the dimension shift, and where the two uniform laws begin.
 
-    uniform: t/T ~ U(0, 1). logit-normal: logit(t/T) ~ N(mean, std^2). lam-normal: lam ~ N(mean, std^2).
+    uniform: t ~ U(t_min, T). lam-uniform: lam ~ U(lam(T), lam(t_min)). logit-normal: logit(t/T) ~ N(mean, std^2).
+    lam-normal: lam ~ N(mean, std^2).
     shift_dimension = C*H*W of the data lowers lam by log sqrt(C*H*W / 4096); 0 switches the shift off.
     """
 
@@ -27,6 +28,7 @@ class TimeLaw:
     mean: float = 0.0
     std: float = 1.0
     shift_dimension: int = 0
+    t_min: float = 0.0
 
     def __post_init__(self) -> None:
         choose("path.law.name", self.name, LAWS)
@@ -34,6 +36,21 @@ class TimeLaw:
             raise ValueError(f"path.law.std={self.std} is out of range; it must be positive")
         if self.shift_dimension < 0:
             raise ValueError(f"path.law.shift_dimension={self.shift_dimension} must be 0 (off) or the data's C*H*W")
+        at_least("path.law.t_min", self.t_min, 0)
+        if self.t_min and self.name not in UNIFORM_LAWS:
+            raise ValueError(f"path.law.t_min={self.t_min} belongs to {', '.join(UNIFORM_LAWS)}; '{self.name}' takes 0")
+        if self.name == "lam-uniform" and not self.t_min:
+            raise ValueError("path.law.t_min=0: lam is infinite there; lam-uniform must begin above, e.g. at 1e-5")
+
+    def require(self, schedule: Schedule) -> None:
+        """Raise if the law has no draws on this path."""
+        if self.t_min >= schedule.end:
+            raise ValueError(f"path.law.t_min={self.t_min} must lie below {schedule.end}, the end of {schedule}")
+        if self.name == "lam-uniform" and float(schedule.alpha(schedule.end)) == 0:
+            raise ValueError(
+                f"path.law.name='lam-uniform': lam has no lower end on {schedule}, as alpha = 0 there; use "
+                "variance-preserving, or another law"
+            )
 
     def quantile(self, p: Tensor, schedule: Schedule) -> Tensor:
         """Return the t below (for lam-normal: above) which a share p of the draws lies."""
@@ -48,7 +65,12 @@ class TimeLaw:
 
 
 def _uniform(law: TimeLaw, p: Tensor, schedule: Schedule) -> Tensor:
-    return p * schedule.end
+    return law.t_min + p * (schedule.end - law.t_min)
+
+
+def _lam_uniform(law: TimeLaw, p: Tensor, schedule: Schedule) -> Tensor:
+    first, last = (schedule.lam(torch.full_like(p, t)) for t in (law.t_min, schedule.end))  # on p's device: no wait
+    return schedule.t_from_lam(first + p * (last - first))
 
 
 def _logit_normal(law: TimeLaw, p: Tensor, schedule: Schedule) -> Tensor:
@@ -59,7 +81,8 @@ def _lam_normal(law: TimeLaw, p: Tensor, schedule: Schedule) -> Tensor:
     return schedule.t_from_lam(law.mean + law.std * torch.special.ndtri(p))
 
 
-LAWS = {"uniform": _uniform, "logit-normal": _logit_normal, "lam-normal": _lam_normal}
+LAWS = {"uniform": _uniform, "lam-uniform": _lam_uniform, "logit-normal": _logit_normal, "lam-normal": _lam_normal}
+UNIFORM_LAWS = ("uniform", "lam-uniform")
 
 
 class Noised(NamedTuple):

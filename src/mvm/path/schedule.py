@@ -194,7 +194,7 @@ class VariancePreserving(Schedule):
 
     def t_from_lam(self, lam: Time) -> Tensor:
         # alpha^2 = sigmoid(2 lam), so B = softplus(-2 lam); the root of B(t) without cancellation
-        b = softplus(-2 * as_time(lam), threshold=1e9).clamp(max=float(self._integral(self.end)))
+        b = softplus(-2 * as_time(lam), threshold=1e9).clamp(max=(self.beta_min + self.beta_max) / 2)  # B(1)
         root = torch.sqrt(self.beta_min**2 + 2 * (self.beta_max - self.beta_min) * b)
         return 2 * b / (self.beta_min + root)
 

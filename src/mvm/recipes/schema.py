@@ -3,7 +3,7 @@
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
@@ -18,6 +18,7 @@ from mvm.training.optim import TrainConfig
 from mvm.training.runtime import EngineConfig
 
 RECIPE = "recipe.json"  # in a run directory
+BASE = "base"  # in TOML: the shipped recipe whose options hold where this one says nothing
 FOLDER = "folder"  # data.name of a prepared folder that the catalogue does not know
 
 
@@ -73,6 +74,7 @@ class PathConfig:
 
     def __post_init__(self) -> None:
         choose("path.schedule", self.schedule, SCHEDULES)
+        self.law.require(self.build())
 
     def build(self) -> Schedule:
         return schedule_named(self.schedule)
@@ -82,8 +84,8 @@ class PathConfig:
 class SampleConfig:
     """How to sample, unless told otherwise.
 
-    cfg = 1 is no guidance; low and high bound it in log-SNR progress. tolerance is for the adaptive solver,
-    which takes it in place of nfe.
+    cfg = 1 is no guidance; low and high bound it in log-SNR progress. tolerance is for adaptive and dopri5,
+    which take it in place of nfe.
     """
 
     solver: str = "adams"
@@ -103,7 +105,13 @@ class SampleConfig:
 
     def build_solver(self) -> Solver | Adaptive:
         """Return the solver."""
-        return Adaptive(self.tolerance, self.tolerance) if self.solver == "adaptive" else solver_named(self.solver)
+        solver = solver_named(self.solver)
+        return replace(solver, rtol=self.tolerance, atol=self.tolerance) if isinstance(solver, Adaptive) else solver
+
+    @property
+    def takes_tolerance(self) -> bool:
+        """Whether the solver goes by tolerance and reports its nfe, instead of being given one."""
+        return isinstance(self.build_solver(), Adaptive)
 
     def guidance(self) -> Guidance | None:
         """Return the guidance rule, or None at scale 1."""
@@ -148,6 +156,7 @@ class Recipe:
     def __post_init__(self) -> None:
         at_least("seed", self.seed, 0)
         self._check_kind()
+        self._check_objective()
         self.repa.tap(self.network.dimensions[0])  # refuses a block that is not there
         self._check_best()
         if self.train.optimizer == "muon" and self.engine.parallel == "fsdp":
@@ -164,6 +173,18 @@ class Recipe:
             raise ValueError(
                 f"objective.kind='{kind}' gives no x0 where sampling starts on path.schedule='{name}', as "
                 "alpha = 0 there; use another kind, or variance-preserving"
+            )
+
+    def _check_objective(self) -> None:
+        law, objective = self.path.law, self.objective
+        if objective.weight == "likelihood" and (law.name != "uniform" or not law.t_min):
+            raise ValueError(
+                f"objective.weight='likelihood' is for uniform t cut off near 0, not for path.law.name='{law.name}' "
+                f"with path.law.t_min={law.t_min}; use uniform from 1e-5, or its equal: weight noise, law lam-uniform"
+            )
+        if not objective.conditional and self.sample.cfg != 1:
+            raise ValueError(
+                f"sample.cfg={self.sample.cfg}: objective.label_drop=1 trains no classes to guide to; use cfg 1"
             )
 
     def _check_best(self) -> None:
@@ -258,9 +279,8 @@ def override(recipe: Recipe, changes: Mapping[str, str]) -> Recipe:
 
 def shipped() -> dict[str, str]:
     """Return the recipes in the package: name -> TOML text."""
-    folder = files("mvm.recipes")
-    found = sorted((entry for entry in folder.iterdir() if entry.name.endswith(".toml")), key=lambda entry: entry.name)
-    return {entry.name.removesuffix(".toml"): entry.read_text(encoding="utf-8") for entry in found}
+    found = (entry for entry in files("mvm.recipes").iterdir() if entry.name.endswith(".toml"))
+    return dict(sorted((entry.name.removesuffix(".toml"), entry.read_text(encoding="utf-8")) for entry in found))
 
 
 def load_recipe(name_or_file: str) -> Recipe:
@@ -273,9 +293,26 @@ def load_recipe(name_or_file: str) -> Recipe:
     return parse_recipe(choose("recipe", name_or_file, shipped()), ".toml", name_or_file)
 
 
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tables of both, option by option; `above` wins."""
+    both = {key for key in above if isinstance(above[key], dict) and isinstance(below.get(key), dict)}
+    return {**below, **above, **{key: _merged(below[key], above[key]) for key in both}}
+
+
+def _with_base(values: dict[str, Any], seen: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return a recipe's tables on top of those of the shipped recipe it names as `base`, and so on."""
+    base = values.pop(BASE, None)
+    if base is None:
+        return values
+    if base in seen:
+        raise ValueError(f"{BASE}='{base}': these recipes stand on each other: {', '.join(seen)}")
+    below = tomllib.loads(choose(BASE, _checked(BASE, base, str), shipped()))
+    return _merged(_with_base(below, (*seen, base)), values)
+
+
 def parse_recipe(text: str, suffix: str, source: str) -> Recipe:
-    """Return the recipe in TOML or JSON text; errors name the source."""
+    """Return the recipe in TOML or JSON text; errors name the source. TOML may name a shipped recipe as its base."""
     try:
-        return from_dict(Recipe, tomllib.loads(text) if suffix == ".toml" else json.loads(text))
+        return from_dict(Recipe, _with_base(tomllib.loads(text)) if suffix == ".toml" else json.loads(text))
     except (ValueError, TypeError) as error:  # TOML and JSON errors are ValueErrors
         raise ValueError(f"{source}: {error}") from None

@@ -22,7 +22,7 @@ from mvm.path import (
     require_schedule,
 )
 from mvm.solver.adams import adams, sa
-from mvm.solver.adaptive import Adaptive
+from mvm.solver.adaptive import Adaptive, dopri5
 from mvm.solver.base import Evaluate, NoiseSource, Solver, State, run
 from mvm.solver.guidance import Rules, as_rules, guided_at
 from mvm.solver.onestep import Euler, EulerMaruyama, Heun
@@ -34,6 +34,7 @@ SOLVERS: dict[str, Callable[[], Solver | Adaptive]] = {
     "euler": Euler,
     "euler-maruyama": EulerMaruyama,
     "adaptive": Adaptive,
+    "dopri5": dopri5,
 }
 
 DEFAULT_NFE = 26
@@ -151,14 +152,20 @@ def _check_labels(field: Field, condition: Tensor | None) -> None:
 def _solve_adaptively(
     solver: Adaptive, field: Field, noise: Tensor, schedule: Schedule, condition: Tensor | None, guidance: Rules
 ) -> tuple[Tensor, int, int]:
-    """Return images, mean evaluations and mean passes: every sample has its own steps, so none depends on its batch."""
+    """Return images, and evaluations and passes, on average over what is solved apart: every sample, or the batch.
+
+    A joint solver's evaluations are those of its ODE, as the literature counts; x0_hat at the end is one more pass.
+    """
+    size = noise.shape[0] if solver.joint else 1
     out, evaluations, passes = [], 0, 0
-    for i in range(noise.shape[0]):
+    for start in range(0, noise.shape[0], size):
+        part = slice(start, start + size)
         meter = metered(field)
-        label = None if condition is None else condition[i : i + 1]
-        evaluate = evaluator(meter, schedule, label, guidance)
-        out.append(solver.integrate(schedule, evaluate, noise[i : i + 1]))
-        evaluations, passes = evaluations + meter.evaluations, passes + meter.passes
+        evaluate = evaluator(meter, schedule, None if condition is None else condition[part], guidance)
+        state = solver.integrate(schedule, evaluate, noise[part])
+        in_ode = meter.evaluations
+        out.append(evaluate(state, solver.t_min))
+        evaluations, passes = evaluations + (in_ode if solver.joint else meter.evaluations), passes + meter.passes
     return torch.cat(out), math.ceil(evaluations / len(out)), math.ceil(passes / len(out))
 
 
@@ -190,7 +197,9 @@ def solve(
     x = noise if noise.dtype == torch.float64 else noise.float()
     if isinstance(chosen, Adaptive):
         if rho != 0 or on_step is not None:
-            raise ValueError(f"rho={rho}, on_step: solver 'adaptive' is an ODE solver with no steps to show; use rho=0")
+            raise ValueError(
+                f"rho={rho}, on_step: solver '{chosen.name}' is an ODE solver with no steps to show; use rho=0"
+            )
         x, evaluations, passes = _solve_adaptively(chosen, field, x, schedule, condition, guidance)
         return Solution(x.to(noise.dtype), evaluations, passes, seeds)
     meter = metered(field)
@@ -218,7 +227,8 @@ def sample(
     """Return images x_0 from noise x_1 (B, ...), with exactly `nfe` evaluations of the field.
 
     field: (x, t, condition) -> x0_hat, t float64 (B,). schedule: the path the field belongs to.
-    solver: a name in `mvm.solver.SOLVERS` or a solver object; "adaptive" takes tolerances and ignores nfe.
+    solver: a name in `mvm.solver.SOLVERS` or a solver object; "adaptive" and "dopri5" take tolerances and
+    ignore nfe, and with "dopri5" an image depends on the others of its batch.
     rho: 0 is the probability-flow ODE, 1 the paper's reverse SDE, 0.75 its best result.
     condition: int64 labels (B,), or None. seeds: one per sample, for the SDE's noise; drawn once when None.
     guidance: a rule of `mvm.solver` or several, the first applied innermost.

@@ -88,6 +88,10 @@ class Processes:
         """Return whether any process says so; all must ask. Travels on the CPU: a GPU's queue is not waited for."""
         return bool(self.sum(torch.tensor(float(flag))) > 0)
 
+    def largest(self, value: int) -> int:
+        """Return the largest value of all processes; all must ask."""
+        return int(self.join(torch.tensor([value])).max())
+
     def join(self, mine: Tensor) -> Tensor:
         """Return CPU tensors of one shape from all processes, one after another along the first axis."""
         if self.world == 1:

@@ -57,6 +57,18 @@ def rows(path: Path, key: str, start: int, stop: int) -> np.ndarray:
     return np.frombuffer(piece, dtype).reshape(stop - start, *shape[1:])
 
 
+def stream_rows(path: Path, key: str, count: int) -> Iterator[np.ndarray]:
+    """Yield all rows of an array, `count` at a time, in one pass over the file."""
+    with _npy(path, key) as file:
+        shape, dtype = _header(file)
+        row = dtype.itemsize * int(np.prod(shape[1:], dtype=np.int64))
+        for start, stop in spans(shape[0], count):
+            piece = file.read((stop - start) * row)
+            if len(piece) < (stop - start) * row:
+                raise EOFError(f"it ends before row {stop:,} of {shape[0]:,}")
+            yield np.frombuffer(piece, dtype).reshape(stop - start, *shape[1:])
+
+
 def channels_last(images: np.ndarray, where: str) -> np.ndarray:
     """Return (N, H, W, C) of NHWC, NCHW, grey NHW, or rows of channel planes (N, C*s*s)."""
     if images.dtype != np.uint8:

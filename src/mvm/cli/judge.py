@@ -1,0 +1,222 @@
+"""mvm eval, mvm data stats."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from mvm.cli.app import Whole, app, say_from_first
+from mvm.cli.data import data
+
+if TYPE_CHECKING:
+    from mvm.evaluation.evaluate import Evaluation, Side
+    from mvm.training.runtime import Processes
+
+
+def _run_side(name: str, num: int | None, batch: int, precision: str, place: "Processes") -> "Side":
+    """Return a run or a shipped model as images sampled now, by its recipe's sampler."""
+    from mvm.evaluation.evaluate import Side
+    from mvm.evaluation.images import of_model
+    from mvm.evaluation.moments import PUBLISHED
+    from mvm.model import load
+    from mvm.samples import Draw
+
+    model = load(name).to(place.device)
+    draw = Draw(num or PUBLISHED, batch=batch)
+    return Side(name, of_model(model, draw, precision=precision, name=Path(name).name))
+
+
+def _side(name: str, run: Mapping[str, Any], stored: Mapping[str, Any]) -> "Side":
+    """Return a run, stored images or moments by name."""
+    from mvm.evaluation.evaluate import open_side
+    from mvm.model import is_model
+
+    if is_model(name):
+        return _run_side(name, **run)
+    if run["num"] is not None:
+        raise ValueError(f"--num {run['num']} says how many images a run samples; '{name}' is no run")
+    return open_side(name, **stored)
+
+
+def _reference(images: str, ref: str, run: Mapping[str, Any], stored: Mapping[str, Any]) -> "Side | None":
+    """Return the asked reference; of a run, by default, the images it was trained on."""
+    from mvm.evaluation.evaluate import Side
+    from mvm.evaluation.images import of_recipe
+    from mvm.model import is_model, load
+
+    if ref:
+        return _side(ref, {**run, "num": run["num"] if is_model(ref) else None}, stored)
+    if not is_model(images):
+        return None
+    recipe = load(images).recipe
+    return Side(recipe.data.name, of_recipe(recipe))
+
+
+def _value(number: float) -> str:
+    return f"{number:.6g}"
+
+
+def _told(found: "Evaluation") -> str:
+    """Return the figures as a table, and what they compare."""
+    lines = []
+    for name, figure in found.metrics.items():
+        error = "" if figure.error is None else f" ± {figure.error:.2g}"
+        lines.append(f"{name:<10} {_value(figure.value)}{error}" + (f"   ({figure.note})" if figure.note else ""))
+    sides = {"images": found.images, "reference": found.reference}
+    for role, facts in sides.items():
+        if facts:
+            lines.append(f"{role:<10} {facts.get('name')}, {facts.get('count'):,} images")
+    lines.append(f"{'seconds':<10} {found.seconds:.1f} on {found.software['device']}")
+    return "\n".join(lines)
+
+
+@app.command(name="eval")
+def evaluate(
+    images: str,
+    /,
+    *,
+    ref: str = "",
+    metrics: str = "fid",
+    inception: str = "",
+    encoder: str = "",
+    num: Whole | None = None,
+    size: Whole = 0,
+    resize: str = "auto",
+    channels: Whole = 0,
+    split: str = "",
+    jackknife: Whole = 0,
+    kid_size: Whole = 1000,
+    batch: Whole = 250,
+    precision: str = "fp32",
+    device: str = "auto",
+    json_file: Annotated[Path | None, Parameter(name="--json")] = None,
+) -> int:
+    """Compare images with a reference: FID, KID and others, with everything that made the figures.
+
+    IMAGES and REF are each a run or shipped model (sampled now by its own sampler), a folder or zip of pictures,
+    parquet, webdataset tars, an .npz or .npy of uint8 images, what `mvm data prepare` wrote, a file of moments
+    (`mvm data stats`, ADM, EDM, pytorch-fid), or data:digits. Under torchrun the processes share the work.
+
+    Parameters
+    ----------
+    images
+        What is judged.
+    ref
+        What it is compared with; by default, for a run, the images it was trained on.
+    metrics
+        Separated by commas: fid, sfid, kid, precision, recall, density, coverage, is (FID's Inception network);
+        fd-dino, kd-dino (DINO); fd-effnet, kd-effnet (EfficientNet-Lite0, never an FID); fd-pixels, kd-pixels.
+    inception
+        Weights of the FID network: a file (.safetensors, .pth) or a folder; default: the cache, or a download.
+    encoder
+        For fd-dino: a hub name or folder of DINOv2 or DINOv3; default facebook/dinov2-large.
+    num
+        How many images a run samples; default 50000.
+    size
+        Resize pictures to this side first; else all must have one size.
+    resize
+        How: box, centre-crop, none, or auto (box up to 64 pixels, centre-crop above).
+    channels
+        1 or 3; default: what the first picture has.
+    split
+        Which split, where files hold several.
+    jackknife
+        Blocks to estimate the error of Frechet distances with, e.g. 20; 0: no error.
+    kid_size
+        Images in each of the 100 subsets of KID.
+    batch
+        Images at a time.
+    precision
+        Of sampling from a run: fp32, tf32 or bf16. Features are always float32.
+    device
+        cpu, cuda, or auto: cuda where there is one.
+    json_file
+        Also write everything there.
+    """
+    from mvm.evaluation.evaluate import Judge
+    from mvm.evaluation.evaluate import evaluate as run_evaluation
+    from mvm.evaluation.measures import parse_metrics
+    from mvm.files import write_text
+    from mvm.model import choose_device
+    from mvm.training.runtime import processes
+
+    names = parse_metrics(metrics)
+    stored = {"size": size, "resize": resize, "channels": channels, "split": split}
+    with processes(choose_device(device)) as place:
+        run = {"num": num, "batch": batch, "precision": precision, "place": place}
+        judge = Judge(sources(inception, encoder), place, batch, blocks=jackknife or 1, kid_size=kid_size)
+        side = _side(images, run, stored)
+        found = run_evaluation(judge, side, _reference(images, ref, run, stored), names)
+        for warning in found.warnings:
+            say_from_first(f"mvm: {warning}", error=True)
+        say_from_first(_told(found))
+        if json_file is not None and place.main:
+            write_text(json_file, json.dumps(found.as_dict(), indent=2) + "\n")
+    return 0
+
+
+def sources(inception: str, encoder: str) -> Any:
+    from mvm.evaluation.extractors import DINO, Sources
+
+    return Sources(inception, encoder or DINO)
+
+
+@data.command
+def stats(
+    source: str,
+    /,
+    *,
+    out: Path,
+    features: str = "inception",
+    inception: str = "",
+    encoder: str = "",
+    size: Whole = 0,
+    resize: str = "auto",
+    channels: Whole = 0,
+    split: str = "",
+    batch: Whole = 250,
+    device: str = "auto",
+) -> int:
+    """Write mean and covariance of a data set's features: a reference for `mvm eval` that says how it was made.
+
+    Parameters
+    ----------
+    source
+        Images, as in `mvm eval`.
+    out
+        The .npz to write; EDM's and pytorch-fid's tools read it too.
+    features
+        inception (for FID and sFID), dino, effnet or pixels.
+    inception
+        Weights of the FID network: a file or a folder; default: the cache, or a download.
+    encoder
+        For dino: a hub name or folder; default facebook/dinov2-large.
+    size
+        Resize pictures to this side first.
+    resize
+        How: box, centre-crop, none, or auto.
+    channels
+        1 or 3; default: what the first picture has.
+    split
+        Which split, where files hold several.
+    batch
+        Images at a time.
+    device
+        cpu, cuda, or auto: cuda where there is one.
+    """
+    from mvm.evaluation.evaluate import Judge, open_side, write_statistics
+    from mvm.model import choose_device
+    from mvm.training.runtime import processes
+
+    if out.suffix != ".npz":
+        raise ValueError(f"--out {out}: moments are kept in an .npz file; end the name with .npz")
+    with processes(choose_device(device)) as place:
+        side = open_side(source, size=size, resize=resize, channels=channels, split=split)
+        told = write_statistics(Judge(sources(inception, encoder), place, batch), side, features, out)
+    if told["warning"]:
+        say_from_first(f"mvm: {told['warning']}", error=True)
+    count, seconds = told["images"]["count"], told["seconds"]
+    say_from_first(f"{out}: moments of {count:,} images by {features}, in {seconds:.1f} s")
+    return 0

@@ -1,0 +1,264 @@
+"""mvm sweep, mvm compare."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+from cyclopts import Parameter
+
+from mvm.cli.app import Whole, app, parse_interval, parse_numbers, say_from_first
+from mvm.cli.judge import sources
+
+if TYPE_CHECKING:
+    from mvm.evaluation.evaluate import Side
+    from mvm.recipes import Recipe
+
+V = TypeVar("V")
+
+
+def _values(option: str, text: str, kind: Callable[[str], V]) -> tuple[V, ...]:
+    """Return the values in "a,b,c"."""
+    try:
+        found = tuple(kind(part.strip()) for part in text.split(",") if part.strip())
+    except ValueError:
+        found = ()
+    if not found:
+        raise ValueError(f"--{option} {text}: values separated by commas are needed, e.g. 13,26")
+    return found
+
+
+def _reference(ref: str, recipe: "Recipe") -> "Side":
+    """Return the asked reference, or the images the run was trained on."""
+    from mvm.evaluation.evaluate import Side, open_side
+    from mvm.evaluation.images import of_recipe
+
+    return open_side(ref) if ref else Side(recipe.data.name, of_recipe(recipe))
+
+
+def _command() -> str:
+    """Return the command line, without where the program lies."""
+    return " ".join(["mvm", *sys.argv[1:]])
+
+
+@app.command
+def sweep(
+    model: str,
+    /,
+    *,
+    ref: str = "",
+    metrics: str = "",
+    solvers: str = "adams",
+    nfe: str = "8,13,26",
+    rho: str = "0,1",
+    cfg: str = "1",
+    interval: tuple[str, ...] = ("0,1",),
+    num: Whole = 1000,
+    seed: Whole = 0,
+    repeats: Whole = 1,
+    labels: str = "balanced",
+    classes: str = "",
+    weights: str = "ema",
+    checkpoint: str = "latest",
+    inception: str = "",
+    encoder: str = "",
+    jackknife: Whole = 0,
+    batch: Whole = 250,
+    precision: str = "fp32",
+    compile: bool = False,
+    keep_images: bool = False,
+    device: str = "auto",
+    out: Path | None = None,
+) -> int:
+    """Sample a model by many samplers on common seeds and labels, judge every cell, write one report.
+
+    Made again after an interruption it goes on where it was; cells already computed are not computed again, so that
+    axes and metrics can be added to an old sweep. Under torchrun the processes share the work.
+
+    Parameters
+    ----------
+    model
+        A run directory, or the name of a shipped model.
+    ref
+        What images are compared with (see: mvm eval); default: the images the run was trained on.
+    metrics
+        See: mvm eval. Default: fid for colour images, fd-pixels for grey ones.
+    solvers
+        Names separated by commas: adams, sa, heun, euler, euler-maruyama.
+    nfe
+        Evaluations of the network, e.g. 13,26,39.
+    rho
+        Noise of the reverse process, e.g. 0,0.75,1: 0 is the ODE.
+    cfg
+        Guidance scales, e.g. 1,1.2: 1 is none.
+    interval
+        Where guidance acts, LOW,HIGH in log-SNR progress; can be given several times.
+    num
+        Images in each cell.
+    seed
+        Image i has seed SEED + i, in every cell.
+    repeats
+        Sample every cell so many times on seeds of their own: the mean, and its error.
+    labels
+        balanced: classes in turn; random: drawn from each image's seed.
+    classes
+        Class numbers to take, e.g. 3,5; all when empty.
+    weights
+        ema, model (the raw weights), or another average that the run keeps.
+    checkpoint
+        latest, best, or a step number.
+    inception
+        Weights of the FID network: a file or a folder; default: the cache, or a download.
+    encoder
+        For fd-dino: a hub name or folder; default facebook/dinov2-large.
+    jackknife
+        Blocks to estimate the error of Frechet distances with, e.g. 20; 0: no error.
+    batch
+        Images at a time: what an interruption loses.
+    precision
+        Of sampling: fp32, tf32 or bf16. Features are always float32.
+    compile
+        Compile the network first; pays on a GPU.
+    keep_images
+        Keep the images of every cell in OUT/work; else they go once they are judged.
+    device
+        cpu, cuda, or auto: cuda where there is one.
+    out
+        Folder of the sweep; default runs/sweep-MODEL.
+    """
+    from mvm.evaluation.evaluate import Judge
+    from mvm.evaluation.measures import parse_metrics
+    from mvm.evaluation.sweep import Axes, Sweep, default_metrics
+    from mvm.generate import compile_network
+    from mvm.model import choose_device, load
+    from mvm.options import at_least
+    from mvm.samples import Draw
+    from mvm.training.runtime import processes
+
+    axes = Axes(
+        _values("solvers", solvers, str),
+        _values("nfe", nfe, int),
+        _values("rho", rho, float),
+        _values("cfg", cfg, float),
+        tuple(map(parse_interval, interval)),
+    )
+    at_least("repeats", repeats, 1)
+    at_least("jackknife", jackknife, 0)
+    cells = axes.cells()
+    draw = Draw(num, seed, labels, tuple(parse_numbers("classes", classes)), batch)
+    folder = out or Path("runs") / f"sweep-{Path(model).name}"
+    with processes(choose_device(device)) as place:
+        loaded = load(model, weights, checkpoint).to(place.device)
+        if compile:
+            compile_network(loaded)
+        judge = Judge(sources(inception, encoder), place, batch, blocks=jackknife or 1)
+        work = Sweep(
+            loaded,
+            draw,
+            judge,
+            _reference(ref, loaded.recipe),
+            parse_metrics(metrics or default_metrics(loaded)),
+            folder,
+            precision,
+            repeats,
+            keep_images,
+            _command(),
+        )
+        work.run(cells)
+    say_from_first(f"wrote {folder / 'report.html'}: {len(cells)} cells of {num:,} images")
+    return 0
+
+
+@app.command
+def compare(
+    model_a: str,
+    model_b: str,
+    /,
+    *,
+    ref: str = "",
+    metrics: str = "",
+    num: Whole = 1000,
+    seed: Whole = 0,
+    labels: str = "balanced",
+    nfe: Whole | None = None,
+    solver: str | None = None,
+    rho: float | None = None,
+    cfg: float | None = None,
+    inception: str = "",
+    encoder: str = "",
+    blocks: Whole = 20,
+    batch: Whole = 250,
+    precision: str = "fp32",
+    device: str = "auto",
+    json_file: Annotated[Path | None, Parameter(name="--json")] = None,
+) -> int:
+    """Compare two models on the same seeds and labels: figures of both, differences with 95 % intervals.
+
+    Parameters
+    ----------
+    model_a
+        A run directory, or the name of a shipped model.
+    model_b
+        Another, of the same image shape and classes.
+    ref
+        What both are compared with (see: mvm eval); default: the images A was trained on.
+    metrics
+        See: mvm eval. Default: fid for colour images, fd-pixels for grey ones.
+    num
+        Images of each.
+    seed
+        Image i has seed SEED + i, of both.
+    labels
+        balanced or random.
+    nfe
+        Evaluations of the network; default: each recipe's own.
+    solver
+        Default: each recipe's own.
+    rho
+        Default: each recipe's own.
+    cfg
+        Guidance scale; default: each recipe's own.
+    inception
+        Weights of the FID network: a file or a folder; default: the cache, or a download.
+    encoder
+        For fd-dino: a hub name or folder; default facebook/dinov2-large.
+    blocks
+        Into which pairs are dealt for the intervals.
+    batch
+        Images at a time.
+    precision
+        Of sampling: fp32, tf32 or bf16.
+    device
+        cpu, cuda, or auto: cuda where there is one.
+    json_file
+        Write the figures there as well.
+    """
+    from dataclasses import replace
+
+    from mvm.evaluation.compare import as_table, compare, write
+    from mvm.evaluation.evaluate import Judge
+    from mvm.evaluation.images import of_model
+    from mvm.evaluation.measures import parse_metrics
+    from mvm.evaluation.sweep import default_metrics
+    from mvm.model import choose_device, load
+    from mvm.options import at_least
+    from mvm.samples import Draw
+    from mvm.training.runtime import processes
+
+    at_least("blocks", blocks, 2)
+    asked = {"nfe": nfe, "solver": solver, "rho": rho, "cfg": cfg}
+    given = {name: value for name, value in asked.items() if value is not None}
+    with processes(choose_device(device)) as place:
+        models = [load(name).to(place.device) for name in (model_a, model_b)]
+        draw = Draw(num, seed, labels, batch=batch)
+        sets = [
+            of_model(model, draw, replace(model.recipe.sample, **given), precision=precision, name=name)
+            for model, name in zip(models, (model_a, model_b), strict=True)
+        ]
+        judge = Judge(sources(inception, encoder), place, batch, blocks=blocks)
+        names = parse_metrics(metrics or default_metrics(models[0]))
+        found = compare(judge, sets[0], sets[1], _reference(ref, models[0].recipe), names)
+        say_from_first(as_table(found))
+        if json_file is not None and place.main:
+            write(json_file, found, {"a": sets[0].facts, "b": sets[1].facts, "networks": judge.facts(names)})
+    return 0

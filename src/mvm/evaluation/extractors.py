@@ -1,0 +1,103 @@
+"""Feature networks by name: uint8 images -> named features, in full float32, and what tells one network from another.
+
+| name      | features of an image                                                  | figures                        |
+|-----------|-----------------------------------------------------------------------|--------------------------------|
+| inception | pool (2048), spatial (2023), probabilities (1008) with the classifier | fid, kid, ...; sfid; is        |
+| dino      | class token of DINOv2 or DINOv3                                       | fd-dino, kd-dino               |
+| effnet    | means of EfficientNet-Lite0's last map (1280)                         | fd-effnet, kd-effnet, no FIDs  |
+| pixels    | means of at most 8x8 boxes per channel                                | fd-pixels, kd-pixels           |
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mvm.evaluation.inception import SIDE, Inception, fingerprint
+from mvm.evaluation.metrics import shrunken_features
+from mvm.evaluation.weights import load_inception
+from mvm.network.pretrained import EFFICIENTNET, Encoder, load_encoder
+from mvm.options import choose
+from mvm.precision import full_float32
+
+DINO = "facebook/dinov2-large"  # of the published FD-DINOv2 figures
+
+Named = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Extractor:
+    """extractor(images uint8 (B, C, H, W)) -> {part: features (B, d)}; facts: what a reference must share."""
+
+    name: str
+    compute: Callable[[Tensor], Named]
+    device: torch.device
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> Named:
+        with full_float32(self.device):
+            return self.compute(images.to(self.device, non_blocking=True))
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where weights are: inception a file or folder ("": the cache), dino a hub name or folder, its input side."""
+
+    inception: str = ""
+    dino: str = DINO
+    resolution: int = 0
+
+
+def _of_inception(network: Inception) -> Callable[[Tensor], Named]:
+    def compute(images: Tensor) -> Named:
+        found = network(images)
+        named = {"pool": found.pool, "spatial": found.spatial}
+        return named if found.logits is None else {**named, "probabilities": found.logits.softmax(1)}
+
+    return compute
+
+
+def _inception(sources: Sources, device: torch.device) -> Extractor:
+    network = load_inception(sources.inception)
+    facts = {"fingerprint": network.fingerprint, "resize": f"TensorFlow 1 bilinear to {SIDE}"}
+    return Extractor("inception", _of_inception(network.to(device)), device, facts)
+
+
+def _of_encoder(name: str, encoder: Encoder, device: torch.device) -> Extractor:
+    facts = {
+        "encoder": encoder.name.rstrip("/").rsplit("/", 1)[-1],  # nothing of where it lay
+        "fingerprint": fingerprint(encoder.state_dict()),
+        "resize": f"antialiased bicubic to {encoder.resolution}",
+    }
+    encoder = encoder.to(device)
+    return Extractor(name, lambda images: {"pool": encoder.summary(images)}, device, facts)
+
+
+def _dino(sources: Sources, device: torch.device) -> Extractor:
+    return _of_encoder("dino", load_encoder(sources.dino, sources.resolution, option="dino"), device)
+
+
+def _effnet(sources: Sources, device: torch.device) -> Extractor:
+    return _of_encoder("effnet", load_encoder(EFFICIENTNET, sources.resolution, option="effnet"), device)
+
+
+def _pixels(sources: Sources, device: torch.device) -> Extractor:
+    facts = {"fingerprint": "none", "resize": "means of at most 8x8 boxes"}
+    return Extractor("pixels", lambda images: {"pool": shrunken_features(images)}, device, facts)
+
+
+EXTRACTORS: dict[str, Callable[[Sources, torch.device], Extractor]] = {
+    "inception": _inception,
+    "dino": _dino,
+    "effnet": _effnet,
+    "pixels": _pixels,
+}
+
+
+def open_extractor(name: str, sources: Sources | None = None, device: torch.device | str = "cpu") -> Extractor:
+    """Return the feature network of that name on a device."""
+    found = choose("features", name, EXTRACTORS)(sources or Sources(), torch.device(device))
+    return Extractor(found.name, found.compute, found.device, {"name": found.name, **found.facts})

@@ -1,0 +1,246 @@
+"""Sets of images to be judged, from wherever they are: one stream of uint8 batches, and their provenance."""
+
+import io
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from mvm.data import DATA_SETS, Images, Prepared, open_prepared
+from mvm.data.resize import MODES, RESIZES, BadImage, decode, planes, resolve
+from mvm.data.shards import is_prepared
+from mvm.data.sources import Record, Source, open_source
+from mvm.data.sources.arrays import channels_last, keys_of, shape_of, stream_rows
+from mvm.generate import generate_all
+from mvm.model import Model
+from mvm.options import choose
+from mvm.recipes import Recipe, SampleConfig
+from mvm.samples import Draw, Parts
+from mvm.training.runtime import Processes
+
+DECODERS = 8  # threads; Pillow lets go of Python's lock while it unpacks
+GREY = {"1", "L", "LA", "I", "I;16", "I;16B", "I;16L"}
+DATA = "data:"  # before the name of a set in the package
+
+Shape = tuple[int, int, int]
+Chunk = tuple[int, Tensor]  # index of the first image, uint8 images (B, C, H, W)
+Wanted = Callable[[int], bool]  # whether this process takes batch number n
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """Images of one shape (C, H, W) in a fixed order; facts say where they come from."""
+
+    shape: Shape
+    facts: dict[str, Any]
+    chunks: Callable[[int, Wanted], Iterator[Chunk]]
+
+    def read(self, batch: int, place: Processes | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield indices (B,) and images of this process's batches: every world-th one."""
+        place = place or Processes()
+        for start, images in self.chunks(batch, lambda number: number % place.world == place.rank):
+            yield torch.arange(start, start + len(images)), images
+
+
+def _facts(kind: str, name: str, shape: Shape, **more: Any) -> dict[str, Any]:
+    return {"kind": kind, "name": name, "shape": list(shape), **more}
+
+
+def _spans(count: int, batch: int, wanted: Wanted) -> Iterator[tuple[int, int]]:
+    for number, start in enumerate(range(0, count, batch)):
+        if wanted(number):
+            yield start, min(start + batch, count)
+
+
+def of_tensor(images: Tensor, name: str = "images", **more: Any) -> ImageSet:
+    """Return uint8 images (N, C, H, W) in memory as a set."""
+    if images.dtype != torch.uint8 or images.ndim != 4:
+        raise ValueError(f"images are {images.dtype} of shape {tuple(images.shape)}; uint8 (N, C, H, W) is needed")
+
+    def chunks(batch: int, wanted: Wanted) -> Iterator[Chunk]:
+        for start, stop in _spans(len(images), batch, wanted):
+            yield start, images[start:stop]
+
+    shape = (images.shape[1], images.shape[2], images.shape[3])
+    return ImageSet(shape, _facts("tensor", name, shape, **more), chunks)
+
+
+def of_prepared(prepared: Prepared) -> ImageSet:
+    """Return what `mvm data prepare` wrote as a set."""
+
+    def chunks(batch: int, wanted: Wanted) -> Iterator[Chunk]:
+        mapped = prepared.mapped()
+        for start, stop in _spans(len(mapped), batch, wanted):
+            yield start, mapped.gather(torch.arange(start, stop))[0]
+
+    source = {"resize": prepared.resize, "source": prepared.source["name"], "stamp": prepared.stamp}
+    facts = _facts("prepared", prepared.folder.name, prepared.shape, count=prepared.count, **source)
+    return ImageSet(prepared.shape, facts, chunks)
+
+
+def of_array(path: Path) -> ImageSet:
+    """Return an .npz or .npy of uint8 images (NHWC, or what `mvm data prepare` reads) as a set."""
+    key = keys_of(path)[0] if path.suffix == ".npz" else ""
+    stored, dtype = shape_of(path, key)
+    height, width, channels = channels_last(np.empty((0, *stored[1:]), dtype), f"'{path}'").shape[1:]
+    shape = (channels, height, width)
+
+    def chunks(batch: int, wanted: Wanted) -> Iterator[Chunk]:
+        for number, rows in enumerate(stream_rows(path, key, batch)):
+            if wanted(number):
+                pixels = channels_last(rows, f"'{path}'").transpose(0, 3, 1, 2)
+                yield number * batch, torch.from_numpy(np.ascontiguousarray(pixels))
+
+    return ImageSet(shape, _facts("numpy", path.name, shape, count=stored[0]), chunks)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What every picture must be or is made: channels, and the side and way of resizing (size 0: left as it is)."""
+
+    channels: int
+    size: int = 0
+    resize: str = "none"
+
+    def __call__(self, record: Record) -> np.ndarray:
+        """Return uint8 pixels (C, H, W)."""
+        try:
+            if self.channels < _channels(record):
+                raise ValueError("is in colour, and the first picture is grey; give --channels 3 or sort them out")
+            image = decode(record.image, self.channels)
+            return planes(RESIZES[self.resize](image, self.size) if self.size else image)
+        except BadImage as error:
+            raise ValueError(f"'{record.name}' cannot be read ({error}); mend or remove it") from None
+        except ValueError as error:
+            raise ValueError(f"'{record.name}' {error}") from None
+
+
+def _channels(record: Record) -> int:
+    """Return 1 for a grey picture, else 3; without unpacking it."""
+    if not isinstance(record.image, bytes):
+        return record.image.shape[-1]
+    try:
+        with Image.open(io.BytesIO(record.image)) as image:
+            return 1 if image.mode in GREY else 3
+    except Exception as error:  # as in data.resize.decode: decoders raise nearly anything
+        raise BadImage(str(error)) from None
+
+
+def _records(source: Source) -> Iterator[Record]:
+    for part in source.parts:
+        yield from part.read()
+
+
+def _stacked(records: list[Record], pixels: list[np.ndarray], shape: Shape) -> Tensor:
+    """Return pictures as one tensor; one of another size is named."""
+    for record, picture in zip(records, pixels, strict=True):
+        if picture.shape != shape:
+            found, first = ("x".join(map(str, s)) for s in (picture.shape, shape))
+            raise ValueError(
+                f"'{record.name}' is {found} (channels x height x width), the first picture {first}; "
+                "images of one size are needed: give --size PIXELS to resize them"
+            )
+    return torch.from_numpy(np.stack(pixels))
+
+
+def of_source(source: Source, *, size: int = 0, resize: str = "auto", channels: int = 0) -> ImageSet:
+    """Return pictures in a folder, zip, parquet, tar... as a set; without `size` all must have one size."""
+    first = next(_records(source))
+    fit = Fit(channels or _channels(first), size, resolve(resize, size) if size else "none")
+    height, width = fit(first).shape[1:]
+    shape = (fit.channels, height, width)
+
+    def chunks(batch: int, wanted: Wanted) -> Iterator[Chunk]:
+        records, start, number = _records(source), 0, 0
+        with ThreadPoolExecutor(DECODERS) as pool:
+            while some := list(islice(records, batch)):
+                if wanted(number):
+                    yield start, _stacked(some, list(pool.map(fit, some)), shape)
+                start, number = start + len(some), number + 1
+
+    return ImageSet(shape, _facts(source.kind, source.name, shape, resize=fit.resize), chunks)
+
+
+def of_parts(parts: Parts, **more: Any) -> ImageSet:
+    """Return what `sample_parts` wrote as a set; its batches are the parts."""
+
+    def chunks(batch: int, wanted: Wanted) -> Iterator[Chunk]:
+        start = 0
+        for number, (images, _) in enumerate(parts.batches()):
+            if wanted(number):
+                yield start, images
+            start += len(images)
+
+    return ImageSet(parts.shape, _facts("samples", parts.folder.name, parts.shape, count=parts.count, **more), chunks)
+
+
+def of_model(
+    model: Model, draw: Draw, settings: SampleConfig | None = None, *, precision: str = "fp32", name: str = "model"
+) -> ImageSet:
+    """Return images that are sampled as they are read; nothing is kept."""
+    settings = settings or model.recipe.sample
+    labels, seeds = draw.chosen_labels(model.num_classes), draw.chosen_seeds()
+
+    def chunks(batch: int, wanted: Wanted) -> Iterator[Chunk]:
+        for start, stop in _spans(draw.num, draw.batch, wanted):
+            part = slice(start, stop)
+            made = generate_all(model, labels[part], seeds[part], settings, precision=precision, progress=False)
+            yield start, made.images
+
+    more = {"draw": asdict(draw), "sampler": asdict(settings), "precision": precision, "origin": model.origin}
+    shape = model.recipe.data.shape
+    return ImageSet(shape, _facts("run", name, shape, count=draw.num, **more), chunks)
+
+
+def of_known(name: str) -> ImageSet:
+    """Return a set that ships in the package: NAME or NAME:SPLIT."""
+    name, _, split = name.partition(":")
+    shipped = {key: known for key, known in DATA_SETS.items() if known.load is not None}
+    load = choose("data", name, shipped).load
+    assert load is not None
+    found: Images = load(split or "train")
+    return of_tensor(found.images, name, split=split or "train", count=len(found))
+
+
+def of_recipe(recipe: Recipe) -> ImageSet:
+    """Return the images that a recipe trains on."""
+    known = DATA_SETS.get(recipe.data.name)
+    if known is not None and known.load is not None:
+        return of_known(recipe.data.name)
+    return of_prepared(open_prepared(recipe.data.folder))
+
+
+def open_images(
+    name: str | Path, *, size: int = 0, resize: str = "auto", channels: int = 0, split: str = ""
+) -> ImageSet:
+    """Return stored images as a set: a prepared folder, pictures, parquet, tars, arrays, or "data:NAME".
+
+    size, resize and channels change pictures in files alone; what was prepared or is an array stays as it is.
+    """
+    if channels not in (0, *MODES):
+        raise ValueError(f"--channels {channels} is not supported; allowed: {', '.join(map(str, MODES))}")
+    path, stored = Path(name), None
+    if str(name).startswith(DATA):
+        stored = of_known(str(name).removeprefix(DATA))
+    elif is_prepared(path):
+        stored = of_prepared(open_prepared(path))
+    elif path.suffix in (".npz", ".npy") and path.is_file() and not size:
+        stored = of_array(path)
+    if stored is None:
+        return _usable(of_source(open_source(path, split), size=size, resize=resize, channels=channels), name)
+    if size not in (0, stored.shape[1]):
+        raise ValueError(f"--size {size}: '{name}' holds {stored.shape[1]}x{stored.shape[2]} images, prepared as such")
+    return _usable(stored, name)
+
+
+def _usable(found: ImageSet, name: str | Path) -> ImageSet:
+    if found.shape[0] not in MODES:
+        raise ValueError(f"'{name}' has {found.shape[0]} channels; 3 (RGB) or 1 (grey) are needed")
+    return found

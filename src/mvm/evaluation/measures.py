@@ -1,0 +1,154 @@
+"""Which figures there are, what each needs, and their computation from gathered features."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torch import Tensor
+
+from mvm.evaluation.metrics import (
+    density_coverage,
+    frechet_distance,
+    inception_score,
+    jackknife_frechet,
+    kernel_distance,
+    precision_recall,
+)
+from mvm.evaluation.moments import Accumulator, Moments
+from mvm.options import choose
+
+KID_SUBSETS, KID_SIZE = 100, 1000
+SPLITS = 10  # of the Inception Score
+
+
+class Key(NamedTuple):
+    """One kind of features: the network, and the part of what it gives."""
+
+    network: str
+    part: str
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What a figure is made of. features: the features themselves, not their moments alone. alone: no reference."""
+
+    key: Key
+    features: bool = False
+    alone: bool = False
+
+
+_POOL = Key("inception", "pool")
+MEASURES: dict[str, Measure] = {
+    "fid": Measure(_POOL),
+    "sfid": Measure(Key("inception", "spatial")),
+    "kid": Measure(_POOL, features=True),
+    "precision": Measure(_POOL, features=True),
+    "recall": Measure(_POOL, features=True),
+    "density": Measure(_POOL, features=True),
+    "coverage": Measure(_POOL, features=True),
+    "is": Measure(Key("inception", "probabilities"), features=True, alone=True),
+}
+for _network in ("dino", "effnet", "pixels"):
+    MEASURES[f"fd-{_network}"] = Measure(Key(_network, "pool"))
+    MEASURES[f"kd-{_network}"] = Measure(Key(_network, "pool"), features=True)
+
+
+def parse_metrics(text: str) -> tuple[str, ...]:
+    """Return the names in "fid,kid", each once, each known."""
+    names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    for name in names:
+        choose("metrics", name, MEASURES)
+    if not names:
+        raise ValueError(f"--metrics '{text}' names none; allowed: {', '.join(MEASURES)}")
+    return names
+
+
+class Figure(NamedTuple):
+    """A figure, its standard error (None: not estimated), and how it was made."""
+
+    value: float
+    error: float | None = None
+    note: str = ""
+
+
+@dataclass
+class Gathered:
+    """Features of one set: moments per key, in blocks dealt at random, and the features where a figure needs them."""
+
+    count: int = 0
+    blocks: dict[Key, list[Accumulator]] = field(default_factory=dict)
+    known: dict[Key, Moments] = field(default_factory=dict)  # read from a file, in place of blocks
+    features: dict[Key, Tensor] = field(default_factory=dict)
+
+    def moments(self, key: Key) -> Moments:
+        """Return the moments of all features of a key; computed once."""
+        if key not in self.known:
+            blocks = self.blocks[key]
+            total = Accumulator(len(blocks[0].mean), blocks[0].mean.device)
+            for block in blocks:
+                total.merge(block)
+            self.known[key] = total.result()
+        return self.known[key]
+
+
+def _frechet(key: Key, images: Gathered, reference: Gathered) -> Figure:
+    """Return the Frechet distance, with a jackknife error where the images were dealt into blocks."""
+    target, blocks = reference.moments(key), images.blocks.get(key, [])
+    if len(blocks) < 2:
+        return Figure(frechet_distance(images.moments(key), target))
+    found = jackknife_frechet(blocks, target.to(blocks[0].mean.device))
+    return Figure(found.value, found.error, f"error: jackknife over {len(blocks)} blocks of the images")
+
+
+def _kernel(key: Key, images: Gathered, reference: Gathered, kid_size: int) -> Figure:
+    a, b = images.features[key], reference.features[key]
+    size = min(kid_size, len(a), len(b))
+    found = kernel_distance(a, b.to(a.device), KID_SUBSETS, size)
+    # subsets overlap: only about images / size of them are independent
+    error = found.std / max(1.0, min(len(a), len(b)) / size) ** 0.5
+    return Figure(found.mean, error, f"{KID_SUBSETS} subsets of {size}; error: their std / sqrt(images / {size})")
+
+
+def _inception_score(key: Key, images: Gathered) -> Figure:
+    found = inception_score(images.features[key], SPLITS)
+    return Figure(found.mean, found.std, f"error: std over {SPLITS} splits")
+
+
+PAIRS = {  # figures that one computation gives together
+    ("precision", "recall"): (precision_recall, "3 neighbours"),
+    ("density", "coverage"): (density_coverage, "5 neighbours"),
+}
+
+
+def _pairs(names: Sequence[str], images: Gathered, reference: Gathered) -> dict[str, Figure]:
+    """Return figures that come two by two, where one of them is asked for."""
+    found = {}
+    for pair, (compute, note) in PAIRS.items():
+        if set(pair) & set(names):
+            values = compute(reference.features[_POOL], images.features[_POOL])
+            found |= {name: Figure(value, None, note) for name, value in zip(pair, values, strict=True)}
+    return found
+
+
+def _single(name: str, images: Gathered, reference: Gathered, kid_size: int) -> Figure:
+    measure = MEASURES[name]
+    if measure.alone:
+        return _inception_score(measure.key, images)
+    if measure.features:
+        return _kernel(measure.key, images, reference, kid_size)
+    return _frechet(measure.key, images, reference)
+
+
+def figures(names: Sequence[str], images: Gathered, reference: Gathered, kid_size: int = KID_SIZE) -> dict[str, Figure]:
+    """Return the asked figures, in the asked order."""
+    pairs = _pairs(names, images, reference)
+    return {name: pairs.get(name) or _single(name, images, reference, kid_size) for name in names}
+
+
+def keys_of(names: Sequence[str]) -> Mapping[Key, bool]:
+    """Return the features that the figures need: key -> whether the features themselves must be kept."""
+    wanted: dict[Key, bool] = {}
+    for name in names:
+        measure = MEASURES[name]
+        wanted[measure.key] = wanted.get(measure.key, False) or measure.features
+    return wanted

@@ -1,0 +1,258 @@
+"""One model, many samplers: every cell on the same seeds and labels, kept when done, resumed where it was stopped.
+
+OUT/sweep.json      what all cells share: model, images, reference, figures
+OUT/cells/NAME.json a finished cell; NAME.png its first images
+OUT/work/NAME/      images of a cell in the making, removed when its figures are written
+OUT/results.json, results.csv, report.html, plots/
+"""
+
+import json
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mvm.evaluation.evaluate import Evaluation, Judge, Reference, Side, evaluate
+from mvm.evaluation.images import of_parts
+from mvm.evaluation.measures import Figure
+from mvm.evaluation.report import provenance, require_plots
+from mvm.evaluation.sweep_report import Result, write_report
+from mvm.files import alone, put_in_place, temporary_beside, write_text
+from mvm.generate import grid, png_bytes
+from mvm.model import Model
+from mvm.recipes import SampleConfig
+from mvm.samples import Draw, Parts, sample_parts
+from mvm.solver import Adaptive
+from mvm.training.runtime import Processes
+
+SHOWN = 40  # images in a cell's grid: with balanced labels of ten classes, four rows
+COLUMNS = 10
+SHARED = "sweep.json"
+
+
+@dataclass(frozen=True)
+class Axes:
+    """What is varied: all combinations, but for guidance 1, which has no interval."""
+
+    solvers: tuple[str, ...] = ("adams",)
+    nfes: tuple[int, ...] = (8, 13, 26)
+    rhos: tuple[float, ...] = (0.0, 1.0)
+    cfgs: tuple[float, ...] = (1.0,)
+    intervals: tuple[tuple[float, float], ...] = ((0.0, 1.0),)
+
+    def cells(self) -> list[SampleConfig]:
+        """Return the settings of every cell, each once."""
+        found = []
+        for solver, cfg, interval, rho, nfe in product(self.solvers, self.cfgs, self.intervals, self.rhos, self.nfes):
+            low, high = (0.0, 1.0) if cfg == 1 else interval
+            found.append(SampleConfig(solver=solver, nfe=nfe, rho=rho, cfg=cfg, low=low, high=high))
+        return list(dict.fromkeys(found))
+
+
+def cell_name(settings: SampleConfig) -> str:
+    """Return the name of a cell's files: adams-nfe26-rho0.75-cfg1.2-0.6-0.8."""
+    guided = "" if settings.cfg == 1 else f"-cfg{settings.cfg:g}-{settings.low:g}-{settings.high:g}"
+    return f"{settings.solver}-nfe{settings.nfe}-rho{settings.rho:g}{guided}"
+
+
+def check_cells(cells: Sequence[SampleConfig], model: Model) -> None:
+    """Refuse combinations that cannot be sampled, before the first hour and not after it."""
+    for settings in cells:
+        solver = settings.build_solver()
+        try:
+            if not isinstance(solver, Adaptive):
+                solver.plan(model.schedule, settings.nfe, settings.rho)
+        except ValueError as error:
+            raise ValueError(f"cell {cell_name(settings)} cannot be sampled: {error}") from None
+
+
+@dataclass
+class Sweep:
+    """sweep.run(cells): a model, the images drawn from it, what judges them, and the folder that keeps everything."""
+
+    model: Model
+    draw: Draw
+    judge: Judge
+    reference: Side
+    metrics: tuple[str, ...]
+    folder: Path
+    precision: str = "fp32"
+    repeats: int = 1  # draws of each cell, on seeds of their own; more than one give an error
+    keep_images: bool = False
+    command: str = ""
+    opened: list[Reference] = field(default_factory=list)
+
+    @property
+    def place(self) -> Processes:
+        return self.judge.place
+
+    def shared(self) -> dict[str, Any]:
+        """Return what a finished cell must share with the others to stand beside them."""
+        name = self.reference.file or self.reference.name
+        found = {
+            "origin": self.model.origin,
+            "draw": asdict(self.draw),
+            "repeats": self.repeats,
+            "precision": self.precision,
+            "reference": self.reference.images.facts if self.reference.images else {"name": str(name)},
+        }
+        return json.loads(json.dumps(found))
+
+    def run(self, cells: Sequence[SampleConfig]) -> list[Result]:
+        """Return the results of all cells, computing those that are missing, and write the report."""
+        require_plots()
+        check_cells(cells, self.model)
+        with ExitStack() as stack:
+            with self.place.main_first():
+                if self.place.main:
+                    (self.folder / "cells").mkdir(parents=True, exist_ok=True)
+                    stack.enter_context(_held(self.folder))
+                    self._check_shared()
+            found = []
+            for number, settings in enumerate(cells, 1):
+                self._say(f"cell {number} of {len(cells)}: {cell_name(settings)}")
+                found.append(self._cell(settings))
+            if self.place.main:
+                self._write(found)
+            self.place.any(False)  # past this, the report is there
+        return [Result(**told["result"]) for told in found]
+
+    def _write(self, found: Sequence[Mapping[str, Any]]) -> None:
+        """Write results.json and the report."""
+        facts, results = self._facts(found), [told["result"] for told in found]
+        write_text(self.folder / "results.json", json.dumps({"facts": facts, "results": results}, indent=2) + "\n")
+        write_report(self.folder, [Result(**result) for result in results], facts)
+
+    def _say(self, text: str) -> None:
+        if self.judge.progress and self.place.main:
+            print(text, flush=True)
+
+    def _check_shared(self) -> None:
+        """Write what the cells share, or refuse to mix with those of another kind."""
+        path = self.folder / SHARED
+        if not path.is_file():
+            write_text(path, json.dumps(self.shared(), indent=2) + "\n")
+            return
+        there, now = json.loads(path.read_text(encoding="utf-8")), self.shared()
+        other = [key for key in now if there.get(key) != now[key]]
+        if other:
+            told = "; ".join(f"{key}: {there.get(key)} there, {now[key]} now" for key in other)
+            raise ValueError(f"{self.folder} holds a sweep of another kind ({told}); give another --out")
+
+    def _target(self) -> Reference:
+        """Return the reference, its features gathered when the first cell needs them."""
+        if not self.opened:
+            self.opened.append(Reference(self.judge, self.reference, self.metrics))
+        return self.opened[0]
+
+    def _cell(self, settings: SampleConfig) -> dict[str, Any]:
+        """Return a cell: what is kept of it, completed by what is missing."""
+        path = self.folder / "cells" / f"{cell_name(settings)}.json"
+        kept = self.place.tell(_read(path) if self.place.main else None)
+        there = kept["result"]["metrics"] if kept else {}
+        missing = tuple(name for name in self.metrics if name not in there)
+        if kept and not missing:
+            return kept
+        told = self._compute(settings, missing)
+        told["result"]["metrics"] = {**there, **told["result"]["metrics"]}
+        if self.place.main:
+            write_text(path, json.dumps(told, indent=2) + "\n")
+            if not self.keep_images:
+                shutil.rmtree(self.folder / "work" / cell_name(settings), ignore_errors=True)
+        return told
+
+    def _compute(self, settings: SampleConfig, names: Sequence[str]) -> dict[str, Any]:
+        """Return the figures of a cell, the mean over its repeats."""
+        rounds = [self._round(settings, names, number) for number in range(self.repeats)]
+        parts, _, judged = rounds[0]
+        picture = f"cells/{cell_name(settings)}.png"
+        if self.place.main:
+            _write_grid(self.folder / picture, parts)
+        result = Result(
+            solver=settings.solver,
+            nfe=settings.nfe,
+            rho=settings.rho,
+            cfg=settings.cfg,
+            low=settings.low,
+            high=settings.high,
+            evaluations=parts.nfe,
+            passes=parts.passes,
+            seconds=sum(seconds for _, seconds, _ in rounds) / self.repeats,
+            metrics={name: _mean([r.metrics[name] for _, _, r in rounds])._asdict() for name in names},
+            grid=picture,
+        )
+        facts = {**judged.as_dict(), "metrics": None}
+        return {"settings": asdict(settings), "result": asdict(result), "facts": facts}
+
+    def _round(self, settings: SampleConfig, names: Sequence[str], number: int) -> tuple[Parts, float, Evaluation]:
+        """Return the images of one repeat, the seconds they took, and their figures."""
+        folder = self.folder / "work" / cell_name(settings) / str(number)
+        draw = replace(self.draw, seed=self.draw.seed + number * self.draw.num)
+        there = len(list(folder.glob("part-*.npy")))
+        start = time.perf_counter()
+        parts = sample_parts(
+            self.model, draw, settings, folder, place=self.place, precision=self.precision, progress=self.judge.progress
+        )
+        made = len(draw.spans()) - there
+        seconds = (time.perf_counter() - start) * len(draw.spans()) / max(1, made)  # of all, from those made now
+        side = Side(cell_name(settings), of_parts(parts))
+        return parts, seconds, evaluate(self.judge, side, self._target(), names)
+
+    def _facts(self, found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the provenance of the report."""
+        first = found[0]["facts"]
+        warnings = dict.fromkeys(warning for told in found for warning in told["facts"]["warnings"])
+        return {
+            "warnings": list(warnings),
+            "command": self.command,
+            "name": self.model.origin.get("run", self.model.recipe.name),
+            "images": self.draw.num,
+            "model": self.model.origin,
+            "draw": {**asdict(self.draw), "repeats": self.repeats},
+            "sampling": {"precision": self.precision, "compiled": self.model.compiled},
+            "reference": first["reference"],
+            "networks": first["networks"],
+            "software": {**dict(provenance()), **first["software"]},
+        }
+
+
+def _held(folder: Path) -> AbstractContextManager[None]:
+    return alone(folder, f"{folder} is in use by another sweep; wait for it, or give another --out")
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def _mean(figures: Sequence[Figure]) -> Figure:
+    """Return the mean over repeats, its error from their spread; of one repeat, the figure as it is."""
+    if len(figures) == 1:
+        return figures[0]
+    values = np.array([figure.value for figure in figures])
+    note = f"mean of {len(values)} repeats on other seeds, std {values.std(ddof=1):.3g}; {figures[0].note}".rstrip("; ")
+    return Figure(float(values.mean()), float(values.std(ddof=1) / len(values) ** 0.5), note)
+
+
+def _write_grid(path: Path, parts: Parts) -> None:
+    images = []
+    for batch, _ in parts.batches():
+        images.append(batch)
+        if sum(map(len, images)) >= SHOWN:
+            break
+    side = parts.shape[-1]
+    picture = grid(torch.cat(images)[:SHOWN], COLUMNS, scale=max(1, 48 // side), gap=2)
+    temporary = temporary_beside(path)
+    temporary.write_bytes(png_bytes(picture))
+    put_in_place(temporary, path)
+
+
+def default_metrics(model: Model) -> str:
+    """Return the figure usual for a model's images: Inception knows photographs, not small grey ones."""
+    return "fid" if model.recipe.data.shape[0] == 3 else "fd-pixels"

@@ -1,0 +1,270 @@
+"""What a sweep's cells say, in words: the best per metric, and where the SDE passes the ODE, beyond the errors."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+
+@dataclass(frozen=True)
+class Result:
+    """One cell of a sweep: what was asked, what it cost per image, and what it is worth.
+
+    metrics: name -> {"value": float, "error": float or None, "note": str}. seconds: of sampling all images.
+    grid: a PNG of the first images, relative to the sweep's folder; "" if none.
+    """
+
+    solver: str
+    nfe: int
+    rho: float
+    cfg: float
+    low: float
+    high: float
+    evaluations: float
+    passes: float
+    seconds: float
+    metrics: dict[str, dict]
+    grid: str
+
+
+class Metric(NamedTuple):
+    """A metric's name in print; lower: whether lower is better, None where that is not known."""
+
+    label: str
+    lower: bool | None
+
+    @property
+    def title(self) -> str:
+        return self.label if self.lower is None else f"{self.label} ({'lower' if self.lower else 'higher'} is better)"
+
+
+METRICS = {
+    "fid": Metric("FID", True),
+    "sfid": Metric("sFID", True),
+    "kid": Metric("KID", True),
+    "is": Metric("Inception score", False),
+    "precision": Metric("Precision", False),
+    "recall": Metric("Recall", False),
+    "density": Metric("Density", False),
+    "coverage": Metric("Coverage", False),
+    "fd-dino": Metric("FD-DINO", True),
+    "kd-dino": Metric("KD-DINO", True),
+    "fd-effnet": Metric("FD-EfficientNet", True),
+    "kd-effnet": Metric("KD-EfficientNet", True),
+    "fd-pixels": Metric("FD-pixels", True),
+    "kd-pixels": Metric("KD-pixels", True),
+}
+
+
+def metric_named(name: str) -> Metric:
+    """Return a metric; one not in the table goes by its own name, with no direction."""
+    return METRICS.get(name, Metric(name, None))
+
+
+def metrics_of(results: Iterable[Result]) -> list[str]:
+    """Return the metrics present, those of the table first and in its order."""
+    found = {name for result in results for name in result.metrics}
+    return [name for name in METRICS if name in found] + sorted(found - METRICS.keys())
+
+
+class Reading(NamedTuple):
+    """A measured value, NaN where it failed, and its standard error, NaN where none is stated."""
+
+    value: float
+    error: float
+
+    @property
+    def failed(self) -> bool:
+        return not math.isfinite(self.value)
+
+
+def reading(result: Result, metric: str) -> Reading | None:
+    """Return a cell's reading of a metric; None where it was not measured there."""
+    found = result.metrics.get(metric)
+    if found is None:
+        return None
+    value, error = (math.nan if found.get(key) is None else float(found[key]) for key in ("value", "error"))
+    return Reading(value, error if math.isfinite(error) else math.nan)
+
+
+def told_apart(a: Reading, b: Reading) -> bool:
+    """Return whether two values differ by more than their errors, added in quadrature; an unstated one counts as 0."""
+    errors = [r.error for r in (a, b) if not math.isnan(r.error)]
+    return abs(a.value - b.value) > math.hypot(*errors)
+
+
+def number(value: float) -> str:
+    """Return a number with four significant digits; "failed" where it is none."""
+    if not math.isfinite(value):
+        return "failed"
+    return f"{value:.3e}" if 0 < abs(value) < 1e-4 else f"{value:.{_decimals(value, digits=4)}f}"
+
+
+def _decimals(value: float, digits: int) -> int:
+    return digits - 1 if value == 0 else max(0, digits - 1 - math.floor(math.log10(abs(value))))
+
+
+def in_words(found: Reading) -> str:
+    """Return "2.314 ± 0.042": two digits of the error, and no more than four of the value."""
+    value, error = found
+    if found.failed or math.isnan(error):
+        return number(value)
+    if max(abs(value), error) < 1e-4:
+        return f"{value:.1e} ± {error:.1e}"
+    decimals = min(_decimals(error, digits=2), _decimals(max(abs(value), error), digits=4))
+    short = f"{error:.{decimals}f}"
+    return f"{value:z.{decimals}f} ± {short if float(short) or not error else f'{error:.1g}'}"
+
+
+def guidance_of(result: Result) -> tuple[float, float, float]:
+    """Return scale and interval; without guidance the interval says nothing."""
+    return (1.0, 0.0, 1.0) if result.cfg == 1 else (result.cfg, result.low, result.high)
+
+
+def guidance_text(result: Result) -> str:
+    """Return "none", or the scale and where it acts."""
+    scale, low, high = guidance_of(result)
+    if scale == 1:
+        return "none"
+    return f"{scale:g} " + ("everywhere" if (low, high) == (0, 1) else f"on [{low:g}, {high:g}]")
+
+
+def guidance_name(result: Result) -> str:
+    return "no guidance" if result.cfg == 1 else f"guidance {guidance_text(result)}"
+
+
+def rho_name(rho: float) -> str:
+    return f"{'SDE' if rho else 'ODE'} (rho {rho:g})"
+
+
+def cell_name(result: Result) -> str:
+    return f"{result.solver}, {rho_name(result.rho)}, NFE {result.nfe}, {guidance_name(result)}"
+
+
+def in_order(results: Iterable[Result]) -> list[Result]:
+    """Return cells by solver, guidance, rho and NFE."""
+    return sorted(results, key=lambda r: (r.solver, guidance_of(r), r.rho, r.nfe, r.evaluations))
+
+
+def grouped(results: Iterable[Result], key: Callable[[Result], Any]) -> dict[Any, list[Result]]:
+    """Return cells in order, by key."""
+    groups: dict[Any, list[Result]] = {}
+    for result in in_order(results):
+        groups.setdefault(key(result), []).append(result)
+    return groups
+
+
+class Best(NamedTuple):
+    """The best cell of a metric, and those its value cannot be told apart from."""
+
+    cell: Result
+    found: Reading
+    rivals: list[Result]
+    among: int
+
+
+def best(results: Iterable[Result], metric: str) -> Best | None:
+    """Return the best cell; None where all failed or the metric has no known direction."""
+    lower = metric_named(metric).lower
+    known = [(r, found) for r in in_order(results) if (found := reading(r, metric)) and not found.failed]
+    if not known or lower is None:
+        return None
+    cell, top = min(known, key=lambda pair: pair[1].value if lower else -pair[1].value)
+    rivals = [r for r, found in known if r is not cell and not told_apart(found, top)]
+    return Best(cell, top, rivals, len(known))
+
+
+def _where(chosen: Sequence[int], tried: Sequence[int]) -> str:
+    """Return a set of NFEs in words; "from ... on" and "up to" only where more than one was tried there."""
+    if len(chosen) == 1:
+        return f"at NFE {chosen[0]}"
+    if len(chosen) == len(tried):
+        return f"at every NFE tried ({tried[0]} to {tried[-1]})"
+    if chosen == tried[-len(chosen) :]:
+        return f"from NFE {chosen[0]} on"
+    if chosen == tried[: len(chosen)]:
+        return f"up to NFE {chosen[-1]}"
+    return f"at NFE {', '.join(map(str, chosen[:-1]))} and {chosen[-1]}"
+
+
+def compare(ode: Mapping[int, Reading], sde: Mapping[int, Reading], rho: float, lower: bool | None) -> str:
+    """Return in words at which common NFEs the SDE is below, above, or not told apart from the ODE; "" if none."""
+    tried = sorted(nfe for nfe in ode.keys() & sde.keys() if not (ode[nfe].failed or sde[nfe].failed))
+    apart = [nfe for nfe in tried if told_apart(ode[nfe], sde[nfe])]
+    sides = {
+        "below": [nfe for nfe in apart if sde[nfe].value < ode[nfe].value],
+        "above": [nfe for nfe in apart if sde[nfe].value > ode[nfe].value],
+        "within the error of": [nfe for nfe in tried if nfe not in apart],
+    }
+    order = ("above", "below") if lower is False else ("below", "above")
+    said = [f"{side} it {_where(sides[side], tried)}" for side in (*order, "within the error of") if sides[side]]
+    if not said:
+        return ""
+    said[0] = said[0].replace(" it ", " the ODE ", 1)
+    listed = " and ".join(filter(None, (", ".join(said[:-1]), said[-1])))
+    return f"the {rho_name(rho)} is {listed}."
+
+
+def comparisons(results: Iterable[Result], metric: str) -> dict[tuple, str]:
+    """Return what is to be said of each SDE against its ODE: (solver, guidance, rho) -> sentence."""
+    curves = {
+        key: {r.nfe: found for r in cells if (found := reading(r, metric))}
+        for key, cells in grouped(results, lambda r: (r.solver, guidance_of(r), r.rho)).items()
+    }
+    lower = metric_named(metric).lower
+    said = {
+        (solver, guidance, rho): compare(curves.get((solver, guidance, 0), {}), sde, rho, lower)
+        for (solver, guidance, rho), sde in curves.items()
+        if rho
+    }
+    return {key: text for key, text in said.items() if text}
+
+
+def names_of(results: Iterable[Result]) -> dict[tuple, str]:
+    """Return each guidance in words."""
+    return {guidance_of(r): guidance_name(r) for r in results}
+
+
+def caution(results: Iterable[Result], metric: str) -> str:
+    """Return what the errors allow to be said of a metric."""
+    found = [r for r in (reading(result, metric) for result in results) if r and not r.failed]
+    stated = [r for r in found if not math.isnan(r.error)]
+    label = metric_named(metric).label
+    if len(found) < 2:
+        return ""
+    if not stated:
+        return f"No error is stated for {label}: differences are as measured and may be noise."
+    some = "" if len(stated) == len(found) else f" Of {len(found)} cells {len(found) - len(stated)} have no error."
+    return f"Differences smaller than the stated error are not called.{some}"
+
+
+def best_in_words(results: Sequence[Result], metric: str) -> str:
+    """Return the best cell of a metric as a sentence."""
+    top, label = best(results, metric), metric_named(metric).label
+    if top is None:
+        tried = [r for r in (reading(result, metric) for result in results) if r]
+        if all(r.failed for r in tried):
+            return f"{label} failed in every cell."
+        return f"Whether lower or higher is better is not known for {label}, so no cell is called best."
+    if top.among == 1:
+        return f"{label} is {in_words(top.found)} ({cell_name(top.cell)})."
+    others = f" {_count(top.rivals)} within the error of it." if top.rivals else ""
+    return f"{label} is best, {in_words(top.found)}, with {cell_name(top.cell)}.{others}"
+
+
+def _count(cells: Sequence[Result]) -> str:
+    return "1 other cell is" if len(cells) == 1 else f"{len(cells)} other cells are"
+
+
+def main_finding(results: Sequence[Result]) -> str:
+    """Return the lead: best cell of the first metric, and its solver's best SDE against its ODE."""
+    metric = metrics_of(results)[0]
+    said, top = comparisons(results, metric), best(results, metric)
+    text = ""
+    if top is not None:
+        solver, guidance = top.cell.solver, guidance_of(top.cell)
+        near = [r for r in results if r.rho and (r.solver, guidance_of(r)) == (solver, guidance)]
+        rival = best(near, metric)
+        text = said.get((solver, guidance, rival.cell.rho), "") if rival else ""
+        text = f"With {solver} and {guidance_name(top.cell)}, {text}" if text else ""
+    return " ".join(filter(None, (best_in_words(results, metric), text, caution(results, metric))))

@@ -1,0 +1,173 @@
+"""Where the FID network's weights come from: a file, a folder of shards, the cache, a download; always verified."""
+
+import json
+import os
+import sys
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from mvm.evaluation.inception import CLASSIFIER, COUNTER, Inception
+from mvm.files import put_in_place, sha256, temporary_beside
+
+PUBLISHED_NAME = "pt_inception-2015-12-05-6726825d.pth"
+PUBLISHED_SHA256 = "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2"  # of the file
+PUBLISHED_AT = f"https://github.com/mseitzer/pytorch-fid/releases/download/fid_weights/{PUBLISHED_NAME}"
+FINGERPRINT = (
+    "f52412653ee45bed604b0f4fa0d3942ce5f50784fece9766dfa6cbecddbe4555"  # of its weights without fc, by `fingerprint`
+)
+OPTION = "--inception FILE_OR_FOLDER"
+PATIENCE = 30  # seconds for an answer
+
+
+def cache_folder(platform: str = sys.platform) -> Path:
+    """Return MVM_CACHE, or the folder for mvm in the user's cache of this platform."""
+    if chosen := os.environ.get("MVM_CACHE"):
+        return Path(chosen)
+    if platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "mvm"
+    if platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "mvm"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mvm"
+
+
+def _needed(found: str) -> ValueError:
+    """Return the error that says what was found and how to get the weights."""
+    folder = cache_folder() / "inception"
+    return ValueError(
+        f"{found}. FID needs the weights '{PUBLISHED_NAME}' (sha256 {PUBLISHED_SHA256}) or the same as safetensors: "
+        f"download {PUBLISHED_AT} and name it with {OPTION}, or put it into '{folder}'"
+    )
+
+
+def _indexed(index: Path) -> list[Path]:
+    """Return the shards an index names."""
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (KeyError, ValueError, AttributeError, TypeError) as error:
+        raise ValueError(f"'{index}' is no index of shards: it has no weight_map of names to files") from error
+    if missing := [name for name in names if not (index.parent / name).is_file()]:
+        raise ValueError(f"'{index}' names {', '.join(missing)}, but there is no such file beside it")
+    return [index.parent / name for name in names]
+
+
+def _files_in(folder: Path) -> list[Path]:
+    """Return the files of a folder that hold the weights: an index's shards, or all safetensors, or the .pth."""
+    if indices := sorted(folder.glob("*.safetensors.index.json")):
+        return _indexed(indices[0])
+    return sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.pth"))
+
+
+def _fetch(path: Path) -> None:
+    """Download the published file, keep it when its checksum is right."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = temporary_beside(path)
+    with urllib.request.urlopen(PUBLISHED_AT, timeout=PATIENCE) as answer, temporary.open("wb") as file:
+        length = int(answer.headers.get("Content-Length") or 0)
+        with tqdm(total=length or None, desc=PUBLISHED_NAME, unit="B", unit_scale=True) as bar:
+            while piece := answer.read(1 << 20):
+                file.write(piece)
+                bar.update(len(piece))
+    if (found := sha256(temporary)) != PUBLISHED_SHA256:
+        temporary.unlink()
+        raise ValueError(f"{PUBLISHED_AT} sent a file of sha256 {found}, not {PUBLISHED_SHA256}; it was not kept")
+    put_in_place(temporary, path)
+
+
+def _fill_cache(folder: Path) -> None:
+    """Download the weights into the cache, unless MVM_OFFLINE is set."""
+    if os.environ.get("MVM_OFFLINE", "0") != "0":
+        raise _needed(f"'{folder}' holds no weights, and MVM_OFFLINE forbids to download them")
+    try:
+        _fetch(folder / PUBLISHED_NAME)
+    except OSError as error:  # no network, no such host, a server's refusal, a full disk
+        raise _needed(f"'{folder}' holds no weights, and the download failed ({error})") from error
+
+
+def _locate(source: str | Path | None) -> list[Path]:
+    """Return the files of a source: a file, a folder, or nothing for the cache, which is filled when it is empty."""
+    path = Path(source) if source else cache_folder() / "inception"
+    if not source and not _files_in(path):
+        _fill_cache(path)
+    files = _files_in(path) if path.is_dir() else [path]
+    if not files or not files[0].is_file():
+        found = "holds no .safetensors or .pth" if path.is_dir() else "is not there"
+        raise _needed(f"'{path}' {found}")
+    return files
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of one file; nothing in it is executed."""
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except PermissionError:
+        raise
+    except Exception as error:  # of a torn or foreign .pth torch raises ten kinds of error
+        raise ValueError(f"'{path}' is no whole file of weights alone; {OPTION} takes .safetensors and .pth") from error
+    if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
+        raise ValueError(f"'{path}' holds something other than named tensors; {OPTION} takes weights alone")
+    return dict(found)
+
+
+def _read_all(files: Sequence[Path]) -> dict[str, Tensor]:
+    """Return the tensors of all files as float32, without the counters; a name that comes twice is refused."""
+    weights: dict[str, Tensor] = {}
+    for path in files:
+        shard = _read(path)
+        if twice := sorted(shard.keys() & weights.keys()):
+            raise ValueError(f"'{path}' holds {twice[0]} again; the folder must hold one set of weights")
+        weights |= shard
+    return {name: value.float() for name, value in weights.items() if not name.endswith(COUNTER)}
+
+
+def _is_published(files: Sequence[Path]) -> bool:
+    if len(files) != 1:
+        return False
+    return sha256(files[0]) == PUBLISHED_SHA256
+
+
+def _differing(weights: Mapping[str, Tensor], network: nn.Module) -> list[str]:
+    """Return the names that are missing, unknown, or of another shape."""
+    have = {name: value.shape for name, value in weights.items()}
+    want = {name: value.shape for name, value in network.state_dict().items() if not name.endswith(COUNTER)}
+    return sorted(name for name in have.keys() | want.keys() if have.get(name) != want.get(name))
+
+
+def _build(weights: Mapping[str, Tensor], source: Path) -> Inception:
+    """Return the network of these weights; on "meta" nothing is drawn, so that loading moves no random state."""
+    with torch.device("meta"):
+        network = Inception(classifier=CLASSIFIER[0] in weights)
+    if wrong := _differing(weights, network):
+        found = f"{len(wrong)} tensors are missing, unknown or of another shape, '{wrong[0]}' first"
+        raise _needed(f"'{source}' does not hold the FID InceptionV3: {found}")
+    network.load_state_dict(weights, strict=True, assign=True)  # torch adds the counters that were left out
+    return network.requires_grad_(False)
+
+
+def load_inception(source: str | Path | None = None, *, trust: bool = False) -> Inception:
+    """Return the network with the weights of a file (.safetensors, .pth), a folder of shards, or the cache ("").
+
+    An empty cache is filled by a download, unless MVM_OFFLINE is set. Weights of another fingerprint than FINGERPRINT
+    are refused, unless `trust`. The fingerprint leaves fc out, since not every copy has it; so an fc counts only in the
+    published file, which is known by its own sha256 (or with `trust`). Elsewhere it is left aside and there are no
+    logits.
+    """
+    files = _locate(source)
+    weights = _read_all(files)
+    if not trust and CLASSIFIER[0] in weights and not _is_published(files):
+        weights = {name: value for name, value in weights.items() if name not in CLASSIFIER}
+    network = _build(weights, files[0])
+    found = network.fingerprint
+    if found != FINGERPRINT and not trust:
+        raise ValueError(
+            f"the weights in '{files[0].parent}' have the fingerprint {found}, those of '{PUBLISHED_NAME}' have "
+            f"{FINGERPRINT}: figures made with them are no FID. Give {OPTION} the published ones, or trust=True in code"
+        )
+    return network
