@@ -24,6 +24,14 @@ from mvm.training.loop import train
 from mvm.training.optim import optimizers, step_unless
 from mvm.verify import digits_noise, digits_oracle, rmse
 
+MODES = (  # precision, compile, deterministic
+    ("fp32", "off", False),
+    ("fp32", "graph", False),
+    ("fp32", "graph", True),
+    ("bf16", "graph", False),
+    ("bf16", "graph", True),
+)
+
 
 def noise_mismatches(count: int = 512, elements: int = 3072) -> tuple[int, int]:
     """Return how many normals differ in any bit between the devices, and how many were compared."""
@@ -58,11 +66,12 @@ def likelihood_gap() -> float:
     return float((found[0] - found[1]).abs().max())
 
 
-def training_gap(precision: str, compiled: str, steps: int = 20) -> tuple[float, bool]:
+def training_gap(precision: str, compiled: str, deterministic: bool, steps: int = 20) -> tuple[float, bool]:
     """Return the largest relative gap of the loss, and whether 10 + resume + 10 steps are bit-equal on the GPU."""
     changes = {"train.steps": str(steps), "train.log_every": "1", "train.warmup": "2"}
     plain = override(load_recipe("digits"), changes)
-    recipe = override(plain, {"engine.precision": precision, "engine.compile": compiled})
+    engine = {"precision": precision, "compile": compiled, "deterministic": str(deterministic)}
+    recipe = override(plain, {f"engine.{name}": value for name, value in engine.items()})
     losses: dict[str, list[float]] = {"cpu": [], "cuda": []}
     with tempfile.TemporaryDirectory() as folder:
         for device, log in losses.items():
@@ -93,7 +102,9 @@ def kernel_gaps(head: int, dtype: torch.dtype) -> list[float]:
         (found, dtype, lambda x, w: kernel(x, w, cos, sin, NORM_EPS)),
         (wanted, torch.float64, lambda x, w: norm_rotate(x, w, cos.double(), sin.double())),
     ):
-        inputs = x.to(kind).requires_grad_(), weight.to(torch.promote_types(kind, torch.float32)).requires_grad_()
+        wide = torch.promote_types(kind, torch.float32)
+        inputs = x.detach().to(kind, copy=True), weight.detach().to(wide, copy=True)
+        inputs = inputs[0].requires_grad_(), inputs[1].requires_grad_()
         value = work(*inputs)
         value.backward(grad.to(kind))
         out.extend(t.detach().double() for t in (value, inputs[0].grad, inputs[1].grad))
@@ -149,9 +160,10 @@ def main() -> None:
         )
     print(f"- RMSE between devices, digits oracle in float64, adams ODE, nfe 26: {oracle_gap():.1e}")
     print(f"- largest difference of bits per dimension, digits model: {likelihood_gap():.1e}")
-    for precision, compiled in (("fp32", "off"), ("fp32", "graph"), ("bf16", "graph")):
-        gap, equal = training_gap(precision, compiled)
-        print(f"- {precision}, compile {compiled}: largest relative difference of the loss over 20 steps: {gap:.1e}")
+    for precision, compiled, ordered in MODES:
+        gap, equal = training_gap(precision, compiled, ordered)
+        mode = f"{precision}, compile {compiled}, deterministic {ordered}"
+        print(f"- {mode}: largest relative difference of the loss over 20 steps: {gap:.1e}")
         print(f"  10 steps + resume + 10 on the GPU give the weights of 20, bit for bit: {'yes' if equal else 'no'}")
     for head, dtype in ((64, torch.float32), (72, torch.float32), (64, torch.bfloat16), (72, torch.bfloat16)):
         gaps = ", ".join(f"{gap:.1e}" for gap in kernel_gaps(head, dtype))

@@ -68,6 +68,8 @@ CASES = {
     "B": (recipe("B"), None),
     "S-kernels": (recipe("S", kernels=True), None),
     "B-kernels": (recipe("B", kernels=True), None),
+    "S-deterministic": (recipe("S", deterministic=True), None),
+    "B-deterministic": (recipe("B", deterministic=True), None),
     "XL-kernels": (recipe("XL", recompute=0.25, kernels=True), None),
     "XL": (recipe("XL", recompute=0.25), None),
     "XL-18-heads": (with_heads(recipe("XL", recompute=0.25), 18), None),  # 64 wide, as the other sizes' are

@@ -18,7 +18,7 @@ from mvm.recipes.page import training_flops
 from mvm.training.engine import compile_mode
 from mvm.training.features import FeatureBank, TensorBank
 from mvm.training.logs import matrix_ceiling
-from mvm.training.runtime import Processes, autocast, precision
+from mvm.training.runtime import Processes, autocast, determinism, precision
 from mvm.training.trainer import Trainer
 
 WARM_UP = 5  # steps before the clock starts: compilation, memory, libraries
@@ -62,6 +62,13 @@ def bench_training(
     recipe: Recipe, place: Processes, *, steps: int = 30, teacher: FeatureBank | None = None, progress: bool = True
 ) -> dict[str, Any]:
     """Return images per second of whole training steps (batch, forward, backward, optimizer, averages), and memory."""
+    with determinism(recipe.engine):
+        return _bench_training(recipe, place, steps, teacher, progress)
+
+
+def _bench_training(
+    recipe: Recipe, place: Processes, steps: int, teacher: FeatureBank | None, progress: bool
+) -> dict[str, Any]:
     device = place.device
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)

@@ -12,7 +12,7 @@ from mvm import demo, verify
 from mvm.cli import run, split_overrides
 from mvm.training import checkpoint
 
-COMMANDS = ("demo", "train", "sample", "verify", "recipes", "data", "bench", "ema")
+COMMANDS = ("demo", "train", "sample", "verify", "recipes", "data", "bench", "ema", "eval", "sweep", "compare")
 
 
 def spawn(*tokens, cwd=None):
@@ -53,9 +53,12 @@ def test_help_of_each_command(command, capsys):
         ),
         "verify": ("--json",),
         "recipes": ("NAME",),
-        "data": ("prepare", "info"),
+        "data": ("prepare", "info", "stats"),
         "bench": ("RECIPE", "--steps", "--samples", "--grow", "--json", "--device"),
         "ema": ("RUN", "--width", "--out", "--step"),
+        "eval": ("IMAGES", "--ref", "--metrics", "--inception", "--num", "--jackknife", "--kid-size", "--json"),
+        "sweep": ("MODEL", "--ref", "--metrics", "--solvers", "--nfe", "--rho", "--cfg", "--interval", "--repeats"),
+        "compare": ("MODEL_A", "MODEL_B", "--ref", "--metrics", "--num", "--blocks", "--json"),
     }
     assert all(option in out for option in wanted[command])
     assert "overrides" not in out.lower()
@@ -74,7 +77,12 @@ def test_version(capsys):
     [
         (["smple", "x"], "sample"),
         (["trainn"], "train"),
-        (["qqqq"], "data, demo, verify, recipes, sample, bench, train, ema"),
+        (["qqqq"], "Available commands: data, eval, demo, verify, recipes, sample, bench, sweep"),
+        (["evla", "x"], 'Did you mean "eval"'),
+        (["compar", "x", "y"], 'Did you mean "compare"'),
+        (["data", "stat"], 'Did you mean "stats"'),
+        (["eval"], "IMAGES"),
+        (["sweep", "digits", "--train.lr", "1"], "dotted options belong to: mvm train, mvm bench"),
         (["--nope"], "--nope"),
         (["sample", "digits", "--nfee", "3"], "--nfe"),
         (["sample", "digits", "--slover", "sa"], "--solver"),
@@ -179,7 +187,9 @@ def test_divergence_is_a_message(tmp_path, refused, small):
     assert "Try a lower --train.lr" in said
 
 
-@pytest.mark.parametrize("command", ["train", "demo", "sample", "verify", "bench", "ema", "data"])
+@pytest.mark.parametrize(
+    "command", ["train", "demo", "sample", "verify", "bench", "ema", "data", "stats", "eval", "sweep"]
+)
 def test_an_output_that_cannot_be_made_is_a_message(command, tmp_path, monkeypatch, small, averaged, pictures):
     """A file stands where a folder is needed: like a full disk or a folder without permission, no traceback."""
     monkeypatch.setattr(verify, "ALL", (verify.check_score,))
@@ -194,6 +204,9 @@ def test_an_output_that_cannot_be_made_is_a_message(command, tmp_path, monkeypat
         "bench": ["bench", "digits", *small, "--steps", "1", "--samples", "0", "--json", out / "y.json"],
         "ema": ["ema", averaged, "--width", "0.07", "--out", out],
         "data": ["data", "prepare", pictures, "--size", "8", "--workers", "1", "--out", out],
+        "stats": ["data", "stats", "data:digits", "--features", "pixels", "--out", out.with_suffix(".npz")],
+        "eval": ["eval", "data:digits", "--ref", "data:digits", "--metrics", "fd-pixels", "--json", out],
+        "sweep": ["sweep", "digits", "--num", "2", "--nfe", "1", "--rho", "0", "--out", out],
     }[command]
     try:
         code = run([str(token) for token in tokens])

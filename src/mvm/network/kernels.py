@@ -17,7 +17,8 @@ PROGRAMS = 1056  # of the backward pass, each with its own sum for the weight: e
 
 @triton.jit
 def forward_kernel(
-    x, out, weight, cos, sin, rows, heads, tokens, eps, HEAD: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr
+    x, out, weight, cos, sin, rows, heads, tokens, HEAD: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    EPS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     here = tl.arange(0, BLOCK)
@@ -26,7 +27,7 @@ def forward_kernel(
     start, angle = row[:, None] * HEAD, ((row // heads) % tokens)[:, None] * HEAD
     a = tl.load(x + start + here[None, :], mask=inside, other=0.0).to(tl.float32)
     b = tl.load(x + start + there[None, :], mask=inside, other=0.0).to(tl.float32)
-    inverse = tl.rsqrt(tl.sum(a * a, axis=1) / HEAD + eps)[:, None]
+    inverse = tl.rsqrt(tl.sum(a * a, axis=1) / HEAD + EPS)[:, None]
     w = tl.load(weight + here, mask=here < HEAD, other=0.0)[None, :]
     v = tl.load(weight + there, mask=here < HEAD, other=0.0)[None, :]
     c = tl.load(cos + angle + here[None, :], mask=inside, other=0.0)
@@ -37,8 +38,9 @@ def forward_kernel(
 
 @triton.jit
 def backward_kernel(
-    grad, x, out, partial, weight, cos, sin, rows, heads, tokens, eps,
+    grad, x, out, partial, weight, cos, sin, rows, heads, tokens,
     HEAD: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, PROGRAMS: tl.constexpr,
+    EPS: tl.constexpr,
 ):  # fmt: skip
     here = tl.arange(0, BLOCK)
     there = tl.where(here < HEAD // 2, here + HEAD // 2, here - HEAD // 2)
@@ -49,7 +51,7 @@ def backward_kernel(
         inside = (row < rows)[:, None] & (here < HEAD)[None, :]
         start, angle = row[:, None] * HEAD, ((row // heads) % tokens)[:, None] * HEAD
         a = tl.load(x + start + here[None, :], mask=inside, other=0.0).to(tl.float32)
-        inverse = tl.rsqrt(tl.sum(a * a, axis=1) / HEAD + eps)[:, None]
+        inverse = tl.rsqrt(tl.sum(a * a, axis=1) / HEAD + EPS)[:, None]
         n = a * inverse
         g = tl.load(grad + start + here[None, :], mask=inside, other=0.0).to(tl.float32)
         h = tl.load(grad + start + there[None, :], mask=inside, other=0.0).to(tl.float32)
@@ -75,7 +77,7 @@ def norm_rotate(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float)
     rows, constants = _sizes(x)
     out = torch.empty_like(x)
     grid = (triton.cdiv(rows, ROWS),)
-    wrap_triton(forward_kernel)[grid](x, out, weight, cos, sin, rows, x.shape[2], x.shape[1], eps, **constants)
+    wrap_triton(forward_kernel)[grid](x, out, weight, cos, sin, rows, x.shape[2], x.shape[1], **constants, EPS=eps)
     return out
 
 
@@ -88,7 +90,7 @@ def norm_rotate_backward(
     programs = min(PROGRAMS, triton.cdiv(rows, ROWS))
     out, partial = torch.empty_like(x), x.new_empty((programs, constants["BLOCK"]), dtype=torch.float32)
     wrap_triton(backward_kernel)[(programs,)](
-        grad, x, out, partial, weight, cos, sin, rows, x.shape[2], x.shape[1], eps, **constants, PROGRAMS=programs
+        grad, x, out, partial, weight, cos, sin, rows, x.shape[2], x.shape[1], **constants, PROGRAMS=programs, EPS=eps
     )
     return out, partial.sum(0)[: x.shape[-1]]
 

@@ -22,7 +22,7 @@ from mvm.training.interrupt import deferred_interrupt
 from mvm.training.logs import METRICS, Log, Meter, OnLog, due, keep_metrics, matrix_ceiling, warn
 from mvm.training.preview import QUALITY, Preview
 from mvm.training.rundir import held, initial_weights, note_origin, open_run
-from mvm.training.runtime import Processes, autocast, precision, processes
+from mvm.training.runtime import Processes, autocast, determinism, precision, processes
 from mvm.training.snapshots import averages_snapshot
 from mvm.training.trainer import Trainer
 
@@ -158,7 +158,7 @@ def train(
     if until is not None:
         at_least("until", until, 1)
     recipe = completed(recipe)
-    with processes(device) as place, ExitStack() as stack:
+    with processes(device) as place, determinism(recipe.engine), ExitStack() as stack:
         trainer = _start(recipe, run, resume, init, place, stack, progress and place.main)
         last = min(until or recipe.train.steps, recipe.train.steps)
         try:

@@ -34,7 +34,8 @@ class EngineConfig:
     graphs. auto is off on a CPU, graph on one GPU (full where steps accumulate), blocks on several.
     recompute: share of the blocks whose activations are computed again in the backward pass, to save memory; keep:
     products spares matrix products and attention, so that less is saved and little time lost; nothing saves most.
-    kernels: GPU kernels written by hand (compared with plain code in an interpreter; not yet run on a GPU, so off).
+    kernels: GPU kernels written by hand. deterministic: GPU kernels whose sums have one order, so that two runs, or a
+    run and its continuation, are bit-equal; compiled training without it is not (a CPU is so anyway).
     accumulate: parts a process cuts its share of the batch into. resident: where the images live.
     """
 
@@ -45,6 +46,7 @@ class EngineConfig:
     recompute: float = 0.0
     keep: str = "products"
     kernels: bool = False
+    deterministic: bool = False
     accumulate: int = 1
     resident: str = "auto"
 
@@ -172,6 +174,21 @@ def autocast(config: EngineConfig, device: torch.device) -> AbstractContextManag
     """Return the context in which matrix products run in the asked precision; weights stay float32."""
     dtype = precision(config, device)
     return nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
+
+
+@contextmanager
+def determinism(config: EngineConfig) -> Generator[None]:
+    """Inside, GPU kernels add in one order, when `engine.deterministic`; torch refuses those that cannot."""
+    if not config.deterministic:
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it; read at its first product
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
 
 
 def parts_of(size: int, parts: int) -> Iterator[slice]:

@@ -1,0 +1,409 @@
+"""Sweeps: which cells, common images, nothing computed twice, and the same figures after an interruption."""
+
+import json
+import re
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from PIL import Image
+
+from mvm import samples
+from mvm.data import digits
+from mvm.evaluation import sweep as module
+from mvm.evaluation.evaluate import Judge, Side, evaluate, open_side, write_statistics
+from mvm.evaluation.extractors import EXTRACTORS, Extractor, Sources
+from mvm.evaluation.images import of_model, of_recipe, of_tensor
+from mvm.evaluation.metrics import shrunken_features
+from mvm.evaluation.sweep import Axes, Sweep, cell_name, check_cells, default_metrics
+from mvm.files import alone
+from mvm.model import load
+from mvm.recipes import SampleConfig
+from mvm.samples import Draw
+
+pytest.importorskip("matplotlib", reason="reports are drawn with matplotlib")
+
+DRAW = Draw(10, seed=4, batch=4)
+AXES = Axes(nfes=(1, 2), rhos=(0.0, 0.5))
+
+
+@pytest.fixture(scope="module")
+def model():
+    return load("digits")
+
+
+def side():
+    return Side("digits", of_tensor(digits("held-out").images[:80], "digits", count=80))
+
+
+def sweep(model, folder, *, metrics=("fd-pixels",), draw=DRAW, reference=None, judge=None, **more):
+    judge = judge or Judge(progress=False)
+    return Sweep(model, draw, judge, reference or side(), tuple(metrics), folder, **more)
+
+
+def kept(folder):
+    """Figures in results.json, by cell."""
+    results = json.loads((folder / "results.json").read_text())["results"]
+    return {cell_name(SampleConfig(**settings_of(result))): result["metrics"] for result in results}
+
+
+def settings_of(result):
+    return {name: result[name] for name in ("solver", "nfe", "rho", "cfg", "low", "high")}
+
+
+@pytest.fixture(autouse=True)
+def plain_report(monkeypatch, request):
+    """Plots take most of the time; they are drawn where they are looked at."""
+    if "drawn" not in request.fixturenames:
+        monkeypatch.setattr(module, "write_report", lambda folder, results, facts: None)
+
+
+@pytest.fixture
+def drawn():
+    """Ask for the real report."""
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """The batches that are sampled, as (settings, labels, seeds)."""
+    seen, real = [], samples.generate_batch
+
+    def watch(model, labels, seeds, settings, precision):
+        seen.append((settings, labels.tolist(), seeds.tolist()))
+        return real(model, labels, seeds, settings, precision)
+
+    monkeypatch.setattr(samples, "generate_batch", watch)
+    return seen
+
+
+@pytest.fixture(scope="module")
+def finished(model, tmp_path_factory):
+    """A sweep made in one go; not to be changed."""
+    folder = tmp_path_factory.mktemp("sweep") / "out"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "write_report", lambda *_: None)
+        sweep(model, folder).run(AXES.cells())
+    return folder
+
+
+@pytest.fixture
+def copy(finished, tmp_path):
+    return shutil.copytree(finished, tmp_path / "copy")
+
+
+# ---- cells
+
+
+def test_cells_are_the_product_in_order():
+    cells = Axes(("adams", "sa"), (4, 8), (0.0, 1.0), (1.0,)).cells()
+    assert [cell_name(cell) for cell in cells] == [
+        f"{solver}-nfe{nfe}-rho{rho}" for solver in ("adams", "sa") for rho in (0, 1) for nfe in (4, 8)
+    ]
+
+
+def test_guidance_one_has_no_interval_and_no_cell_comes_twice():
+    axes = Axes(nfes=(4, 4), rhos=(0.0,), cfgs=(1.0, 1.5), intervals=((0.0, 1.0), (0.6, 0.8)))
+    assert [cell_name(cell) for cell in axes.cells()] == [
+        "adams-nfe4-rho0", "adams-nfe4-rho0-cfg1.5-0-1", "adams-nfe4-rho0-cfg1.5-0.6-0.8",
+    ]  # fmt: skip
+    plain = axes.cells()[0]
+    assert (plain.low, plain.high) == (0, 1)
+
+
+@pytest.mark.xfail(strict=True, reason="adaptive solvers take no nfe, yet every nfe gives them a cell of its own")
+def test_solvers_that_take_no_nfe_have_one_cell():
+    assert len(Axes(("dopri5",), (8, 13, 26), (0.0,)).cells()) == 1
+
+
+def test_names_of_cells():
+    assert cell_name(SampleConfig(nfe=26, rho=0.75, cfg=1.2, low=0.6, high=0.8)) == "adams-nfe26-rho0.75-cfg1.2-0.6-0.8"
+
+
+def test_an_impossible_cell_is_refused_before_any_work(model, tmp_path, made):
+    cells = Axes(("adams", "heun"), (2,), (0.0, 1.0)).cells()
+    with pytest.raises(ValueError, match=r"cell heun-nfe2-rho1 cannot be sampled: .*ODE solver"):
+        sweep(model, tmp_path / "out").run(cells)
+    assert made == []
+    assert list(tmp_path.iterdir()) == []
+    check_cells([cell for cell in cells if cell_name(cell) != "heun-nfe2-rho1"], model)
+
+
+@pytest.mark.xfail(strict=True, reason="the reference is opened after the first cell was sampled")
+def test_a_reference_that_does_not_fit_is_refused_before_any_work(model, tmp_path, made):
+    other = Side("other", of_tensor(torch.zeros(20, 3, 16, 16, dtype=torch.uint8), "other"))
+    with pytest.raises(ValueError, match="1x8x8 and 3x16x16"):
+        sweep(model, tmp_path / "out", reference=other).run(AXES.cells())
+    assert made == []
+
+
+@pytest.mark.xfail(strict=True, reason="feature networks are opened after the first cell was sampled")
+def test_missing_weights_are_told_before_any_work(model, tmp_path, made, monkeypatch):
+    monkeypatch.setenv("MVM_OFFLINE", "1")
+    monkeypatch.setenv("MVM_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(ValueError, match="FID needs the weights"):
+        sweep(model, tmp_path / "out", metrics=("fid",)).run(AXES.cells())
+    assert made == []
+
+
+# ---- common images, computed once
+
+
+def test_all_cells_have_the_same_seeds_and_labels(model, tmp_path, made):
+    sweep(model, tmp_path / "out").run(AXES.cells())
+    by_cell = {}
+    for settings, labels, seeds in made:
+        by_cell.setdefault(cell_name(settings), []).append((labels, seeds))
+    assert len(by_cell) == 4
+    assert len({json.dumps(parts) for parts in by_cell.values()}) == 1
+    seeds = [seed for _, part in next(iter(by_cell.values())) for seed in part]
+    assert seeds[:10] == list(range(4, 14))
+
+
+def test_results_are_returned_and_kept(model, finished, made):
+    found = sweep(model, finished).run(AXES.cells())
+    assert made == []
+    assert [(r.nfe, r.rho) for r in found] == [(1, 0), (2, 0), (1, 0.5), (2, 0.5)]
+    assert {cell_name(SampleConfig(**settings_of(vars(r)))): r.metrics for r in found} == kept(finished)
+    assert all(r.seconds > 0 and r.evaluations == r.passes == r.nfe for r in found)
+    assert len({r.metrics["fd-pixels"]["value"] for r in found}) == 3  # of one evaluation, rho says nothing
+    assert list((finished / "work").iterdir()) == []
+
+
+def test_a_cell_is_what_an_evaluation_gives(model, finished):
+    settings = SampleConfig(nfe=2, rho=0.5)
+    want = evaluate(Judge(progress=False), Side("x", of_model(model, DRAW, settings)), side(), ("fd-pixels",))
+    found = kept(finished)["adams-nfe2-rho0.5"]["fd-pixels"]["value"]
+    assert found == pytest.approx(want.metrics["fd-pixels"].value, rel=0.02)  # batches differ in their last bits
+
+
+def test_nothing_is_looked_at_twice(model, finished, monkeypatch):
+    monkeypatch.setattr(module, "evaluate", None)
+    monkeypatch.setattr(module, "Reference", None)
+    monkeypatch.setattr(module, "sample_parts", None)
+    sweep(model, finished).run(AXES.cells())
+
+
+def test_a_new_value_of_an_axis_computes_its_cells_alone(model, copy, finished, made):
+    sweep(model, copy).run(replace(AXES, nfes=(1, 2, 3)).cells())
+    assert {settings.nfe for settings, _, _ in made} == {3}
+    assert {name: found for name, found in kept(copy).items() if "nfe3" not in name} == kept(finished)
+    assert len(kept(copy)) == 6
+
+
+def test_a_new_metric_leaves_the_others_as_they_were(model, copy, finished, monkeypatch):
+    asked, real = [], module.evaluate
+
+    def watch(judge, images, reference, names):
+        asked.append(tuple(names))
+        return real(judge, images, reference, names)
+
+    monkeypatch.setattr(module, "evaluate", watch)
+    sweep(model, copy, metrics=("fd-pixels", "kd-pixels")).run(AXES.cells())
+    assert asked == [("kd-pixels",)] * 4
+    for name, found in kept(copy).items():
+        assert list(found) == ["fd-pixels", "kd-pixels"]
+        assert found["fd-pixels"] == kept(finished)[name]["fd-pixels"]
+
+
+@pytest.fixture
+def other_network(monkeypatch):
+    """A stand-in for EfficientNet, so that figures of two networks can be asked for."""
+
+    def opener(sources, device):
+        scale = len(sources.dino)
+        return Extractor(
+            "effnet", lambda x: {"pool": shrunken_features(x) * scale}, device, {"fingerprint": str(scale)}
+        )
+
+    monkeypatch.setitem(EXTRACTORS, "effnet", opener)
+
+
+@pytest.mark.usefixtures("other_network")
+@pytest.mark.xfail(strict=True, reason="_cell replaces a cell's facts by those of the new figures alone")
+def test_networks_and_warnings_of_all_figures_are_told_after_one_was_added(model, copy):
+    before = json.loads((copy / "results.json").read_text())["facts"]
+    sweep(model, copy, metrics=("fd-pixels", "kd-effnet")).run(AXES.cells())
+    facts = json.loads((copy / "results.json").read_text())["facts"]
+    assert set(facts["networks"]) == {"pixels", "effnet"}
+    assert set(before["warnings"]) <= set(facts["warnings"])
+
+
+@pytest.mark.usefixtures("other_network")
+@pytest.mark.xfail(strict=True, reason="sweep.json says nothing of feature networks: figures of two are mixed")
+def test_figures_of_another_network_are_not_mixed(model, tmp_path):
+    def run(encoder, axes):
+        judge = Judge(Sources(dino=encoder), progress=False)
+        return sweep(model, tmp_path / "out", metrics=("fd-effnet",), judge=judge).run(axes.cells())
+
+    run("a", Axes(nfes=(1,), rhos=(0.0,)))
+    with pytest.raises(ValueError, match="another"):
+        run("abc", AXES)
+
+
+# ---- interruption
+
+
+@pytest.mark.parametrize("at", [1, 4, 5, 9])
+def test_an_interrupted_sweep_goes_on_to_the_same_figures(model, tmp_path, finished, monkeypatch, at):
+    """Three batches make a cell: stopped in the first cell, between cells, in the second, and in the fourth."""
+    folder, real, count = tmp_path / "out", samples.generate_batch, []
+
+    def stop(*arguments):
+        count.append(1)
+        if len(count) == at + 1:
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    monkeypatch.setattr(samples, "generate_batch", stop)
+    with pytest.raises(KeyboardInterrupt):
+        sweep(model, folder).run(AXES.cells())
+    assert not (folder / "results.json").exists()
+    sweep(model, folder).run(AXES.cells())
+    assert len(count) == 4 * 3 + 1  # the batch in flight, once more
+    assert kept(folder) == kept(finished)
+
+
+def test_interrupted_while_judging(model, tmp_path, finished, monkeypatch, made):
+    folder, real = tmp_path / "out", module.evaluate
+
+    def stop(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "evaluate", stop)
+    with pytest.raises(KeyboardInterrupt):
+        sweep(model, folder).run(AXES.cells())
+    monkeypatch.setattr(module, "evaluate", real)
+    sweep(model, folder).run(AXES.cells())
+    assert len(made) == 4 * 3
+    assert kept(folder) == kept(finished)
+
+
+@pytest.mark.xfail(strict=True, reason="where all images are there, the time to find them is taken for sampling time")
+def test_seconds_are_those_of_sampling_though_images_were_there(model, tmp_path):
+    folder, cells = tmp_path / "out", [SampleConfig(nfe=60)]
+    (first,) = sweep(model, folder, keep_images=True).run(cells)
+    (again,) = sweep(model, folder, keep_images=True, metrics=("fd-pixels", "kd-pixels")).run(cells)
+    assert again.seconds == pytest.approx(first.seconds, rel=0.5)
+
+
+# ---- another sweep in the same folder
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"draw": replace(DRAW, num=12)}, r"draw.*'num': 10"),
+        ({"draw": replace(DRAW, seed=5)}, r"draw.*'seed': 4"),
+        ({"draw": replace(DRAW, labels="random")}, "balanced.*random"),
+        ({"reference": Side("digits", of_tensor(digits("train").images, "digits", count=1400))}, "reference.*1400"),
+        ({"repeats": 2}, "repeats: 1 there, 2 now"),
+        ({"precision": "bf16"}, "precision: fp32 there, bf16 now"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+)
+def test_sweeps_of_another_kind_do_not_mix(model, finished, made, change, words):
+    before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match=rf"{re.escape(str(finished))} holds a sweep of another kind \(.*{words}"):
+        sweep(model, finished, **change).run(AXES.cells())
+    assert made == []
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_another_model_does_not_mix(model, finished):
+    other = load("digits")
+    other.origin = {**other.origin, "sha256": "0" * 64}
+    with pytest.raises(ValueError, match=r"another kind \(origin"):
+        sweep(other, finished).run(AXES.cells())
+
+
+@pytest.mark.xfail(strict=True, reason="sweep.json keeps the path of a file of moments")
+def test_a_file_of_moments_is_known_by_its_content_and_not_its_place(model, tmp_path):
+    for place in ("secret", "elsewhere"):
+        write_statistics(Judge(progress=False), side(), "pixels", tmp_path / place / "ref.npz")
+    cells = [SampleConfig(nfe=1)]
+    sweep(model, tmp_path / "out", reference=open_side(str(tmp_path / "secret" / "ref.npz"))).run(cells)
+    assert "secret" not in (tmp_path / "out" / "sweep.json").read_text()
+
+
+@pytest.mark.xfail(strict=True, reason="a folder of pictures is known by name and size alone")
+def test_another_folder_of_the_same_name_does_not_mix(model, tmp_path):
+    cells, sides = [SampleConfig(nfe=1)], []
+    for place, count in (("one", 20), ("two", 30)):
+        folder = tmp_path / place / "val"
+        folder.mkdir(parents=True)
+        for number, image in enumerate(digits("train").images[:count, 0]):
+            Image.fromarray(image.numpy()).save(folder / f"{number:03}.png")
+        sides.append(open_side(str(folder)))
+    sweep(model, tmp_path / "out", reference=sides[0]).run(cells)
+    with pytest.raises(ValueError, match="another kind"):
+        sweep(model, tmp_path / "out", reference=sides[1]).run(cells)
+
+
+def test_two_sweeps_at_once(model, finished):
+    with alone(finished, "taken"), pytest.raises(ValueError, match="in use by another sweep"):
+        sweep(model, finished).run(AXES.cells())
+
+
+# ---- repeats, images
+
+
+def test_repeats_give_a_mean_and_its_error(model, tmp_path, made):
+    cells = [SampleConfig(nfe=2)]
+    (found,) = sweep(model, tmp_path / "out", repeats=3).run(cells)
+    singles = []
+    for number in range(3):
+        draw = replace(DRAW, seed=4 + 10 * number)
+        (single,) = sweep(model, tmp_path / str(number), draw=draw).run(cells)
+        singles.append(single.metrics["fd-pixels"]["value"])
+    values = torch.tensor(singles, dtype=torch.float64)
+    figure = found.metrics["fd-pixels"]
+    assert figure["value"] == pytest.approx(float(values.mean()), rel=1e-12)
+    assert figure["error"] == pytest.approx(float(values.std() / 3**0.5), rel=1e-9)
+    assert figure["note"].startswith("mean of 3 repeats on other seeds")
+    assert len({seed for _, _, seeds in made for seed in seeds}) == 30
+
+
+def test_images_are_kept_when_asked(model, tmp_path):
+    folder, cells = tmp_path / "out", [SampleConfig(nfe=1)]
+    sweep(model, folder, keep_images=True).run(cells)
+    assert len(list((folder / "work" / "adams-nfe1-rho0" / "0").glob("part-*.npy"))) == 3
+
+
+def test_kept_images_serve_a_new_metric(model, tmp_path, made):
+    folder, cells = tmp_path / "out", [SampleConfig(nfe=1)]
+    sweep(model, folder, keep_images=True).run(cells)
+    before = len(made)
+    sweep(model, folder, keep_images=True, metrics=("kd-pixels",)).run(cells)
+    assert len(made) == before
+    assert set(kept(folder)["adams-nfe1-rho0"]) == {"fd-pixels", "kd-pixels"}
+
+
+# ---- the report
+
+
+@pytest.mark.usefixtures("drawn")
+def test_the_report_is_written(model, finished, tmp_path):
+    folder = shutil.copytree(finished, tmp_path / "x")
+    sweep(model, folder, command="mvm sweep digits").run(AXES.cells())
+    page = (folder / "report.html").read_text()
+    assert "mvm sweep digits" in page
+    assert "http" not in re.sub(r"http://www\.w3\.org\S*|https?://\S*(w3|matplotlib|purl|creativecommons)\S*", "", page)
+    rows = (folder / "results.csv").read_text().splitlines()
+    assert len(rows) == 5
+    assert rows[0].startswith("solver,nfe,rho,cfg,low,high,evaluations,passes,seconds,grid,fd-pixels value")
+    assert {path.name for path in (folder / "plots").iterdir()} == {"fd-pixels.png", "fd-pixels.svg"}
+    assert {path.name for path in (folder / "cells").iterdir()} == {
+        f"{cell_name(cell)}.{suffix}" for cell in AXES.cells() for suffix in ("json", "png")
+    }
+    facts = json.loads((folder / "results.json").read_text())["facts"]
+    assert facts["draw"] == {"num": 10, "seed": 4, "labels": "balanced", "classes": [], "batch": 4, "repeats": 1}
+    assert (facts["name"], facts["images"]) == ("digits", 10)
+    assert facts["reference"]["count"] == 80
+    assert facts["warnings"]
+    assert str(tmp_path) not in json.dumps(facts)
+
+
+def test_the_default_figure(model):
+    assert default_metrics(model) == "fd-pixels"
+    assert of_recipe(model.recipe).shape[0] == 1
