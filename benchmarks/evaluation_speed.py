@@ -15,7 +15,7 @@ import torch
 
 from mvm.bench import machine
 from mvm.evaluation import inception
-from mvm.evaluation.evaluate import Judge
+from mvm.evaluation.gather import Judge
 from mvm.evaluation.extractors import Sources
 from mvm.evaluation.images import of_tensor
 from mvm.evaluation.measures import Key

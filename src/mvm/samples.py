@@ -158,7 +158,8 @@ def _flat(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
     return found
 
 
-def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Return what has another value now, by dotted names."""
     before, now = _flat(old), _flat(new)
     names = [*now, *(name for name in before if name not in now)]
     told = [(name, before.get(name), now.get(name)) for name in names]
@@ -168,7 +169,7 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 def _open(folder: Path, provenance: Mapping[str, Any]) -> None:
     """Make the folder ready for parts with this provenance; parts of another one are refused."""
     if any(folder.glob("part-*.npy")):
-        if changed := _differences(_read_provenance(folder), provenance):
+        if changed := differences(_read_provenance(folder), provenance):
             raise ValueError(
                 f"{folder} holds parts made with other values of {', '.join(changed)}; ask for the same to go on, "
                 "remove that folder to begin again, or name another"

@@ -94,7 +94,6 @@ def test_places_are_not_told(here, done):
     assert str(here) not in (here / "x.json").read_text()
 
 
-@pytest.mark.xfail(strict=True, reason="a --json that cannot be written is told after all the work")
 def test_a_json_in_a_new_folder(here, done):
     done("eval", "a.npy", "--ref", "b.npz", *FD, "--json", "new/x.json")
     assert (here / "new" / "x.json").is_file()
@@ -131,12 +130,10 @@ def test_sets_in_the_package(done):
     assert figures(said)["fd-pixels"] == pytest.approx(0.369389, abs=1e-5)
 
 
-@pytest.mark.xfail(strict=True, reason="--num is refused for stored images though the reference is a run")
 def test_num_belongs_to_a_run_on_either_side(done):
     assert "reference  digits, 20 images" in done("eval", "data:digits", "--ref", "digits", "--num", "20", *FD)
 
 
-@pytest.mark.xfail(strict=True, reason="torchrun takes --num for --numa-binding; sample has -n for it, eval has not")
 def test_num_has_a_short_name_for_torchrun(tmp_path, done):
     assert "20 images" in done("eval", "digits", "-n", "20", *FD)
 
@@ -155,7 +152,6 @@ def test_moments_and_images_in_one_file(here, done):
 
 
 @pytest.mark.usefixtures("inception")
-@pytest.mark.xfail(strict=True, reason="a reference that is not looked at has no count; it is printed all the same")
 def test_the_inception_score_of_a_run(done):
     assert "is" in figures(done("eval", "digits", "--num", "20", "--metrics", "is"))
 
@@ -168,7 +164,6 @@ def test_the_inception_score_needs_no_reference(here, done):
 
 
 @pytest.mark.usefixtures("inception")
-@pytest.mark.xfail(strict=True, reason="moments that do not say of how many images are told as of 0")
 def test_moments_of_unknown_count(here, done):
     np.savez("old.npz", mu=np.zeros(12), sigma=np.eye(12))
     assert " 0 images" not in done("eval", "a.npy", "--ref", "old.npz", "--metrics", "fid")
@@ -209,7 +204,6 @@ def test_stats_refuse(here, refused):
     assert "--out" in refused("data", "stats", "c")
 
 
-@pytest.mark.xfail(strict=True, reason="the images themselves are replaced by their moments")
 def test_stats_do_not_replace_the_images(here):
     before = (here / "b.npz").read_bytes()
     run(["data", "stats", "b.npz", "--out", "b.npz", "--features", "pixels"])
@@ -262,12 +256,10 @@ def test_mistakes(here, tokens, words, refused):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-@pytest.mark.xfail(strict=True, reason="not checked by the command")
 def test_mistakes_that_pass_or_are_told_badly(here, tokens, words, refused):
     assert words in refused("eval", *tokens)
 
 
-@pytest.mark.xfail(strict=True, reason="--num 0 is read as the default, 50,000")
 def test_no_images_are_not_fifty_thousand(refused, monkeypatch):
     monkeypatch.setattr(images, "generate_all", None)
     assert "num=0" in refused("eval", "digits", "--num", "0", *FD)

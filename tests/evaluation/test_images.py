@@ -105,7 +105,6 @@ def test_arrays_are_read_without_a_warning(tmp_path, kind):
 
 @pytest.mark.usefixtures("every_warning")
 @pytest.mark.parametrize(("kind", "channels"), [("npy", 1), ("nchw", 3)])
-@pytest.mark.xfail(strict=True, reason="rows that need no transposing stay read-only, of which torch warns")
 def test_arrays_already_in_order_are_read_without_a_warning(tmp_path, kind, channels):
     everything(open_images(save(kind, pictures(channels=channels), tmp_path)))
 
@@ -228,7 +227,6 @@ def test_a_grey_picture_among_colours_has_three_equal_channels(tmp_path):
     assert torch.equal(found[11], as_tensor(pictures(1))[0, :1].expand(3, -1, -1))
 
 
-@pytest.mark.xfail(strict=True, reason="--channels 1 refuses every colour picture, and says that the first is grey")
 def test_colours_are_made_grey_when_asked(tmp_path):
     arrays = pictures()
     found = everything(open_images(save("folder", arrays, tmp_path), channels=1))[0]
@@ -257,7 +255,6 @@ def test_a_broken_picture_is_named(tmp_path):
         everything(open_images(folder))
 
 
-@pytest.mark.xfail(strict=True, reason="of_source asks the first picture for its channels outside Fit: it is not named")
 def test_a_first_file_that_is_no_picture_is_named(tmp_path):
     folder = save_folder(tmp_path / "x", pictures())
     (folder / "000.png").write_bytes(b"no picture")

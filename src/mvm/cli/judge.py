@@ -1,7 +1,7 @@
 """mvm eval, mvm data stats."""
 
 import json
-from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,39 +15,53 @@ if TYPE_CHECKING:
     from mvm.training.runtime import Processes
 
 
-def _run_side(name: str, num: int | None, batch: int, precision: str, place: "Processes") -> "Side":
-    """Return a run or a shipped model as images sampled now, by its recipe's sampler."""
-    from mvm.evaluation.evaluate import Side
-    from mvm.evaluation.images import of_model
-    from mvm.evaluation.moments import PUBLISHED
-    from mvm.model import load
-    from mvm.samples import Draw
+@dataclass(frozen=True)
+class Asked:
+    """How runs are sampled and stored images are read."""
 
-    model = load(name).to(place.device)
-    draw = Draw(num or PUBLISHED, batch=batch)
-    return Side(name, of_model(model, draw, precision=precision, name=Path(name).name))
+    num: int | None
+    batch: int
+    precision: str
+    size: int
+    resize: str
+    channels: int
+    split: str
+
+    def side(self, name: str, place: "Processes") -> "Side":
+        """Return a run, stored images or moments by name."""
+        from mvm.evaluation.evaluate import open_side
+        from mvm.model import is_model, shipped_models
+        from mvm.options import nearest
+
+        if is_model(name):
+            return self._run(name, place)
+        if name.isidentifier() and not Path(name).exists() and (hint := nearest(name, shipped_models())):
+            raise ValueError(f"'{name}' is no run, no shipped model and no file{hint}")
+        return open_side(name, size=self.size, resize=self.resize, channels=self.channels, split=self.split)
+
+    def _run(self, name: str, place: "Processes") -> "Side":
+        """Return a run or a shipped model as images sampled now, by its recipe's sampler."""
+        from mvm.evaluation.evaluate import Side
+        from mvm.evaluation.images import of_model
+        from mvm.evaluation.moments import PUBLISHED
+        from mvm.model import load
+        from mvm.samples import Draw
+
+        if self.size:
+            raise ValueError(f"--size {self.size} is for pictures in files; '{name}' samples at its own size")
+        draw = Draw(PUBLISHED if self.num is None else self.num, batch=self.batch)
+        base = Path(name).name
+        return Side(base, of_model(load(name).to(place.device), draw, precision=self.precision, name=base))
 
 
-def _side(name: str, run: Mapping[str, Any], stored: Mapping[str, Any]) -> "Side":
-    """Return a run, stored images or moments by name."""
-    from mvm.evaluation.evaluate import open_side
-    from mvm.model import is_model
-
-    if is_model(name):
-        return _run_side(name, **run)
-    if run["num"] is not None:
-        raise ValueError(f"--num {run['num']} says how many images a run samples; '{name}' is no run")
-    return open_side(name, **stored)
-
-
-def _reference(images: str, ref: str, run: Mapping[str, Any], stored: Mapping[str, Any]) -> "Side | None":
+def _reference(images: str, ref: str, asked: Asked, place: "Processes") -> "Side | None":
     """Return the asked reference; of a run, by default, the images it was trained on."""
     from mvm.evaluation.evaluate import Side
     from mvm.evaluation.images import of_recipe
     from mvm.model import is_model, load
 
     if ref:
-        return _side(ref, {**run, "num": run["num"] if is_model(ref) else None}, stored)
+        return asked.side(ref, place)
     if not is_model(images):
         return None
     recipe = load(images).recipe
@@ -67,7 +81,8 @@ def _told(found: "Evaluation") -> str:
     sides = {"images": found.images, "reference": found.reference}
     for role, facts in sides.items():
         if facts:
-            lines.append(f"{role:<10} {facts.get('name')}, {facts.get('count'):,} images")
+            count = f"{facts['count']:,} images" if facts.get("count") else "how many images is not told"
+            lines.append(f"{role:<10} {facts.get('name')}, {count}")
     lines.append(f"{'seconds':<10} {found.seconds:.1f} on {found.software['device']}")
     return "\n".join(lines)
 
@@ -81,7 +96,7 @@ def evaluate(
     metrics: str = "fid",
     inception: str = "",
     encoder: str = "",
-    num: Whole | None = None,
+    num: Annotated[Whole | None, Parameter(alias="-n")] = None,
     size: Whole = 0,
     resize: str = "auto",
     channels: Whole = 0,
@@ -135,26 +150,39 @@ def evaluate(
     json_file
         Also write everything there.
     """
-    from mvm.evaluation.evaluate import Judge
     from mvm.evaluation.evaluate import evaluate as run_evaluation
+    from mvm.evaluation.gather import Judge
     from mvm.evaluation.measures import parse_metrics
     from mvm.files import write_text
-    from mvm.model import choose_device
+    from mvm.model import choose_device, is_model
+    from mvm.options import at_least
     from mvm.training.runtime import processes
 
     names = parse_metrics(metrics)
-    stored = {"size": size, "resize": resize, "channels": channels, "split": split}
+    blocks = jackknife_blocks(jackknife)
+    at_least("batch", batch, 1)
+    asked = Asked(num, batch, precision, size, resize, channels, split)
+    if num is not None and not (is_model(images) or is_model(ref)):
+        raise ValueError(f"--num {num} says how many images a run samples; '{images}' is no run")
+    if json_file is not None:
+        json_file.resolve().parent.mkdir(parents=True, exist_ok=True)  # if that fails, before the work
     with processes(choose_device(device)) as place:
-        run = {"num": num, "batch": batch, "precision": precision, "place": place}
-        judge = Judge(sources(inception, encoder), place, batch, blocks=jackknife or 1, kid_size=kid_size)
-        side = _side(images, run, stored)
-        found = run_evaluation(judge, side, _reference(images, ref, run, stored), names)
+        judge = Judge(sources(inception, encoder), place, batch, blocks=blocks, kid_size=kid_size)
+        side = asked.side(images, place)
+        found = run_evaluation(judge, side, _reference(images, ref, asked, place), names)
         for warning in found.warnings:
             say_from_first(f"mvm: {warning}", error=True)
         say_from_first(_told(found))
         if json_file is not None and place.main:
             write_text(json_file, json.dumps(found.as_dict(), indent=2) + "\n")
     return 0
+
+
+def jackknife_blocks(asked: int) -> int:
+    """Return the blocks of a jackknife; 0 stands for none."""
+    if asked < 0 or asked == 1:
+        raise ValueError(f"jackknife={asked}: give 0 for no error, or 2 blocks or more, e.g. 20")
+    return asked or 1
 
 
 def sources(inception: str, encoder: str) -> Any:
@@ -184,7 +212,7 @@ def stats(
     Parameters
     ----------
     source
-        Images, as in `mvm eval`.
+        Images: what `mvm eval` takes, but for runs.
     out
         The .npz to write; EDM's and pytorch-fid's tools read it too.
     features
@@ -206,12 +234,15 @@ def stats(
     device
         cpu, cuda, or auto: cuda where there is one.
     """
-    from mvm.evaluation.evaluate import Judge, open_side, write_statistics
+    from mvm.evaluation.evaluate import open_side, write_statistics
+    from mvm.evaluation.gather import Judge
     from mvm.model import choose_device
     from mvm.training.runtime import processes
 
     if out.suffix != ".npz":
         raise ValueError(f"--out {out}: moments are kept in an .npz file; end the name with .npz")
+    if out.resolve() == Path(source).resolve():
+        raise ValueError(f"--out {out} is the source; its images would be lost: give another name")
     with processes(choose_device(device)) as place:
         side = open_side(source, size=size, resize=resize, channels=channels, split=split)
         told = write_statistics(Judge(sources(inception, encoder), place, batch), side, features, out)

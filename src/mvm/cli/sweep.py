@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 from cyclopts import Parameter
 
 from mvm.cli.app import Whole, app, parse_interval, parse_numbers, say_from_first
-from mvm.cli.judge import sources
+from mvm.cli.judge import jackknife_blocks, sources
 
 if TYPE_CHECKING:
     from mvm.evaluation.evaluate import Side
@@ -53,7 +53,7 @@ def sweep(
     rho: str = "0,1",
     cfg: str = "1",
     interval: tuple[str, ...] = ("0,1",),
-    num: Whole = 1000,
+    num: Annotated[Whole, Parameter(alias="-n")] = 1000,
     seed: Whole = 0,
     repeats: Whole = 1,
     labels: str = "balanced",
@@ -126,7 +126,7 @@ def sweep(
     out
         Folder of the sweep; default runs/sweep-MODEL.
     """
-    from mvm.evaluation.evaluate import Judge
+    from mvm.evaluation.gather import Judge
     from mvm.evaluation.measures import parse_metrics
     from mvm.evaluation.sweep import Axes, Sweep, default_metrics
     from mvm.generate import compile_network
@@ -143,7 +143,6 @@ def sweep(
         tuple(map(parse_interval, interval)),
     )
     at_least("repeats", repeats, 1)
-    at_least("jackknife", jackknife, 0)
     cells = axes.cells()
     draw = Draw(num, seed, labels, tuple(parse_numbers("classes", classes)), batch)
     folder = out or Path("runs") / f"sweep-{Path(model).name}"
@@ -151,7 +150,7 @@ def sweep(
         loaded = load(model, weights, checkpoint).to(place.device)
         if compile:
             compile_network(loaded)
-        judge = Judge(sources(inception, encoder), place, batch, blocks=jackknife or 1)
+        judge = Judge(sources(inception, encoder), place, batch, blocks=jackknife_blocks(jackknife))
         work = Sweep(
             loaded,
             draw,
@@ -177,7 +176,7 @@ def compare(
     *,
     ref: str = "",
     metrics: str = "",
-    num: Whole = 1000,
+    num: Annotated[Whole, Parameter(alias="-n")] = 1000,
     seed: Whole = 0,
     labels: str = "balanced",
     nfe: Whole | None = None,
@@ -187,6 +186,9 @@ def compare(
     inception: str = "",
     encoder: str = "",
     blocks: Whole = 20,
+    kid_size: Whole = 1000,
+    weights: str = "ema",
+    checkpoint: str = "latest",
     batch: Whole = 250,
     precision: str = "fp32",
     device: str = "auto",
@@ -224,6 +226,12 @@ def compare(
         For fd-dino: a hub name or folder; default facebook/dinov2-large.
     blocks
         Into which pairs are dealt for the intervals.
+    kid_size
+        Images in each of the 100 subsets of KID.
+    weights
+        ema, model (the raw weights), or another average that both runs keep.
+    checkpoint
+        latest, best, or a step number.
     batch
         Images at a time.
     precision
@@ -236,7 +244,7 @@ def compare(
     from dataclasses import replace
 
     from mvm.evaluation.compare import as_table, compare, write
-    from mvm.evaluation.evaluate import Judge
+    from mvm.evaluation.gather import Judge
     from mvm.evaluation.images import of_model
     from mvm.evaluation.measures import parse_metrics
     from mvm.evaluation.sweep import default_metrics
@@ -246,19 +254,23 @@ def compare(
     from mvm.training.runtime import processes
 
     at_least("blocks", blocks, 2)
+    if json_file is not None:
+        json_file.resolve().parent.mkdir(parents=True, exist_ok=True)  # if that fails, before the work
     asked = {"nfe": nfe, "solver": solver, "rho": rho, "cfg": cfg}
     given = {name: value for name, value in asked.items() if value is not None}
     with processes(choose_device(device)) as place:
-        models = [load(name).to(place.device) for name in (model_a, model_b)]
+        models = [load(name, weights, checkpoint).to(place.device) for name in (model_a, model_b)]
         draw = Draw(num, seed, labels, batch=batch)
         sets = [
-            of_model(model, draw, replace(model.recipe.sample, **given), precision=precision, name=name)
+            of_model(model, draw, replace(model.recipe.sample, **given), precision=precision, name=Path(name).name)
             for model, name in zip(models, (model_a, model_b), strict=True)
         ]
-        judge = Judge(sources(inception, encoder), place, batch, blocks=blocks)
+        judge = Judge(sources(inception, encoder), place, batch, blocks=blocks, kid_size=kid_size)
         names = parse_metrics(metrics or default_metrics(models[0]))
         found = compare(judge, sets[0], sets[1], _reference(ref, models[0].recipe), names)
-        say_from_first(as_table(found))
+        for warning in found.facts["warnings"]:
+            say_from_first(f"mvm: {warning}", error=True)
+        say_from_first(as_table(found.differences))
         if json_file is not None and place.main:
-            write(json_file, found, {"a": sets[0].facts, "b": sets[1].facts, "networks": judge.facts(names)})
+            write(json_file, found)
     return 0

@@ -1,19 +1,21 @@
 """Two models on the same seeds and labels: figures of both, and their difference with an interval."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from mvm.evaluation.evaluate import Judge, Reference, Side, block_of, look
+from mvm.evaluation.evaluate import Reference, Side, check_shapes, look, sampling_notes, software
+from mvm.evaluation.gather import Judge, block_of
 from mvm.evaluation.images import ImageSet
 from mvm.evaluation.measures import Figure, Gathered, figures
 from mvm.evaluation.metrics import jackknife_error
 from mvm.evaluation.moments import Accumulator
 from mvm.files import write_text
+from mvm.options import at_least
 
 NORMAL_95 = 1.96
 
@@ -32,7 +34,7 @@ class Difference(NamedTuple):
     @property
     def told(self) -> bool:
         """Whether the interval leaves zero out."""
-        return not self.low <= 0 <= self.high
+        return self.low > 0 or self.high < 0
 
 
 def _without(found: Gathered, block: int, dealt: Tensor) -> Gathered:
@@ -52,17 +54,42 @@ def _whole(found: Gathered) -> Gathered:
     return Gathered(found.count, {}, {key: found.moments(key) for key in found.blocks}, found.features)
 
 
-def compare(judge: Judge, a: ImageSet, b: ImageSet, reference: Side, names: Sequence[str]) -> list[Difference]:
+class Comparison(NamedTuple):
+    """The differences, and everything that made them."""
+
+    differences: list[Difference]
+    facts: dict[str, Any]
+
+
+def compare(judge: Judge, a: ImageSet, b: ImageSet, reference: Side, names: Sequence[str]) -> Comparison:
     """Return the figures of two sets of images whose i-th images belong together, and their differences.
 
     The error is a jackknife's: block after block of pairs is left out of both sets, so that what both owe to the same
     seeds and labels cancels. The reference is taken as known.
     """
-    target = Reference(judge, reference, names).gathered
-    judge.blocks = max(2, judge.blocks)
-    sides = [look(judge, Side(name, images), names)[0] for name, images in (("A", a), ("B", b))]
-    if sides[0].count != sides[1].count:
-        raise ValueError(f"there are {sides[0].count} and {sides[1].count} images; pairs are needed")
+    at_least("blocks", judge.blocks, 2)
+    check_shapes(a.facts, b.facts)
+    target = Reference(judge, reference, names)
+    check_shapes(a.facts, target.facts)
+    sides = {role: look(judge, Side(role, images), names) for role, images in (("A", a), ("B", b))}
+    (first, told_a), (second, told_b) = sides.values()
+    if first.count != second.count:
+        raise ValueError(f"there are {first.count} and {second.count} images; pairs are needed")
+    facts = {
+        "a": told_a,
+        "b": told_b,
+        "reference": target.facts,
+        "networks": judge.facts(names),
+        "blocks": judge.blocks,
+        "warnings": sampling_notes(names, {**sides, "reference": (target.gathered, target.facts)}),
+        "software": software(judge.place.device),
+    }
+    return Comparison(_differences(judge, (first, second), target.gathered, names), facts)
+
+
+def _differences(
+    judge: Judge, sides: tuple[Gathered, Gathered], target: Gathered, names: Sequence[str]
+) -> list[Difference]:
     dealt = block_of(torch.arange(sides[0].count), judge.blocks)
     whole = [figures(names, _whole(side), target, judge.kid_size) for side in sides]
     left_out = [
@@ -99,7 +126,7 @@ def as_table(found: Sequence[Difference]) -> str:
     return "\n".join(lines)
 
 
-def write(path: Path, found: Sequence[Difference], facts: Mapping[str, Any]) -> None:
+def write(path: Path, found: Comparison) -> None:
     """Write the differences and what made them as JSON."""
-    rows = [{**row._asdict(), "differs": row.told} for row in found]
-    write_text(path, json.dumps({"differences": rows, **facts}, indent=2) + "\n")
+    rows = [{**row._asdict(), "differs": row.told} for row in found.differences]
+    write_text(path, json.dumps({"differences": rows, **found.facts}, indent=2) + "\n")

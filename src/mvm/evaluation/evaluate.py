@@ -4,24 +4,26 @@ import platform
 import time
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
-from tqdm import tqdm
 
 import mvm
-from mvm import noise
-from mvm.evaluation.extractors import Extractor, Sources, open_extractor
+from mvm.evaluation.gather import Judge
 from mvm.evaluation.images import ImageSet, open_images
-from mvm.evaluation.measures import KID_SIZE, MEASURES, Figure, Gathered, Key, figures, keys_of
+from mvm.evaluation.measures import MEASURES, Figure, Gathered, Key, figures, keys_of
 from mvm.evaluation.metrics import sampling_bias
-from mvm.evaluation.moments import SPATIAL, Accumulator, load_moments, save_moments, too_few
-from mvm.training.runtime import Processes
+from mvm.evaluation.moments import (
+    SPATIAL,
+    load_moments,
+    provenance_of,
+    save_moments,
+    too_few,
+)
+from mvm.files import sha256
 
-BATCH = 250
 SUFFIXES = {"pool": "", "spatial": SPATIAL}  # of the moments in files, by part
 
 
@@ -33,9 +35,16 @@ class Side:
     images: ImageSet | None = None
     file: Path | None = None
 
-    def has(self, part: str) -> bool:
-        """Whether the file holds the moments of a part."""
-        return self.file is not None and f"mu{SUFFIXES.get(part, ' ')}.npy" in _members(self.file)
+    def has(self, key: Key) -> bool:
+        """Whether the file holds the moments of a key; files that do not say so (ADM, EDM) are Inception's."""
+        if self.file is None or key.part not in SUFFIXES or f"mu{SUFFIXES[key.part]}.npy" not in _members(self.file):
+            return False
+        return key.network == provenance_of(self.file).get("network", {}).get("name", "inception")
+
+    def facts(self) -> dict[str, Any]:
+        """Return what tells this side from another of the same name, nothing of where it lies."""
+        file = {} if self.file is None else {"moments": self.file.name, "sha256": sha256(self.file)}
+        return {"name": self.name, **(self.images.facts if self.images else {}), **file}
 
 
 def _members(path: Path) -> list[str]:
@@ -57,128 +66,28 @@ def open_side(name: str, **options: Any) -> Side:
     return Side(path.name, open_images(name, **options) if images else None, path if moments else None)
 
 
-@dataclass
-class Judge:
-    """Feature networks, opened when first needed, and how to run them."""
-
-    sources: Sources = field(default_factory=Sources)
-    place: Processes = field(default_factory=Processes)
-    batch: int = BATCH
-    blocks: int = 1  # into which images are dealt for a jackknife error; 1: none
-    kid_size: int = KID_SIZE
-    progress: bool = True
-    opened: dict[str, Extractor] = field(default_factory=dict)
-
-    def extractor(self, name: str) -> Extractor:
-        """Return the network of that name."""
-        if name not in self.opened:
-            self.opened[name] = open_extractor(name, self.sources, self.place.device)
-        return self.opened[name]
-
-    def gather(self, images: ImageSet, wanted: Mapping[Key, bool], blocks: int = 1) -> Gathered:
-        """Return moments of the wanted features, dealt into blocks, and the features of keys marked True.
-
-        Every process reads its batches; all processes return the same.
-        """
-        networks = {key.network: self.extractor(key.network) for key in wanted}  # first: weights may be missing
-        streams = {key: _Stream(blocks, keep) for key, keep in wanted.items()}
-        count = images.facts.get("count")
-        bar = tqdm(total=count, desc="features", unit="image", disable=not (self.progress and self.place.main))
-        with bar:
-            for indices, pictures in images.read(self.batch, self.place):
-                named = {name: extractor(pictures) for name, extractor in networks.items()}
-                for key, stream in streams.items():
-                    stream.add(indices, _part(named[key.network], key))
-                bar.update(len(pictures) * (1 if count is None else self.place.world))
-        return _reduced(streams, self.place)
-
-    def facts(self, names: Sequence[str]) -> dict[str, Any]:
-        """Return what tells the feature networks of these figures apart."""
-        return {name: self.extractor(name).facts for name in dict.fromkeys(MEASURES[n].key.network for n in names)}
-
-
-def _part(named: Mapping[str, Tensor], key: Key) -> Tensor:
-    if key.part not in named:
-        raise ValueError(
-            f"these weights of '{key.network}' have no classifier, so no Inception Score can be made; "
-            "leave 'is' out of --metrics, or give --inception the published .pth, which has it"
-        )
-    return named[key.part]
-
-
-class _Stream:
-    """Features of one key as they come: accumulators of blocks, and the features with their indices if kept."""
-
-    def __init__(self, blocks: int, keep: bool) -> None:
-        self.blocks, self.keep = blocks, keep
-        self.accumulators: list[Accumulator] = []
-        self.kept: list[tuple[Tensor, Tensor]] = []
-
-    def add(self, indices: Tensor, features: Tensor) -> None:
-        if not self.accumulators:
-            self.accumulators = [Accumulator(features.shape[1], features.device) for _ in range(self.blocks)]
-        if self.blocks == 1:
-            self.accumulators[0].add(features)
-        else:
-            dealt = block_of(indices, self.blocks).to(features.device)
-            for number, accumulator in enumerate(self.accumulators):
-                accumulator.add(features[dealt == number])
-        if self.keep:
-            self.kept.append((indices, features.float()))
-
-
-def block_of(indices: Tensor, blocks: int) -> Tensor:
-    """Return the block (B,) of images by their index alone: the same in any batch and process, two sets alike."""
-    return (noise.uniform(indices, noise.BLOCK, (1,))[:, 0] * blocks).long()
-
-
-def _reduced(streams: Mapping[Key, _Stream], place: Processes) -> Gathered:
-    """Return what all processes have gathered, joined."""
-    found = Gathered()
-    for key, stream in streams.items():
-        width = place.largest(stream.accumulators[0].mean.numel() if stream.accumulators else 0)
-        if width == 0:
-            raise ValueError("there are no images to look at")
-        device = stream.accumulators[0].mean.device if stream.accumulators else place.device
-        mine = stream.accumulators or [Accumulator(width, device) for _ in range(stream.blocks)]
-        found.blocks[key] = [_joined(accumulator, place) for accumulator in mine]
-        found.count = sum(block.count for block in found.blocks[key])
-        if stream.keep:
-            found.features[key] = _in_order(stream.kept, found.count, width, device, place)
-    return found
-
-
-def _joined(mine: Accumulator, place: Processes) -> Accumulator:
-    if place.world == 1:
-        return mine
-    return Accumulator.from_state({name: place.join(part) for name, part in mine.state().items()}, mine.mean.device)
-
-
-def _in_order(
-    kept: Sequence[tuple[Tensor, Tensor]], count: int, width: int, device: torch.device, place: Processes
-) -> Tensor:
-    """Return all features (count, width) in the order of the images."""
-    features = torch.zeros(count, width, device=device)
-    for indices, some in kept:
-        features[indices.to(device)] = some
-    return place.sum(features)
-
-
 def _wanted(names: Sequence[str], side: Side, reference: bool) -> tuple[dict[Key, bool], list[Key]]:
     """Return what must be gathered of a side, and what its file of moments gives."""
     gathered, read = {}, []
     for key, keep in keys_of([name for name in names if not (reference and MEASURES[name].alone)]).items():
-        if side.has(key.part):
+        if side.has(key):
             read.append(key)
-        if not side.has(key.part) or keep:
+        if not side.has(key) or keep:
             gathered[key] = keep
     if gathered and side.images is None:
-        needy = [name for name in names if MEASURES[name].key in gathered]
+        if side.file is not None:
+            for key in gathered:
+                _check_network(side.name, provenance_of(side.file), {"name": key.network})
+        needy = [name for name in names if MEASURES[name].key in gathered and _asks_images(name, side)]
         raise ValueError(
             f"'{side.name}' holds moments alone, and {', '.join(needy)} needs the images themselves; "
             "name the images, or leave it out of --metrics"
         )
     return gathered, read
+
+
+def _asks_images(name: str, side: Side) -> bool:
+    return MEASURES[name].features or not side.has(MEASURES[name].key)
 
 
 def look(judge: Judge, side: Side, names: Sequence[str], *, reference: bool = False) -> tuple[Gathered, dict[str, Any]]:
@@ -191,25 +100,26 @@ def look(judge: Judge, side: Side, names: Sequence[str], *, reference: bool = Fa
         facts = {**side.images.facts, "count": found.count}
     for key in read:
         assert side.file is not None
-        width = judge.extractor(key.network).facts.get("width")
-        stored = load_moments(side.file, width, SUFFIXES[key.part])
+        stored = load_moments(side.file, suffix=SUFFIXES[key.part])
         _check_network(side.name, stored.provenance, judge.extractor(key.network).facts)
-        found.known[key], found.count = stored.moments, stored.moments.count
+        found.known[key], count = stored.moments, stored.moments.count or found.count
         found.blocks.pop(key, None)
-        facts = {**facts, **stored.provenance.get("images", {}), "moments": side.name, "count": stored.moments.count}
+        found.count = count
+        facts = {**facts, **stored.provenance.get("images", {}), "moments": side.name, "count": count or None}
         facts["provenance"] = bool(stored.provenance)
     return found, facts
 
 
 def _check_network(name: str, provenance: Mapping[str, Any], network: Mapping[str, Any]) -> None:
     theirs = provenance.get("network", {})
-    other = [key for key in theirs if theirs[key] != network.get(key)]
+    decisive = [key for key in ("name", "fingerprint", "resize") if key in theirs and key in network]
+    other = [key for key in decisive if theirs[key] != network[key]]  # not what the folder of an encoder is called
     if other:
         told = ", ".join(f"{key}: {theirs[key]} there, {network.get(key)} here" for key in other)
         raise ValueError(f"'{name}' was made with another feature network ({told}); make it again: mvm data stats")
 
 
-def _check_shapes(images: Mapping[str, Any], reference: Mapping[str, Any]) -> None:
+def check_shapes(images: Mapping[str, Any], reference: Mapping[str, Any]) -> None:
     a, b = images.get("shape"), reference.get("shape")
     if a and b and list(a) != list(b):
         told = " and ".join("x".join(map(str, shape)) for shape in (a, b))
@@ -232,7 +142,7 @@ def _sampling_warnings(key: Key, sides: Mapping[str, Gathered]) -> list[str]:
     return told
 
 
-def _warnings(names: Sequence[str], sides: Mapping[str, tuple[Gathered, dict[str, Any]]]) -> list[str]:
+def sampling_notes(names: Sequence[str], sides: Mapping[str, tuple[Gathered, dict[str, Any]]]) -> list[str]:
     """Return what a reader of the figures must know."""
     told = []
     for key in keys_of([name for name in names if not MEASURES[name].features]):
@@ -276,7 +186,6 @@ class Reference:
     """A reference whose features are gathered once and kept, for many comparisons with the same figures."""
 
     def __init__(self, judge: Judge, side: Side, names: Sequence[str]) -> None:
-        self.names = tuple(names)
         self.gathered, self.facts = look(judge, side, names, reference=True)
 
 
@@ -287,13 +196,13 @@ def evaluate(judge: Judge, images: Side, reference: Side | Reference | None, nam
     if target is None and (needy := [name for name in names if not MEASURES[name].alone]):
         raise ValueError(f"{', '.join(needy)} compares with a reference; name it with --ref")
     if images.images is not None and target is not None:
-        _check_shapes(images.images.facts, target.facts)  # before the work
+        check_shapes(images.images.facts, target.facts)  # before the work
     gathered, facts = look(judge, images, names)
     other = target.gathered if target else Gathered()
     if target is not None:
-        _check_shapes(facts, target.facts)
+        check_shapes(facts, target.facts)
     sides = {"images": (gathered, facts)} | ({} if target is None else {"reference": (target.gathered, target.facts)})
-    told = _warnings(names, sides)
+    told = sampling_notes(names, sides)
     found = figures(names, gathered, other, judge.kid_size)
     seconds = time.perf_counter() - start
     known = target.facts if target else {}

@@ -18,9 +18,11 @@ from mvm.data.resize import MODES, RESIZES, BadImage, decode, planes, resolve
 from mvm.data.shards import is_prepared
 from mvm.data.sources import Record, Source, open_source
 from mvm.data.sources.arrays import channels_last, keys_of, shape_of, stream_rows
+from mvm.data.sources.records import stamp_of
+from mvm.files import sha256
 from mvm.generate import generate_all
 from mvm.model import Model
-from mvm.options import choose
+from mvm.options import at_least, choose
 from mvm.recipes import Recipe, SampleConfig
 from mvm.samples import Draw, Parts
 from mvm.training.runtime import Processes
@@ -44,6 +46,7 @@ class ImageSet:
 
     def read(self, batch: int, place: Processes | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield indices (B,) and images of this process's batches: every world-th one."""
+        at_least("batch", batch, 1)
         place = place or Processes()
         for start, images in self.chunks(batch, lambda number: number % place.world == place.rank):
             yield torch.arange(start, start + len(images)), images
@@ -96,28 +99,32 @@ def of_array(path: Path) -> ImageSet:
         for number, rows in enumerate(stream_rows(path, key, batch)):
             if wanted(number):
                 pixels = channels_last(rows, f"'{path}'").transpose(0, 3, 1, 2)
-                yield number * batch, torch.from_numpy(np.ascontiguousarray(pixels))
+                yield number * batch, torch.from_numpy(pixels.copy())  # torch takes no read-only memory
 
-    return ImageSet(shape, _facts("numpy", path.name, shape, count=stored[0]), chunks)
+    return ImageSet(shape, _facts("numpy", path.name, shape, count=stored[0], stamp=sha256(path)[:16]), chunks)
 
 
 @dataclass(frozen=True)
 class Fit:
-    """What every picture must be or is made: channels, and the side and way of resizing (size 0: left as it is)."""
+    """What every picture must be or is made: channels, and the side and way of resizing (size 0: left as it is).
+
+    greying: whether colours may become grey; where nobody asked for it, a colour picture among grey ones is an error.
+    """
 
     channels: int
     size: int = 0
     resize: str = "none"
+    greying: bool = False
 
     def __call__(self, record: Record) -> np.ndarray:
         """Return uint8 pixels (C, H, W)."""
         try:
-            if self.channels < _channels(record):
+            if not self.greying and self.channels < _channels(record):
                 raise ValueError("is in colour, and the first picture is grey; give --channels 3 or sort them out")
             image = decode(record.image, self.channels)
             return planes(RESIZES[self.resize](image, self.size) if self.size else image)
         except BadImage as error:
-            raise ValueError(f"'{record.name}' cannot be read ({error}); mend or remove it") from None
+            raise _unreadable(record, error) from None
         except ValueError as error:
             raise ValueError(f"'{record.name}' {error}") from None
 
@@ -131,6 +138,17 @@ def _channels(record: Record) -> int:
             return 1 if image.mode in GREY else 3
     except Exception as error:  # as in data.resize.decode: decoders raise nearly anything
         raise BadImage(str(error)) from None
+
+
+def _first_channels(record: Record) -> int:
+    try:
+        return _channels(record)
+    except BadImage as error:
+        raise _unreadable(record, error) from None
+
+
+def _unreadable(record: Record, error: BadImage) -> ValueError:
+    return ValueError(f"'{record.name}' cannot be read ({error}); mend or remove it")
 
 
 def _records(source: Source) -> Iterator[Record]:
@@ -153,7 +171,7 @@ def _stacked(records: list[Record], pixels: list[np.ndarray], shape: Shape) -> T
 def of_source(source: Source, *, size: int = 0, resize: str = "auto", channels: int = 0) -> ImageSet:
     """Return pictures in a folder, zip, parquet, tar... as a set; without `size` all must have one size."""
     first = next(_records(source))
-    fit = Fit(channels or _channels(first), size, resolve(resize, size) if size else "none")
+    fit = Fit(channels or _first_channels(first), size, resolve(resize, size) if size else "none", channels == 1)
     height, width = fit(first).shape[1:]
     shape = (fit.channels, height, width)
 
@@ -165,7 +183,8 @@ def of_source(source: Source, *, size: int = 0, resize: str = "auto", channels: 
                     yield start, _stacked(some, list(pool.map(fit, some)), shape)
                 start, number = start + len(some), number + 1
 
-    return ImageSet(shape, _facts(source.kind, source.name, shape, resize=fit.resize), chunks)
+    stamp = stamp_of([(part.name, part.stamp) for part in source.parts])
+    return ImageSet(shape, _facts(source.kind, source.name, shape, resize=fit.resize, stamp=stamp), chunks)
 
 
 def of_parts(parts: Parts, **more: Any) -> ImageSet:
@@ -228,6 +247,8 @@ def open_images(
         raise ValueError(f"--channels {channels} is not supported; allowed: {', '.join(map(str, MODES))}")
     path, stored = Path(name), None
     if str(name).startswith(DATA):
+        if split:
+            raise ValueError(f"--split {split} is for files; of '{name}' write {DATA}NAME:{split}")
         stored = of_known(str(name).removeprefix(DATA))
     elif is_prepared(path):
         stored = of_prepared(open_prepared(path))

@@ -193,8 +193,16 @@ def load_moments(path: Path, dimension: int | None = None, suffix: str = "") -> 
     _check_pair(path, mean, covariance)
     if dimension not in (None, len(mean)):
         raise ValueError(f"'{path}' has {len(mean)} dimensions, the features have {dimension}; use one feature network")
-    provenance = json.loads(str(arrays["provenance"])) if "provenance" in arrays else {}
-    return Stored(Moments(mean, covariance, int(arrays.get("count", 0))), provenance)
+    return Stored(Moments(mean, covariance, int(arrays.get("count", 0))), _told(arrays))
+
+
+def provenance_of(path: Path) -> dict[str, Any]:
+    """Return what a file of moments says about their making ({}: nothing), without reading them."""
+    return _told(_read_arrays(path, ()))
+
+
+def _told(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    return json.loads(str(arrays["provenance"])) if "provenance" in arrays else {}
 
 
 def _read_arrays(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:

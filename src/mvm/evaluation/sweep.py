@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from mvm.evaluation.evaluate import Evaluation, Judge, Reference, Side, evaluate
+from mvm.evaluation.evaluate import Evaluation, Reference, Side, check_shapes, evaluate
+from mvm.evaluation.gather import Judge
 from mvm.evaluation.images import of_parts
 from mvm.evaluation.measures import Figure
 from mvm.evaluation.report import provenance, require_plots
@@ -28,8 +29,8 @@ from mvm.files import alone, put_in_place, temporary_beside, write_text
 from mvm.generate import grid, png_bytes
 from mvm.model import Model
 from mvm.recipes import SampleConfig
-from mvm.samples import Draw, Parts, sample_parts
-from mvm.solver import Adaptive
+from mvm.samples import Draw, Parts, differences, sample_parts
+from mvm.solver import DEFAULT_NFE, Adaptive
 from mvm.training.runtime import Processes
 
 SHOWN = 40  # images in a cell's grid: with balanced labels of ten classes, four rows
@@ -52,14 +53,16 @@ class Axes:
         found = []
         for solver, cfg, interval, rho, nfe in product(self.solvers, self.cfgs, self.intervals, self.rhos, self.nfes):
             low, high = (0.0, 1.0) if cfg == 1 else interval
-            found.append(SampleConfig(solver=solver, nfe=nfe, rho=rho, cfg=cfg, low=low, high=high))
+            settings = SampleConfig(solver=solver, nfe=nfe, rho=rho, cfg=cfg, low=low, high=high)
+            found.append(replace(settings, nfe=DEFAULT_NFE) if settings.takes_tolerance else settings)
         return list(dict.fromkeys(found))
 
 
 def cell_name(settings: SampleConfig) -> str:
     """Return the name of a cell's files: adams-nfe26-rho0.75-cfg1.2-0.6-0.8."""
     guided = "" if settings.cfg == 1 else f"-cfg{settings.cfg:g}-{settings.low:g}-{settings.high:g}"
-    return f"{settings.solver}-nfe{settings.nfe}-rho{settings.rho:g}{guided}"
+    cost = f"tolerance{settings.tolerance:g}" if settings.takes_tolerance else f"nfe{settings.nfe}"
+    return f"{settings.solver}-{cost}-rho{settings.rho:g}{guided}"
 
 
 def check_cells(cells: Sequence[SampleConfig], model: Model) -> None:
@@ -95,37 +98,40 @@ class Sweep:
 
     def shared(self) -> dict[str, Any]:
         """Return what a finished cell must share with the others to stand beside them."""
-        name = self.reference.file or self.reference.name
         found = {
             "origin": self.model.origin,
             "draw": asdict(self.draw),
             "repeats": self.repeats,
-            "precision": self.precision,
-            "reference": self.reference.images.facts if self.reference.images else {"name": str(name)},
+            "sampling": {"precision": self.precision, "compiled": self.model.compiled},
+            "reference": self.reference.facts(),
+            "judge": {"blocks": self.judge.blocks, "kid_size": self.judge.kid_size},
         }
         return json.loads(json.dumps(found))
 
     def run(self, cells: Sequence[SampleConfig]) -> list[Result]:
-        """Return the results of all cells, computing those that are missing, and write the report."""
+        """Return the results of the asked cells, computing what is missing; the report shows all of the folder."""
         require_plots()
         check_cells(cells, self.model)
+        check_shapes({"shape": self.model.recipe.data.shape}, self.reference.facts())
         with ExitStack() as stack:
             with self.place.main_first():
+                networks = self.judge.facts(self.metrics)  # opens them: weights may be missing
                 if self.place.main:
                     (self.folder / "cells").mkdir(parents=True, exist_ok=True)
                     stack.enter_context(_held(self.folder))
-                    self._check_shared()
+                    self._check_shared(networks)
             found = []
             for number, settings in enumerate(cells, 1):
                 self._say(f"cell {number} of {len(cells)}: {cell_name(settings)}")
                 found.append(self._cell(settings))
             if self.place.main:
-                self._write(found)
+                self._write()
             self.place.any(False)  # past this, the report is there
         return [Result(**told["result"]) for told in found]
 
-    def _write(self, found: Sequence[Mapping[str, Any]]) -> None:
-        """Write results.json and the report."""
+    def _write(self) -> None:
+        """Write results.json and the report of all cells in the folder."""
+        found = [told for path in sorted((self.folder / "cells").glob("*.json")) if (told := _read(path))]
         facts, results = self._facts(found), [told["result"] for told in found]
         write_text(self.folder / "results.json", json.dumps({"facts": facts, "results": results}, indent=2) + "\n")
         write_report(self.folder, [Result(**result) for result in results], facts)
@@ -134,17 +140,16 @@ class Sweep:
         if self.judge.progress and self.place.main:
             print(text, flush=True)
 
-    def _check_shared(self) -> None:
-        """Write what the cells share, or refuse to mix with those of another kind."""
-        path = self.folder / SHARED
-        if not path.is_file():
-            write_text(path, json.dumps(self.shared(), indent=2) + "\n")
-            return
-        there, now = json.loads(path.read_text(encoding="utf-8")), self.shared()
-        other = [key for key in now if there.get(key) != now[key]]
-        if other:
-            told = "; ".join(f"{key}: {there.get(key)} there, {now[key]} now" for key in other)
-            raise ValueError(f"{self.folder} holds a sweep of another kind ({told}); give another --out")
+    def _check_shared(self, networks: Mapping[str, Any]) -> None:
+        """Write what the cells share, or refuse to mix with those of another kind; networks may be added."""
+        path, now = self.folder / SHARED, self.shared()
+        there = _read(path) or {**now, "networks": {}}
+        known = there["networks"]
+        before = {**there, "networks": {name: facts for name, facts in known.items() if name in networks}}
+        asked = {**now, "networks": {name: facts for name, facts in networks.items() if name in known}}
+        if other := differences(before, json.loads(json.dumps(asked))):
+            raise ValueError(f"{self.folder} holds a sweep with other values of {', '.join(other)}; give another --out")
+        write_text(path, json.dumps({**now, "networks": {**known, **networks}}, indent=2) + "\n")
 
     def _target(self) -> Reference:
         """Return the reference, its features gathered when the first cell needs them."""
@@ -160,8 +165,7 @@ class Sweep:
         missing = tuple(name for name in self.metrics if name not in there)
         if kept and not missing:
             return kept
-        told = self._compute(settings, missing)
-        told["result"]["metrics"] = {**there, **told["result"]["metrics"]}
+        told = _completed(self._compute(settings, missing), kept)
         if self.place.main:
             write_text(path, json.dumps(told, indent=2) + "\n")
             if not self.keep_images:
@@ -195,19 +199,27 @@ class Sweep:
         """Return the images of one repeat, the seconds they took, and their figures."""
         folder = self.folder / "work" / cell_name(settings) / str(number)
         draw = replace(self.draw, seed=self.draw.seed + number * self.draw.num)
-        there = len(list(folder.glob("part-*.npy")))
-        start = time.perf_counter()
+        there, start = len(list(folder.glob("part-*.npy"))), time.perf_counter()
         parts = sample_parts(
             self.model, draw, settings, folder, place=self.place, precision=self.precision, progress=self.judge.progress
         )
-        made = len(draw.spans()) - there
-        seconds = (time.perf_counter() - start) * len(draw.spans()) / max(1, made)  # of all, from those made now
-        side = Side(cell_name(settings), of_parts(parts))
-        return parts, seconds, evaluate(self.judge, side, self._target(), names)
+        # of all images, from those made now: an interrupted call may have left the others
+        now = (time.perf_counter() - start) * len(draw.spans()) / max(1, len(draw.spans()) - there)
+        seconds = self._kept_seconds(folder, now)
+        return parts, seconds, evaluate(self.judge, Side(cell_name(settings), of_parts(parts)), self._target(), names)
+
+    def _kept_seconds(self, folder: Path, now: float) -> float:
+        """Return the seconds noted beside a folder when its images were finished; note them if this was now."""
+        note = folder.with_name(f"{folder.name}.seconds.json")
+        told = self.place.tell(_read(note) if self.place.main else None)
+        if told is None and self.place.main:
+            write_text(note, json.dumps({"seconds": now}) + "\n")
+        return told["seconds"] if told else now
 
     def _facts(self, found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return the provenance of the report."""
         first = found[0]["facts"]
+        networks = {name: facts for told in found for name, facts in told["facts"]["networks"].items()}
         warnings = dict.fromkeys(warning for told in found for warning in told["facts"]["warnings"])
         return {
             "warnings": list(warnings),
@@ -218,7 +230,7 @@ class Sweep:
             "draw": {**asdict(self.draw), "repeats": self.repeats},
             "sampling": {"precision": self.precision, "compiled": self.model.compiled},
             "reference": first["reference"],
-            "networks": first["networks"],
+            "networks": networks,
             "software": {**dict(provenance()), **first["software"]},
         }
 
@@ -229,6 +241,18 @@ def _held(folder: Path) -> AbstractContextManager[None]:
 
 def _read(path: Path) -> dict[str, Any] | None:
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def _completed(told: dict[str, Any], kept: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return a cell with the figures it had before, and all that made both."""
+    if kept is None:
+        return told
+    before, now = kept["facts"], told["facts"]
+    networks = {**before["networks"], **now["networks"]}
+    warnings = list(dict.fromkeys([*before["warnings"], *now["warnings"]]))
+    metrics = {**kept["result"]["metrics"], **told["result"]["metrics"]}
+    result = {**told["result"], "metrics": metrics, "seconds": kept["result"]["seconds"]}
+    return {**told, "result": result, "facts": {**now, "networks": networks, "warnings": warnings}}
 
 
 def _mean(figures: Sequence[Figure]) -> Figure:
