@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import mvm
-from mvm import likelihood
+from mvm import likelihood, noise
 from mvm.data import digits
 from mvm.model import Model, choose_device, export, load, shipped_models
 from mvm.path import LinearFlow, MeanVelocity, VariancePreserving
@@ -331,3 +331,13 @@ def test_likelihood_of_an_untrained_model():
     found = likelihood.log_likelihood(model, x, condition=torch.arange(3), seeds=range(3))
     assert found.tolist() == pytest.approx(want.tolist(), abs=1e-3)
     assert torch.allclose(likelihood.encode(model, x, nfe=200), x * math.exp(-a), atol=1e-3)
+
+
+def test_a_model_trained_without_labels_knows_none():
+    model = shaken(tiny(objective_label_drop="1"))
+    taught = shaken(tiny(objective_label_drop="0.1"))  # the same weights
+    x, t = noise.initial(torch.arange(3), model.sample_shape), torch.full((3,), 0.5, dtype=torch.float64)
+    labels = torch.tensor([1, 2, 3])
+    assert torch.equal(model(x, t, labels), model(x, t))
+    assert torch.equal(taught(x, t), model(x, t))
+    assert not torch.equal(taught(x, t, labels), model(x, t, labels))

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,7 @@ from mvm.training import checkpoint
 from mvm.training.data import training_data
 from mvm.training.engine import compile_mode
 from mvm.training.loop import train
-from mvm.training.runtime import EngineConfig, Processes, parts_of, precision
+from mvm.training.runtime import EngineConfig, Processes, determinism, parts_of, precision
 from mvm.training.trainer import Trainer
 
 TINY = {
@@ -441,3 +442,22 @@ def test_the_remedies_named_are_accepted(tmp_path, monkeypatch):
     assert "--train" not in resumed  # other rates are another run, which starts from this one's weights
     assert "--init-from" in str(error.value)
     go(tmp_path / "run", resume=True, engine_precision="fp32")
+
+
+def test_determinism_is_switched_on_inside_alone(monkeypatch):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    with determinism(EngineConfig()):
+        assert not torch.are_deterministic_algorithms_enabled()
+        assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+    with pytest.raises(KeyError), determinism(EngineConfig(deterministic=True)):
+        assert torch.are_deterministic_algorithms_enabled()
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+        raise KeyError
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_a_run_may_be_deterministic(tmp_path):
+    recipe = override(load_recipe("digits"), {**TINY, "train.steps": "2", "engine.deterministic": "true"})
+    plain = override(recipe, {"engine.deterministic": "false"})
+    weights = [train(r, tmp_path / str(i), progress=False).state_dict() for i, r in enumerate((recipe, plain))]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
