@@ -19,8 +19,9 @@ for head, heads, side in ((64, 3, 4), (72, 2, 3), (16, 2, 4)):
     want = norm_rotate(x, weight, cos, sin)
     want.backward(grad)
     rows, constants = kernels._sizes(x)
+    constants["EPS"] = NORM_EPS
     out, dx = torch.empty_like(x), torch.empty_like(x)
-    programs, places = 3, (rows, heads, side * side, NORM_EPS)
+    programs, places = 3, (rows, heads, side * side)
     partial = torch.empty(programs, constants["BLOCK"])
     plain, w = x.detach(), weight.detach()
     kernels.forward_kernel[(triton.cdiv(rows, kernels.ROWS),)](plain, out, w, cos, sin, *places, **constants)
