@@ -15,8 +15,8 @@ import torch
 
 from mvm.bench import machine
 from mvm.evaluation import inception
-from mvm.evaluation.gather import Judge
 from mvm.evaluation.extractors import Sources
+from mvm.evaluation.gather import Judge
 from mvm.evaluation.images import of_tensor
 from mvm.evaluation.measures import Key
 from mvm.evaluation.metrics import frechet_distance

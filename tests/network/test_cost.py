@@ -5,8 +5,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from mvm.network import DiT, DiTConfig
-from mvm.network.cost import multiply_adds, multiply_adds_by_part, parameters
+from mvm.network import DDT, DDTConfig, DiT, DiTConfig, build_network
+from mvm.network.cost import HEAD, multiply_adds, multiply_adds_by_part, parameters
 
 CASES = [
     ({"size": "tiny", "patch": 2}, (1, 8, 8), 10),
@@ -75,3 +75,73 @@ def test_counting_draws_no_random_numbers_and_takes_no_memory():
 def test_a_patch_that_does_not_fit_is_named():
     with pytest.raises(ValueError, match=r"network\.patch=3"):
         multiply_adds(DiTConfig(size="tiny", patch=3), (1, 8, 8), 10)
+
+
+DDT_CASES = [
+    ({"size": "tiny"}, (8, 4, 4), 10),
+    ({"size": "tiny", "conditioning": "in-context", "inner_block": 2}, (8, 4, 4), 10),
+    ({"size": "tiny", "patch": 2, "inner_block": 1, "head_depth": 3, "head_width": 64}, (3, 8, 8), 1000),
+    ({"size": "S", "inner_block": 8}, (384, 4, 4), 10),
+    ({"size": "S", "conditioning": "in-context", "time_tokens": 2, "class_tokens": 5}, (384, 4, 4), 10),
+]
+
+
+def counted(call):
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        result = call()
+    return result, counter.get_total_flops()
+
+
+@pytest.mark.parametrize(("options", "shape", "num_classes"), DDT_CASES)
+def test_a_ddt_costs_half_the_flops_that_torch_counts_in_backbone_and_head(options, shape, num_classes):
+    config = DDTConfig(**options)
+    network = DDT(config, shape, num_classes)
+    x, level, labels = torch.randn(1, *shape), torch.rand(1), torch.zeros(1, dtype=torch.long)
+    condition, of_backbone = counted(lambda: network.condition(x, level, labels))
+    _, of_head = counted(lambda: network.head(x, level, condition))
+    _, of_all = counted(lambda: network(x, level, labels))
+    parts = multiply_adds_by_part(config, shape, num_classes)
+    assert 2 * sum(count for name, count in parts.items() if not name.startswith(HEAD)) == of_backbone
+    assert 2 * sum(count for name, count in parts.items() if name.startswith(HEAD)) == of_head
+    assert 2 * multiply_adds(config, shape, num_classes) == of_all
+    assert parameters(config, shape, num_classes) == sum(p.numel() for p in network.parameters())
+
+
+@pytest.mark.parametrize(
+    ("size", "count", "published_millions"),
+    [("S", 196_350_592, 196), ("B", 293_971_072, 294), ("L", 621_655_936, 622), ("XL", 838_041_664, 839)],
+)
+def test_sizes_are_those_of_the_representation_autoencoders_ddt(size, count, published_millions):
+    """Zheng et al. 2025, DiT^DH on 768x16x16 latents."""
+    assert parameters(DDTConfig(size=size), (768, 16, 16), 1000) == count
+    assert count == pytest.approx(published_millions * 1e6, rel=0.002)
+
+
+def test_what_the_published_xl_has_more_and_less():
+    """839M: biases of q, k, v, weights of norms, twice the level's waves; but no query and key norm, no rounding."""
+    biases = 3 * (28 * 1152 + 2 * 2048)
+    norms = 2 * (28 * 1152 + 2 * 2048) + 2048
+    waves = 256 * 1152
+    query_key = 2 * (28 * 72 + 2 * 128)
+    rounding = 2 * 3 * 2048 * (5472 - 5461) + 2 * 2 * (5472 - 5461)  # of the head's SwiGLU to a multiple of 16
+    positions = 256 * 1152  # sines and cosines that are not learned, yet counted
+    ours = parameters(DDTConfig(size="XL"), (768, 16, 16), 1000)
+    assert round((ours + biases + norms + waves + positions - query_key - rounding) / 1e6) == 839
+
+
+def test_the_in_context_xl_of_width_1440_is_the_released_one():
+    """RAEv2: 28 blocks of width 1440 without modulation, 1024x16x16 latents, inner head after block 8: 875M."""
+    config = DDTConfig(size="XL", width=1440, heads=20, conditioning="in-context", inner_block=8)
+    assert parameters(config, (1024, 16, 16), 1000) == 874_757_248
+
+
+def test_xl_is_built_of_shapes_alone():
+    with torch.device("meta"):
+        network = build_network(DDTConfig(size="XL", inner_block=8), (768, 16, 16), 1000)
+    assert all(p.is_meta for p in network.parameters())
+    out = network(*(torch.empty(shape, device="meta", dtype=dtype) for shape, dtype in META), taps=(8,))
+    assert out.prediction.shape == out.inner.shape == (2, 768, 16, 16)
+    assert out.features[8].shape == (2, 256, 1152)
+
+
+META = [((2, 768, 16, 16), torch.float32), ((2,), torch.float64), ((2,), torch.int64)]

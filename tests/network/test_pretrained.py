@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.functional import interpolate
 
+from mvm.network import dinov3 as dinov3_names
 from mvm.network import efficientnet, pretrained
 from mvm.network.pretrained import HALF, IMAGENET, load_encoder
 
@@ -325,3 +326,98 @@ def test_a_name_that_can_be_nothing_is_refused_without_asking_the_hub(name, monk
     monkeypatch.setattr(pretrained, "_transformers", lambda option, name: pytest.fail("asked"))
     with pytest.raises(ValueError, match=rf"repa\.encoder='{name}' is unknown.*facebook/dinov2-base"):
         load_encoder(name)
+
+
+def meta_weights(model):
+    """The weights of a transformers DINOv3 as Meta names them, with what its files hold besides."""
+    found, joint = {}, {}
+    names = {"attention.o_proj": "attn.proj", "layer_scale1": "ls1", "layer_scale2": "ls2"}
+    names |= {"mlp.gate_proj": "mlp.w1", "norm1": "norm1", "norm2": "norm2"}
+    gated = model.config.use_gated_mlp
+    names |= {"mlp.up_proj": "mlp.w2" if gated else "mlp.fc1", "mlp.down_proj": "mlp.w3" if gated else "mlp.fc2"}
+    outside = {"embeddings.cls_token": "cls_token", "embeddings.mask_token": "mask_token"}
+    outside |= {"embeddings.register_tokens": "storage_tokens", "norm.weight": "norm.weight", "norm.bias": "norm.bias"}
+    outside |= {f"embeddings.patch_embeddings.{kind}": f"patch_embed.proj.{kind}" for kind in ("weight", "bias")}
+    for name, value in model.state_dict().items():
+        if name in outside:
+            found[outside[name]] = value[:, 0] if name.endswith("mask_token") else value
+            continue
+        number, inner = name.partition("layer.")[2].split(".", 1)
+        stem, kind = inner.rsplit(".", 1)
+        if stem[-6:] in ("q_proj", "k_proj", "v_proj"):
+            joint.setdefault(f"blocks.{number}.attn.qkv.{kind}", {})[stem[-6]] = value
+        else:
+            found[f"blocks.{number}.{names[stem]}.{'gamma' if kind == 'lambda1' else kind}"] = value
+    for name, parts in joint.items():
+        key = parts.get("k", torch.ones_like(parts["q"]))  # a bias of the key: masked, so it may be anything
+        found[name] = torch.cat([parts["q"], key, parts["v"]])
+        if name.endswith("bias"):
+            found[f"{name}_mask"] = torch.ones_like(found[name])
+    return found | {"rope_embed.periods": torch.ones(16), "local_cls_norm.weight": torch.ones(1)}
+
+
+def dinov3_of(size):
+    return transformers.DINOv3ViTModel(transformers.DINOv3ViTConfig(**dinov3_names.config_of(size)))
+
+
+@pytest.mark.parametrize("size", ["S", "S+"])
+def test_metas_file_gives_the_tokens_of_transformers(tmp_path, size):
+    model = dinov3_of(dinov3_names.SIZES[size]).eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():  # small, so that twelve blocks do not blow up
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.02)
+    path = tmp_path / "dinov3_vits16.pth"
+    torch.save(meta_weights(model), path)
+    encoder = load_encoder(str(path), 32)
+    assert (encoder.side, encoder.width, encoder.scaling) == (2, 384, IMAGENET)
+    images = pictures(side=32)
+    with torch.no_grad():
+        want = model(pixel_values=scaled(images)).last_hidden_state[:, 5:]
+    assert torch.equal(encoder(images), want)
+    assert load_encoder(str(path.rename(tmp_path / "dinov3_sat493m.pth"))).scaling == pretrained.SATELLITE
+
+
+@pytest.mark.parametrize("size", dinov3_names.SIZES)
+def test_metas_names_of_all_sizes(size):
+    """Every weight finds its place with its shape, at published numbers of parameters."""
+    with torch.device("meta"):
+        model = dinov3_of(dinov3_names.SIZES[size])
+    weights = {name: value.to("meta") for name, value in meta_weights(model).items()}
+    assert dinov3_names.size_of(weights) == dinov3_names.SIZES[size]
+    found = dinov3_names.translated(weights)
+    assert {name: value.shape for name, value in found.items()} == {
+        name: value.shape for name, value in model.state_dict().items()
+    }
+    millions = {"S": 21.6, "S+": 28.7, "B": 85.7, "L": 303, "H+": 840}[size]
+    assert sum(parameter.numel() for parameter in model.parameters()) / 1e6 == pytest.approx(millions, rel=0.01)
+
+
+def test_metas_file_must_be_whole_and_known(tmp_path):
+    weights = meta_weights(dinov3_of(dinov3_names.SIZES["S"]))
+    path = tmp_path / "dinov3.pth"
+
+    def refused(changed, match):
+        torch.save(changed, path)
+        with pytest.raises(ValueError, match=rf"repa\.encoder='{path}': .*{match}"):
+            load_encoder(str(path))
+
+    refused({name: value for name, value in weights.items() if name != "norm.bias"}, r"it lacks the weights norm\.bias")
+    refused(weights | {"head.weight": torch.ones(1)}, r"'head\.weight' is no weight")
+    refused({name: value for name, value in weights.items() if "blocks.11" not in name}, "depth 11 .* is unknown")
+    refused({"weight": torch.ones(1)}, "no weights of a DINOv3.*three ways.*dinov2-with-registers-base")
+    refused({"teacher": weights}, "no list of named weights")
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(ValueError, match=r"is no whole \.pth file"):
+        load_encoder(str(path))
+    with pytest.raises(ValueError, match=r"is not there; DINOv3 is gated.*local folder.*Meta's \.pth.*DINOv2 is free"):
+        load_encoder(str(tmp_path / "none.pth"))
+
+
+def test_gated_dinov3_names_the_ways(monkeypatch):
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    match = r"could not be read.*three ways.*hub name.*local folder in transformers' format.*Meta's \.pth.*DINOv2"
+    with pytest.raises(ValueError, match=match):
+        load_encoder("facebook/dinov3-vitb16-pretrain-lvd1689m")

@@ -1,5 +1,31 @@
 """Codecs between images and the space the path works in."""
 
+from mvm.latent.cache import Latents, LoadedLatents, open_latents, write_latents
 from mvm.latent.codec import Codec, Pixels
+from mvm.latent.decoder import Decoder, DecoderConfig
+from mvm.latent.encoder import EncoderConfig, LatentEncoder, load_latent_encoder
+from mvm.latent.rae import RAE, load_rae
+from mvm.latent.statistics import LatentMoments, Statistics, load_statistics, measure
+from mvm.latent.vae import VAE, load_vae
 
-__all__ = ["Codec", "Pixels"]
+__all__ = [
+    "RAE",
+    "VAE",
+    "Codec",
+    "Decoder",
+    "DecoderConfig",
+    "EncoderConfig",
+    "LatentEncoder",
+    "LatentMoments",
+    "Latents",
+    "LoadedLatents",
+    "Pixels",
+    "Statistics",
+    "load_latent_encoder",
+    "load_rae",
+    "load_statistics",
+    "load_vae",
+    "measure",
+    "open_latents",
+    "write_latents",
+]

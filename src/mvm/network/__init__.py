@@ -1,6 +1,18 @@
 """Networks: network(x, level, condition, taps) -> Output. They know nothing of paths or solvers."""
 
 from mvm.network.cost import multiply_adds, parameters
+from mvm.network.ddt import DDT, Condition, DDTConfig, build_network
 from mvm.network.dit import SIZES, DiT, DiTConfig, Output
 
-__all__ = ["SIZES", "DiT", "DiTConfig", "Output", "multiply_adds", "parameters"]
+__all__ = [
+    "DDT",
+    "SIZES",
+    "Condition",
+    "DDTConfig",
+    "DiT",
+    "DiTConfig",
+    "Output",
+    "build_network",
+    "multiply_adds",
+    "parameters",
+]

@@ -1,17 +1,20 @@
-"""What a DiT costs: parameters, and multiply-adds of a forward pass. Counted without memory or random numbers."""
+"""What a network costs: parameters, and multiply-adds of a forward pass. Counted without memory or random numbers."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import nn
 
+from mvm.network.ddt import DDT, PlainBlock, TokenBlock, WideHead, build_network
 from mvm.network.dit import Block, DiT, DiTConfig
 
+HEAD = "head "  # begins the names of a DDT's head's parts; what has another name is the backbone's
 
-def _shapes(config: DiTConfig, sample_shape: Sequence[int], num_classes: int) -> DiT:
+
+def _shapes(config: DiTConfig, sample_shape: Sequence[int], num_classes: int) -> DiT | DDT:
     """Return the network on the meta device: shapes alone, so that no width is worked out a second time here."""
     with torch.device("meta"):
-        return DiT(config, sample_shape, num_classes)
+        return build_network(config, sample_shape, num_classes)
 
 
 def parameters(config: DiTConfig, sample_shape: Sequence[int], num_classes: int) -> int:
@@ -25,22 +28,67 @@ def multiply_adds(config: DiTConfig, sample_shape: Sequence[int], num_classes: i
 
 
 def multiply_adds_by_part(config: DiTConfig, sample_shape: Sequence[int], num_classes: int) -> dict[str, int]:
-    """Return the multiply-adds of one image by part: matrix products alone; norms, gates and look-ups are left out."""
+    """Return the multiply-adds of one image by part: matrix products alone; norms, gates and look-ups are left out.
+
+    The parts of a DDT's head have names that begin with HEAD: all others are spared where the backbone is shared.
+    """
     network = _shapes(config, sample_shape, num_classes)
-    tokens, depth, block = network.side**2, len(network.blocks), network.blocks[0]
-    assert isinstance(block, Block)
+    return _of_dit(network) if isinstance(network, DiT) else _of_ddt(network)
+
+
+def _of_dit(network: DiT) -> dict[str, int]:
+    tokens = network.side**2
     heads = [head for head in (network.head, network.inner_head) if head is not None]
     return {
         "embed": tokens * _products(network.embed),
         "level": _products(network.level.up, network.level.out),  # one vector an image, not one a token
-        "modulation": depth * _products(block.modulation),  # of the same one vector
+        **_of_blocks(network.blocks, tokens),
+        "heads": sum(tokens * _products(head.linear) + _products(head.modulation) for head in heads),
+    }
+
+
+def _of_ddt(network: DDT) -> dict[str, int]:
+    tokens, inner, wide = network.side**2, network.inner_head, network.wide
+    level = _products(network.level.up, network.level.out)  # twice: the head may run alone
+    others = 0 if network.context is None else len(network.context.time) + len(network.context.kind)
+    return {
+        "embed": tokens * _products(network.embed),
+        "level": level,
+        **_of_blocks(network.blocks, tokens + others),
+        "inner": 0 if inner is None else tokens * _products(inner.modulation, inner.linear),
+        HEAD + "level": level,
+        **{HEAD + name: count for name, count in _of_wide(wide, tokens).items()},
+    }
+
+
+def _of_wide(wide: WideHead, tokens: int) -> dict[str, int]:
+    return {
+        "embed": tokens * _products(wide.embed),
+        "project": tokens * _products(wide.project),
+        **_of_blocks(wide.blocks, tokens),
+        "last": tokens * _products(wide.out.modulation, wide.out.linear),
+    }
+
+
+def _of_blocks(blocks: nn.ModuleList, tokens: int) -> dict[str, int]:
+    """Return the multiply-adds of equal blocks on so many tokens."""
+    depth, block = len(blocks), blocks[0]
+    assert isinstance(block, Block | PlainBlock)
+    return {
+        "modulation": depth * _modulation(block, tokens),
         "qkv": depth * tokens * _products(block.attention.qkv),
         # scores q k^T and their mix of v, each (N, N, d) over all heads together
         "attention": depth * 2 * tokens**2 * block.attention.out.in_features,
         "out": depth * tokens * _products(block.attention.out),
         "mlp": depth * tokens * _products(block.mlp.gate_up, block.mlp.down),
-        "heads": sum(tokens * _products(head.linear) + _products(head.modulation) for head in heads),
     }
+
+
+def _modulation(block: Block | PlainBlock, tokens: int) -> int:
+    """Return a block's products for its modulation: none, of one vector an image, or of one a token."""
+    if isinstance(block, PlainBlock):
+        return 0
+    return _products(block.modulation) * (tokens if isinstance(block, TokenBlock) else 1)
 
 
 def _products(*layers: nn.Linear) -> int:

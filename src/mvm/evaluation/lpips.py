@@ -1,0 +1,192 @@
+"""LPIPS v0.1 with AlexNet (Zhang et al. 2018): how differently two images look, as a loss and as a figure.
+
+    network = load_lpips("lpips_alex.safetensors")
+    distance = network(a, b)                     # (B,); images in [-1, 1], the gradient flows to both
+    figures = network.measure(images, others)    # (B,) float64; uint8 images, full float32, no gradient
+
+Maps after the five ReLUs are scaled to length 1 at each place; squared differences are weighted per channel by what
+was learned from people's judgements, averaged over the places, and summed over the five.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn.functional import max_pool2d
+
+from mvm.evaluation.inception import fingerprint
+from mvm.evaluation.weights import cache_folder
+from mvm.pixels import to_unit
+from mvm.precision import full_float32
+
+# of the published weights, by inception.fingerprint
+FINGERPRINT = "815991aa12e4eb67a6be70f80197c853ed56e47ec755caa6c1ee435a16d7e445"
+PIECES = "alexnet-owt-*.pth of torchvision and lpips/weights/v0.1/alex.pth of the package lpips"
+UNUSED = "classifier."  # the rest of AlexNet, in torchvision's file
+SHIFT, SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)  # of images in [-1, 1]
+LENGTH_EPS = 1e-10
+SMALLEST = 31  # pixels a side, of which one place is left after the last ReLU
+
+
+class Layer(NamedTuple):
+    """A convolution followed by a ReLU, whose output takes part; pooled: a 3x3 maximum of stride 2 goes before."""
+
+    name: str
+    inputs: int
+    outputs: int
+    kernel: int
+    stride: int
+    padding: int
+    pooled: bool
+
+    def build(self) -> nn.Conv2d:
+        """Return the convolution."""
+        return nn.Conv2d(self.inputs, self.outputs, self.kernel, self.stride, self.padding)
+
+
+LAYERS = (
+    Layer("0", 3, 64, 11, 4, 2, pooled=False),
+    Layer("3", 64, 192, 5, 1, 2, pooled=True),
+    Layer("6", 192, 384, 3, 1, 1, pooled=True),
+    Layer("8", 384, 256, 3, 1, 1, pooled=False),
+    Layer("10", 256, 256, 3, 1, 1, pooled=False),
+)
+
+
+def _unit_length(x: Tensor) -> Tensor:
+    """Return x (B, C, H, W) with length 1 over channels; vector_norm has a gradient where all are 0, sqrt has not."""
+    return x / (torch.linalg.vector_norm(x, dim=1, keepdim=True) + LENGTH_EPS)
+
+
+def _check(a: Tensor, b: Tensor) -> None:
+    shape = tuple(a.shape)
+    if a.shape != b.shape or a.ndim != 4 or shape[1] not in (1, 3):
+        raise ValueError(f"LPIPS compares images (B, 1 or 3, H, W) of one shape, not {shape} with {tuple(b.shape)}")
+    if min(shape[2:]) < SMALLEST:
+        raise ValueError(f"LPIPS needs images of {SMALLEST} pixels a side or more, not {shape[2]}x{shape[3]}")
+
+
+class LPIPS(nn.Module):
+    """lpips(a, b) -> distances (B,), float32; frozen and always in eval (the published dropout never acts).
+
+    Weights have the published names: features.* of AlexNet, lin*.model.1.weight. Autocast is off inside; TF32 is as the
+    surroundings have it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.ModuleDict({layer.name: layer.build() for layer in LAYERS})
+        for index, layer in enumerate(LAYERS):
+            weigh = nn.Conv2d(layer.outputs, 1, 1, bias=False)
+            self.add_module(f"lin{index}", nn.ModuleDict({"model": nn.ModuleDict({"1": weigh})}))
+        self.requires_grad_(False)
+        self.train(False)
+
+    def train(self, mode: bool = True) -> Self:
+        """Stay in eval, whatever a surrounding module is told."""
+        return super().train(False)
+
+    @property
+    def fingerprint(self) -> str:
+        """The sha256 of the weights as they are now."""
+        return fingerprint(self.state_dict())
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        _check(a, b)
+        with torch.autocast(a.device.type, enabled=False):
+            pairs = zip(self._maps(a), self._maps(b), strict=True)
+            return torch.stack([self._weigh(k, (x - y) ** 2) for k, (x, y) in enumerate(pairs)]).sum(0)
+
+    @torch.no_grad()
+    def measure(self, images: Tensor, others: Tensor) -> Tensor:
+        """Return distances (B,) of uint8 images, in float64, to be reported."""
+        if images.dtype != torch.uint8 or others.dtype != torch.uint8:
+            raise ValueError(f"measure takes uint8 images, not {images.dtype} and {others.dtype}; call the network")
+        with full_float32(images.device):
+            return self(to_unit(images), to_unit(others)).double()
+
+    def _maps(self, images: Tensor) -> list[Tensor]:
+        """Return the five maps of images in [-1, 1], of unit length at each place."""
+        shift, scale = (images.new_tensor(values, dtype=torch.float32)[:, None, None] for values in (SHIFT, SCALE))
+        x, found = (images.float() - shift) / scale, []  # one channel becomes three here
+        for layer in LAYERS:
+            x = self.features[layer.name](max_pool2d(x, 3, 2) if layer.pooled else x).relu()
+            found.append(_unit_length(x))
+        return found
+
+    def _weigh(self, index: int, square: Tensor) -> Tensor:
+        """Return the weighted sum over channels, averaged over places: (B,)."""
+        return self.get_submodule(f"lin{index}.model.1")(square).mean((1, 2, 3))
+
+
+def _needed(found: str) -> ValueError:
+    """Return the error that says what was found and how to get the weights."""
+    return ValueError(
+        f"{found}. LPIPS needs the AlexNet features and its linear layers: give one .safetensors with features.* and "
+        f"lin*.model.1.weight, or a folder with {PIECES} (or put them into '{cache_folder() / 'lpips'}')"
+    )
+
+
+def _locate(path: Path) -> list[Path]:
+    """Return the files of a source: itself, or a folder's safetensors, else its .pth."""
+    files = sorted(path.glob("*.safetensors")) or sorted(path.glob("*.pth")) if path.is_dir() else [path]
+    if not files or not files[0].is_file():
+        raise _needed(f"'{path}' {'holds no .safetensors or .pth' if path.is_dir() else 'is not there'}")
+    return files
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of one file; nothing in it is executed."""
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except PermissionError:
+        raise
+    except Exception as error:  # of a torn or foreign .pth torch raises ten kinds of error
+        raise _needed(f"'{path}' is no whole file of weights alone") from error
+    if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
+        raise _needed(f"'{path}' holds something other than named tensors")
+    return dict(found)
+
+
+def _read_all(files: Sequence[Path]) -> dict[str, Tensor]:
+    """Return the tensors of all files as float32, without AlexNet's classifier; a name that comes twice is refused."""
+    weights: dict[str, Tensor] = {}
+    for path in files:
+        shard = {name: value.float() for name, value in _read(path).items() if not name.startswith(UNUSED)}
+        if twice := sorted(shard.keys() & weights.keys()):
+            raise ValueError(f"'{path}' holds {twice[0]} again; the folder must hold one set of weights")
+        weights |= shard
+    return weights
+
+
+def _build(weights: Mapping[str, Tensor], source: Path) -> LPIPS:
+    """Return the network of these weights; on "meta" nothing is drawn, so that loading moves no random state."""
+    with torch.device("meta"):
+        network = LPIPS()
+    have = {name: value.shape for name, value in weights.items()}
+    want = {name: value.shape for name, value in network.state_dict().items()}
+    if wrong := sorted(name for name in have.keys() | want.keys() if have.get(name) != want.get(name)):
+        found = f"{len(wrong)} tensors are missing, unknown or of another shape, '{wrong[0]}' first"
+        raise _needed(f"'{source}' does not hold LPIPS with AlexNet: {found}")
+    network.load_state_dict(weights, strict=True, assign=True)
+    return network.requires_grad_(False)
+
+
+def load_lpips(source: str | Path | None = None, *, trust: bool = False) -> LPIPS:
+    """Return the network with the weights of a file, a folder, or of the cache's folder "lpips" (nothing or "").
+
+    Weights of another fingerprint than FINGERPRINT are refused, unless `trust`.
+    """
+    path = Path(source) if source else cache_folder() / "lpips"
+    network = _build(_read_all(_locate(path)), path)
+    if network.fingerprint != FINGERPRINT and not trust:
+        raise ValueError(
+            f"the weights in '{path}' have the fingerprint {network.fingerprint}, the published ones {FINGERPRINT}: "
+            "figures made with them are no LPIPS v0.1. Give the published ones, or trust=True in code"
+        )
+    return network

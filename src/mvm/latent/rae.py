@@ -1,0 +1,203 @@
+"""The representation autoencoder: a frozen encoder, statistics of its latents, and a trained decoder.
+
+    rae = RAE(encoder, decoder, statistics)
+    rae.decode(rae.encode(images))                     # uint8 -> uint8, always the same
+    rae.save(folder); load_rae(folder)
+
+Stage 1 trains the decoder on raw latents, without statistics: rae.decoder(rae.noised(rae.raw(images), seeds)).
+"""
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from mvm import noise
+from mvm.files import put_in_place, temporary_beside, write_text
+from mvm.latent.codec import Codec
+from mvm.latent.decoder import Decoder, DecoderConfig
+from mvm.latent.encoder import EncoderConfig, LatentEncoder, load_latent_encoder
+from mvm.latent.fingerprint import SHOWN, Origin, fingerprint, require_same
+from mvm.latent.statistics import Statistics, load_statistics
+from mvm.options import at_least
+from mvm.pixels import to_uint8
+
+FORMAT = 1
+INDEX = "rae.json"
+DECODER, STATISTICS = "decoder.safetensors", "statistics.safetensors"
+TAU = 0.8  # published strength of the noise that the decoder is trained under
+
+
+class RAE(nn.Module, Codec):
+    """encode: uint8 images -> normalised latents; decode: the reverse. Parts of different encoders are refused."""
+
+    def __init__(self, encoder: LatentEncoder, decoder: Decoder, statistics: Statistics | None = None) -> None:
+        super().__init__()
+        decoder.require(encoder.origin, encoder.latent_shape)
+        self.encoder, self.decoder = encoder, decoder
+        self.latent_shape: tuple[int, ...] = encoder.latent_shape
+        self.statistics: Statistics | None = None
+        if statistics is not None:
+            self.set_statistics(statistics)
+
+    def set_statistics(self, statistics: Statistics) -> None:
+        """Take the statistics of this encoder's latents; any others are refused."""
+        require_same("statistics", statistics.encoder, self.encoder.origin)
+        if statistics.mean.shape != self.latent_shape:
+            shapes = f"{tuple(statistics.mean.shape)}, the encoder gives {self.latent_shape}"
+            raise ValueError(f"the statistics are of latents {shapes}; measure them anew")
+        self.statistics = statistics.to(next(self.encoder.parameters()).device)
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Return (3, H, W) of decoded images."""
+        return self.decoder.image_shape
+
+    @property
+    def fingerprint(self) -> str:
+        """Return the sha256 that latents depend on: encoder and statistics; a decoder may be trained further."""
+        return fingerprint({"encoder": self.encoder.fingerprint, "statistics": self._measured.fingerprint})
+
+    @property
+    def _measured(self) -> Statistics:
+        if self.statistics is None:
+            raise ValueError("the autoencoder has no latent statistics yet; measure them and call set_statistics")
+        return self.statistics
+
+    def raw(self, images: Tensor) -> Tensor:
+        """Return latents as the encoder gives them, which is what the decoder takes."""
+        return self.encoder(images)
+
+    @staticmethod
+    def noised(latents: Tensor, seeds: Tensor, tau: float = TAU) -> Tensor:
+        """Return raw latents + sigma e, sigma = tau U(0, 1) and e normal, both of the sample's own seed (B,).
+
+        So does the published code; the paper says sigma is half-normal, |N(0, tau^2)|. tau = 0: as they are.
+        """
+        at_least("tau", tau, 0)
+        sigma = tau * noise.uniform(seeds, noise.TIME, (1, 1, 1)).to(latents)
+        return latents + sigma * noise.normal(seeds, noise.TRAIN, latents.shape[1:]).to(latents)
+
+    def encode(self, images: Tensor) -> Tensor:
+        measured = self._measured
+        return measured.normalise(self.raw(images))
+
+    def decode_float(self, samples: Tensor) -> Tensor:
+        """Return normalised latents as images (B, 3, H, W), float32, about [-1, 1]; with gradient."""
+        latents = self._measured.restore(samples)
+        return self.decoder(latents.to(self.decoder.head.weight.dtype)).float()
+
+    @torch.no_grad()
+    def decode(self, samples: Tensor) -> Tensor:
+        return to_uint8(self.decode_float(samples))
+
+    def reconstruct(self, images: Tensor) -> Tensor:
+        """Return decoder(encoder(images)), float (B, 3, H, W) about [-1, 1]; needs no statistics."""
+        return self.decoder(self.raw(images).to(self.decoder.head.weight.dtype)).float()
+
+    def save(self, folder: Path) -> None:
+        """Write the decoder, the statistics and what they belong to; the encoder's weights stay where they are."""
+        if folder.is_dir() and any(folder.iterdir()) and not (folder / INDEX).is_file():
+            raise ValueError(f"'{folder}' is not empty and holds no autoencoder; give another folder")
+        folder.resolve().parent.mkdir(parents=True, exist_ok=True)
+        temporary = temporary_beside(folder)
+        try:
+            temporary.mkdir()
+            self._write(temporary)
+            put_in_place(temporary, folder)
+        except Exception:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+
+    def _write(self, folder: Path) -> None:
+        weights = {name: value.cpu().contiguous() for name, value in self.decoder.state_dict().items()}
+        save_file(weights, folder / DECODER, self.encoder.origin.told)
+        (folder / DECODER).chmod(0o644)  # safetensors makes files private
+        told: dict[str, Any] = {
+            "format": FORMAT,
+            "encoder": {**asdict(self.encoder.config), "fingerprint": self.encoder.fingerprint},
+            "words": self.encoder.origin.words,
+            "latent_shape": self.latent_shape,
+            "decoder": {**asdict(self.decoder.config), "fingerprint": self.decoder.fingerprint},
+            "statistics": None,
+        }
+        if self.statistics is not None:
+            self.statistics.save(folder / STATISTICS)
+            told["statistics"] = {"fingerprint": self.statistics.fingerprint}
+        write_text(folder / INDEX, json.dumps(told, indent=2) + "\n")
+
+
+def _read_index(folder: Path) -> dict[str, Any]:
+    path = folder / INDEX
+    if not path.is_file():
+        raise ValueError(f"'{folder}' holds no autoencoder (no {INDEX})")
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        version = told["format"]
+        parts = told["encoder"]["fingerprint"], told["decoder"]["fingerprint"], told["latent_shape"], told["words"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"'{path}' is damaged ({error}); restore it") from None
+    if version != FORMAT or not all(parts):
+        raise ValueError(f"'{path}' has format {version}; this version of mvm reads {FORMAT}")
+    return told
+
+
+def _without_fingerprint(part: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in part.items() if name != "fingerprint"}
+
+
+def _require_fingerprint(path: Path, found: str, expected: str) -> None:
+    if found != expected:
+        raise ValueError(
+            f"'{path}' has the fingerprint {found[:SHOWN]}, its folder says {expected[:SHOWN]}: "
+            "it is damaged or was put there from elsewhere; restore it"
+        )
+
+
+def _load_decoder(folder: Path, told: dict[str, Any], encoder: Origin) -> Decoder:
+    path = folder / DECODER
+    try:
+        with safe_open(path, "pt") as file:
+            made_with = Origin.of(file.metadata() or {})
+        require_same(f"decoder '{path}'", made_with, encoder)
+        decoder = Decoder(DecoderConfig(**_without_fingerprint(told["decoder"])), told["latent_shape"], made_with)
+        decoder.load_state_dict(load_file(path))
+    except (OSError, SafetensorError, KeyError, TypeError, RuntimeError) as error:
+        raise ValueError(f"'{path}' holds no decoder that suits its {INDEX} ({error}); restore it") from None
+    _require_fingerprint(path, decoder.fingerprint, told["decoder"]["fingerprint"])
+    return decoder
+
+
+def _load_statistics(folder: Path, told: dict[str, Any]) -> Statistics | None:
+    if told["statistics"] is None:
+        return None
+    found = load_statistics(folder / STATISTICS)
+    require_same(f"statistics '{folder / STATISTICS}'", found.encoder, _origin(told))
+    _require_fingerprint(folder / STATISTICS, found.fingerprint, told["statistics"]["fingerprint"])
+    return found
+
+
+def _origin(told: dict[str, Any]) -> Origin:
+    return Origin(told["encoder"]["fingerprint"], told["words"])
+
+
+def load_rae(folder: Path, encoder: LatentEncoder | str = "") -> RAE:
+    """Return the autoencoder in a folder.
+
+    encoder: one already loaded, or where its weights lie now; "": where they lay when the folder was written.
+    An encoder, statistics or a decoder that do not belong together are a ValueError that names both sides.
+    """
+    told = _read_index(folder)
+    if isinstance(encoder, str):
+        config = EncoderConfig(**_without_fingerprint(told["encoder"]))
+        encoder = load_latent_encoder(replace(config, name=encoder or config.name))
+    require_same(f"autoencoder '{folder}'", _origin(told), encoder.origin)
+    decoder = _load_decoder(folder, told, _origin(told))
+    return RAE(encoder, decoder, _load_statistics(folder, told)).eval()

@@ -1,0 +1,186 @@
+"""A discriminator of trained heads on a frozen vision transformer, its hinge losses, and the adaptive weight.
+
+discriminator = Discriminator(Features(load_encoder("facebook/dinov2-small"), blocks=(3, 6, 9, 12)))
+logits = discriminator(images)                     # (B, taps * tokens); images in [-1, 1]
+optimizer = AdamW(discriminator.heads.parameters())  # the heads alone learn, and alone belong in a checkpoint
+"""
+
+import math
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from typing import Any, Self, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import interpolate, leaky_relu, relu
+from torch.nn.utils.parametrizations import spectral_norm
+from torch.nn.utils.parametrize import cached
+
+from mvm.network.pretrained import Encoder, PatchTokens
+from mvm.options import choose
+from mvm.pixels import to_uint8, to_unit
+
+QUARTERS = 4  # taps in the blocks; the fifth is after the final norm
+KERNEL = 9  # tokens, along the rows
+SLOPE = 0.2
+TOGETHER = 8  # images that a local batch norm takes together
+GROUPS = 8  # of channels, at most
+NORM_EPS = 1e-5
+RATIO_EPS = 1e-6
+MAX_RATIO = 1e4
+
+
+def quarter_blocks(depth: int) -> tuple[int, ...]:
+    """Return the blocks (1-based) that end the quarters of a network: 3, 6, 9, 12 of 12."""
+    return tuple(sorted({math.ceil(depth * part / QUARTERS) for part in range(1, QUARTERS + 1)}))
+
+
+class Features(nn.Module):
+    """features(images) -> tokens (B, N, width) after each chosen block and the final norm; frozen, always in eval.
+
+    Images (B, 1 or 3, H, W) are in [-1, 1]; they are resized (bilinear) and scaled as the encoder needs, and the
+    gradient flows back to them. Class and register tokens are left out.
+    """
+
+    def __init__(self, encoder: Encoder, blocks: Sequence[int] = ()) -> None:
+        super().__init__()
+        body = encoder.body
+        if not isinstance(body, PatchTokens):
+            raise ValueError(f"encoder='{encoder.name}' is no vision transformer with a state per block; give a DINO")
+        depth = cast(Any, body.network).config.num_hidden_layers
+        if wrong := [block for block in blocks if not 1 <= block <= depth]:
+            raise ValueError(f"blocks={list(blocks)}: '{encoder.name}' has the blocks 1 to {depth}, so no {wrong[0]}")
+        self.blocks = tuple(blocks) or quarter_blocks(depth)
+        self.encoder, self.width, self.taps = encoder, encoder.width, len(self.blocks) + 1
+        self.requires_grad_(False)
+        self.train(False)
+
+    def train(self, mode: bool = True) -> Self:
+        """Stay in eval, whatever a surrounding module is told: the judge's eyes do not change."""
+        return super().train(False)
+
+    def _pixels(self, images: Tensor) -> Tensor:
+        """Return the images as the network takes them."""
+        unit = ((images.float() + 1) / 2).expand(-1, 3, -1, -1)
+        size = (self.encoder.resolution, self.encoder.resolution)
+        if unit.shape[2:] != size:  # not antialiased: as published, and torch knows a deterministic gradient of this
+            unit = interpolate(unit, size=size, mode="bilinear", align_corners=False)
+        return self.encoder.scaling(unit)
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        body = cast(PatchTokens, self.encoder.body)
+        dtype = next(body.parameters()).dtype
+        found = body.network(pixel_values=self._pixels(images).to(dtype), output_hidden_states=True, **body.arguments)
+        states = [found.hidden_states[block] for block in self.blocks]  # number 0 is what enters the first block
+        return [state[:, body.extra :] for state in (*states, found.last_hidden_state)]
+
+
+class LocalBatchNorm(nn.Module):
+    """Batch norm over each 8 images of a batch in turn: no running statistics, nothing of other processes."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+
+    @staticmethod
+    def _standard(x: Tensor) -> Tensor:
+        """Return x (G, n, C, L) with mean 0 and variance 1 over n and L."""
+        variance, mean = torch.var_mean(x, (1, 3), correction=0, keepdim=True)
+        return ((x - mean) * torch.rsqrt(variance + NORM_EPS)).flatten(0, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        whole = len(x) - len(x) % TOGETHER
+        parts = [self._standard(x[:whole].float().unflatten(0, (-1, TOGETHER)))] if whole else []
+        if whole < len(x):  # the last few are taken together
+            parts.append(self._standard(x[whole:].float()[None]))
+        return torch.cat(parts) * self.weight[:, None] + self.bias[:, None]
+
+
+def _group_norm(width: int) -> nn.Module:
+    """Return the norm of each image by itself."""
+    return nn.GroupNorm(math.gcd(width, GROUPS), width, NORM_EPS)
+
+
+NORMS: dict[str, Callable[[int], nn.Module]] = {"batch": LocalBatchNorm, "group": _group_norm}
+
+
+def _convolution(width: int, out: int, kernel: int) -> nn.Module:
+    """Return a convolution along the tokens, closed to a ring, whose weight (out, width * kernel) has norm 1."""
+    return spectral_norm(nn.Conv1d(width, out, kernel, padding=kernel // 2, padding_mode="circular"))
+
+
+class Head(nn.Module):
+    """head(tokens (B, N, width)) -> logits (B, N), float32."""
+
+    def __init__(self, width: int, norm: str) -> None:
+        super().__init__()
+        make = choose("norm", norm, NORMS)
+        self.enter, self.enter_norm = _convolution(width, width, 1), make(width)
+        self.mix, self.mix_norm = _convolution(width, width, KERNEL), make(width)
+        self.leave = _convolution(width, 1, 1)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = leaky_relu(self.enter_norm(self.enter(tokens.transpose(1, 2))), SLOPE)
+        x = (x + leaky_relu(self.mix_norm(self.mix(x)), SLOPE)) / math.sqrt(2)
+        return self.leave(x)[:, 0].float()
+
+
+class Discriminator(nn.Module):
+    """discriminator(images in [-1, 1]) -> logits (B, taps * tokens), high for real: one head per tap of the features.
+
+    features: a frozen module with `taps` and `width`, images -> a list of tokens (B, N, width). norm "batch" (as
+    published) judges 8 images in the light of each other, "group" every image alone. Each forward in training mode
+    takes one step of the power iterations behind the spectral norms; in eval nothing changes.
+    """
+
+    def __init__(self, features: Features, norm: str = "batch") -> None:
+        super().__init__()
+        self.features = features
+        self.heads = nn.ModuleList(Head(features.width, norm) for _ in range(features.taps))
+
+    def forward(self, images: Tensor) -> Tensor:
+        taps = self.features(images)
+        if taps[0].shape[1] < KERNEL // 2:
+            raise ValueError(f"a head needs {KERNEL // 2} tokens or more, the encoder gives {taps[0].shape[1]}")
+        return torch.cat([head(tokens) for head, tokens in zip(self.heads, taps, strict=True)], dim=1)
+
+    @contextmanager
+    def judging(self) -> Generator[None]:
+        """Neither learn nor change for a while: what is judged gets a gradient, the heads get none."""
+        training = self.heads.training
+        self.heads.eval().requires_grad_(False)
+        try:
+            yield
+        finally:
+            self.heads.train(training).requires_grad_(True)
+
+
+def discriminator_hinge(real: Tensor, fake: Tensor) -> Tensor:
+    """Return (mean max(0, 1 - real) + mean max(0, 1 + fake)) / 2 of logits."""
+    return (relu(1 - real).mean() + relu(1 + fake).mean()) / 2
+
+
+def generator_hinge(fake: Tensor) -> Tensor:
+    """Return -mean of the logits."""
+    return -fake.mean()
+
+
+def eight_bit(images: Tensor) -> Tensor:
+    """Return images in [-1, 1] as they look when stored, without gradient: else rounding gives the fakes away."""
+    return to_unit(to_uint8(images.detach()))
+
+
+def logits_of_both(discriminator: Discriminator, real: Tensor, fake: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the logits of both from the same normalised weights: one power iteration, not two."""
+    with cached():
+        return discriminator(real), discriminator(fake)
+
+
+def adaptive_weight(reconstruction: Tensor, adversarial: Tensor) -> Tensor:
+    """Return |reconstruction| / (|adversarial| + 1e-6) in [0, 1e4], without gradient (Esser et al. 2021).
+
+    Both are gradients of the decoder's last layer; the weight makes the two losses pull on it equally.
+    """
+    lengths = (torch.linalg.vector_norm(gradient.detach().float()) for gradient in (reconstruction, adversarial))
+    numerator, denominator = lengths
+    return (numerator / (denominator + RATIO_EPS)).clamp(0, MAX_RATIO)

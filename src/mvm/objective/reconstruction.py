@@ -1,0 +1,191 @@
+"""Stage 1 of a representation autoencoder: the decoder learns by L1 + LPIPS + an adversarial loss that starts late.
+
+Two pure functions for a loop with two optimizers, of what the decoder gives and the images it should give:
+
+    decoder.train()
+    output = decoder(noisy_latents(latents, seeds, config.tau))
+    objective.generator(output, images, seeds, step, decoder.out.weight).total.backward()
+    ...                                        # the decoder's step
+    if config.judged(step):
+        fake = decoder.eval()(latents)         # without noise, as published, and without gradient
+        objective.discriminator(fake, images, seeds, step).total.backward()
+        ...                                    # the step of objective.judge.heads
+
+Images are in [-1, 1]. Both work on the samples of one process alone; so does lambda, as published.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn.functional import l1_loss
+
+from mvm import noise
+from mvm.evaluation.lpips import LPIPS, load_lpips
+from mvm.network.pretrained import load_encoder
+from mvm.objective.adversarial import (
+    NORMS,
+    Discriminator,
+    Features,
+    adaptive_weight,
+    discriminator_hinge,
+    eight_bit,
+    generator_hinge,
+    logits_of_both,
+)
+from mvm.objective.augment import Augmentation
+from mvm.objective.matching import Loss
+from mvm.options import at_least, between, choose
+
+OPTION = "reconstruction"
+
+
+@dataclass(frozen=True)
+class ReconstructionConfig:
+    """Weights of the losses, their starts (0-based steps), and what the discriminator is made of."""
+
+    l1: float = 1.0  # of images in [0, 1]
+    lpips: float = 1.0
+    gan: float = 0.75  # times lambda; 0: no discriminator
+    disc_start: int = 15_000  # epoch 6 of 16 at 2,502 steps each
+    gan_start: int = 20_000  # epoch 8
+    tau: float = 0.8  # the latents' noise has a standard deviation of tau U(0, 1), drawn per sample; 0: none
+    lpips_weights: str = ""  # see mvm.evaluation.lpips; "": the cache
+    encoder: str = ""  # of the discriminator, see mvm.network.pretrained
+    resolution: int = 0  # side that images are resized to for it; 0: its own
+    blocks: tuple[int, ...] = ()  # 1-based, whose tokens are judged besides the last; (): the ends of its quarters
+    norm: str = "batch"  # of the heads: "batch" over 8 images, "group" for each alone
+    translate: float = 0.125
+    colour: bool = True
+    cutout: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("l1", "lpips", "gan", "tau"):
+            between(f"{OPTION}.{name}", getattr(self, name), 0, 100)
+        for name in ("disc_start", "gan_start", "resolution"):
+            at_least(f"{OPTION}.{name}", getattr(self, name), 0)
+        for name in ("translate", "cutout"):
+            between(f"{OPTION}.{name}", getattr(self, name), 0, 1)
+        choose(f"{OPTION}.norm", self.norm, NORMS)
+        if self.l1 == self.lpips == 0:
+            raise ValueError(f"{OPTION}.l1=0 and {OPTION}.lpips=0 leave nothing to restore by; give one a weight")
+        if self.gan and self.gan_start < self.disc_start:
+            raise ValueError(
+                f"{OPTION}.gan_start={self.gan_start} comes before {OPTION}.disc_start={self.disc_start}: the decoder "
+                "would follow an untrained discriminator; start it there or later"
+            )
+
+    def judged(self, step: int) -> bool:
+        """Return whether the discriminator learns at a step."""
+        return self.gan > 0 and step >= self.disc_start
+
+    def adversarial(self, step: int) -> bool:
+        """Return whether the decoder learns from the discriminator at a step."""
+        return self.gan > 0 and step >= self.gan_start
+
+    @property
+    def augmentation(self) -> Augmentation:
+        """What is done to images before they are judged."""
+        return Augmentation(self.translate, self.colour, self.cutout)
+
+
+def noisy_latents(latents: Tensor, seeds: Tensor, tau: float) -> Tensor:
+    """Return latents + tau U e, with U in (0, 1) and normal e of each sample's seed: the decoder learns to take both.
+
+    U as the published code draws it; the paper has |N(0, 1)| in its place.
+    """
+    level = tau * noise.uniform(seeds, noise.TIME, (1,) * (latents.ndim - 1))
+    return latents + level.to(latents.dtype) * noise.normal(seeds, noise.TRAIN, latents.shape[1:], latents.dtype)
+
+
+def _carry(output: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
+    """Return a scalar of that value, whose gradient at the output is the one given."""
+    pull = (output * gradient.detach()).sum()
+    return value.detach() + (pull - pull.detach())
+
+
+@dataclass(frozen=True)
+class Reconstruction:
+    """generator(...) and discriminator(...) -> Loss; the networks are handed in on the device of the images.
+
+    lpips and judge may be missing where their weights are 0.
+    """
+
+    config: ReconstructionConfig
+    lpips: LPIPS | None = None
+    judge: Discriminator | None = None
+    augment: Augmentation = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.config.lpips and self.lpips is None:
+            raise ValueError(f"{OPTION}.lpips={self.config.lpips} needs the LPIPS network; give it, or the weight 0")
+        if self.config.gan and self.judge is None:
+            raise ValueError(f"{OPTION}.gan={self.config.gan} needs a discriminator; give it, or the weight 0")
+        object.__setattr__(self, "augment", self.config.augmentation)
+
+    def restore(self, output: Tensor, target: Tensor) -> Loss:
+        """Return the weighted sum of L1 and LPIPS, in float32; a part of weight 0 is not computed."""
+        with torch.autocast(output.device.type, enabled=False):
+            output, target = output.float(), target.float()
+            values = {}
+            if self.config.l1:
+                values["l1"] = l1_loss(output, target) / 2  # half of it in [-1, 1] is that in [0, 1]
+            if self.config.lpips and self.lpips is not None:
+                values["lpips"] = self.lpips(output, target).mean()
+            total = torch.stack([getattr(self.config, name) * value for name, value in values.items()]).sum()
+        return Loss(total, {name: value.detach() for name, value in values.items()})
+
+    def fool(self, output: Tensor, seeds: Tensor) -> Tensor:
+        """Return the adversarial loss of the decoder; the discriminator neither learns nor changes by it."""
+        assert self.judge is not None
+        with self.judge.judging():
+            return generator_hinge(self.judge(self.augment(output, seeds)))
+
+    def generator(self, output: Tensor, target: Tensor, seeds: Tensor, step: int, last: Tensor) -> Loss:
+        """Return the decoder's loss, with the parts l1, lpips, gan, lambda, total; last: the weight of its last layer.
+
+        Gradients are taken at the output first and carried on from there, so that LPIPS and the discriminator are
+        walked back once, though lambda needs the gradient of each. Before gan_start there is neither gan nor lambda.
+        """
+        output = output.float()
+        if not self.config.adversarial(step):
+            total, parts = self.restore(output, target)
+            return Loss(total, parts | {"total": total.detach()})
+        image = output.detach().requires_grad_()
+        restored, parts = self.restore(image, target)
+        (restoring,) = torch.autograd.grad(restored, image)
+        gan = self.fool(image, seeds)
+        (fooling,) = torch.autograd.grad(gan, image)
+        pulls = (torch.autograd.grad(output, last, pull, retain_graph=True)[0] for pull in (restoring, fooling))
+        ratio = adaptive_weight(*pulls)
+        weight = self.config.gan * ratio
+        total = _carry(output, restored + weight * gan, restoring + weight * fooling)
+        return Loss(total, parts | {"gan": gan.detach(), "lambda": ratio, "total": total.detach()})
+
+    def discriminator(self, output: Tensor, target: Tensor, seeds: Tensor, step: int) -> Loss:
+        """Return the discriminator's loss, with the parts real, fake (mean logits), total; no gradient to the output.
+
+        Fakes are rounded to 8-bit levels as the images were, and both are augmented alike.
+        """
+        if self.judge is None or not self.config.judged(step):
+            raise ValueError(
+                f"step {step} has no discriminator to train: {OPTION}.gan={self.config.gan}, "
+                f"{OPTION}.disc_start={self.config.disc_start}; ask config.judged(step) first"
+            )
+        pair = (self.augment(images, seeds) for images in (target.detach().float(), eight_bit(output)))
+        real, fake = logits_of_both(self.judge, *pair)
+        total = discriminator_hinge(real, fake)
+        parts = {"real": real.detach().mean(), "fake": fake.detach().mean(), "total": total.detach()}
+        return Loss(total, parts)
+
+
+def build(config: ReconstructionConfig) -> Reconstruction:
+    """Return the objective with its networks, read from where the configuration says; the heads are drawn anew."""
+    if config.gan and not config.encoder:
+        raise ValueError(f"{OPTION}.gan={config.gan} needs {OPTION}.encoder: the vision transformer that judges")
+    lpips = load_lpips(config.lpips_weights) if config.lpips else None
+    judge = None
+    if config.gan:
+        encoder = load_encoder(config.encoder, config.resolution, OPTION)
+        judge = Discriminator(Features(encoder, config.blocks), config.norm)
+    return Reconstruction(config, lpips, judge)

@@ -1,0 +1,189 @@
+"""Latents on the disk: the right image, the right mirror, whole shards, or an error that names one."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from mvm.latent import cache
+from mvm.latent.cache import open_latents, write_latents
+
+
+class Patches:
+    """A codec: sums over 4 x 4 pixels, weighted so that mirrored images have other latents."""
+
+    latent_shape = (3, 4, 4)
+
+    def __init__(self, name="patches", scale=1.0):
+        self.fingerprint, self.scale, self.seen = name, scale, 0
+        self.weight = torch.randn(3, 3, 4, 4, generator=torch.Generator().manual_seed(0)) * 0.1
+
+    def encode(self, images):
+        self.seen += len(images)
+        return self.scale * torch.conv2d(images / 127.5 - 1, self.weight, stride=4)
+
+
+OPTIONS = {"stamp": "data", "batch": 3, "shard": 4, "progress": False}  # ten images: three shards, the last of two
+NAMES = [f"latents-0000{number}.npy" for number in range(3)]
+INDICES = torch.tensor([9, 0, 4, 4, 3])
+MIRRORED = torch.tensor([True, False, True, False, False])
+
+
+@pytest.fixture
+def codec():
+    return Patches()
+
+
+@pytest.fixture
+def folder(tmp_path, codec, images):
+    assert write_latents(tmp_path / "latents", codec, images, **OPTIONS) == NAMES
+    return tmp_path / "latents"
+
+
+def expected(codec, images):
+    chosen = [images[i].flip(-1) if flip else images[i] for i, flip in zip(INDICES, MIRRORED, strict=True)]
+    return codec.encode(torch.stack(chosen))
+
+
+def test_gather_gives_the_codecs_latents(folder, codec, images):
+    latents = open_latents(folder, codec="patches", data="data", shape=(3, 4, 4))
+    assert (len(latents), latents.shape) == (10, (3, 4, 4))
+    found, want = latents.gather(INDICES, MIRRORED), expected(codec, images)
+    assert (found.shape, found.dtype) == ((5, 3, 4, 4), torch.float32)
+    assert torch.allclose(found, want, rtol=2**-11, atol=1e-6)
+    assert not torch.allclose(latents.gather(INDICES, ~MIRRORED), want, atol=0.1)
+    loaded = latents.load()
+    assert (len(loaded), loaded.shape, loaded.values.dtype) == (10, (3, 4, 4), torch.float16)
+    assert torch.equal(loaded.gather(INDICES, MIRRORED), found)
+    assert latents.gather(INDICES[:0], MIRRORED[:0]).shape == (0, 3, 4, 4)
+    with pytest.raises(IndexError, match=r"10\.\.10 leave 0\.\.9"):
+        latents.gather(torch.tensor([10]), torch.tensor([False]))
+    latents.verify()
+
+
+def test_an_autoencoders_latents(tmp_path, encoders, images):
+    from mvm.latent import RAE, Decoder, DecoderConfig, measure
+
+    encoder = encoders("dinov3", layers="last-2")
+    decoder = Decoder(DecoderConfig("tiny", 4), encoder.latent_shape, encoder.origin)
+    rae = RAE(encoder, decoder, measure(encoder, images, progress=False).result(encoder.origin))
+    write_latents(tmp_path, rae, images, **OPTIONS)
+    latents = open_latents(tmp_path, codec=rae.fingerprint, data="data", shape=rae.latent_shape)
+    every = torch.arange(10)
+    for flip in (False, True):
+        want = rae.encode(images.flip(-1) if flip else images)
+        assert torch.allclose(latents.gather(every, torch.full((10,), flip)), want, rtol=2**-10, atol=1e-3)
+
+
+def test_files_are_plain_numpy(folder, codec, images):
+    part = np.load(folder / NAMES[2])
+    assert (part.shape, part.dtype) == ((2, 2, 3, 4, 4), np.float16)
+    assert np.array_equal(part[1], codec.encode(images[8:].flip(-1)).half().numpy())
+    index = json.loads((folder / "index.json").read_text())
+    assert index["key"] == {"codec": "patches", "data": "data", "count": 10, "shape": [3, 4, 4], "shard": 4}
+    assert list(index["sha256"]) == NAMES
+
+
+def test_interrupted_writing_goes_on(tmp_path, codec, images):
+    class Stops(Patches):
+        def encode(self, images):
+            if self.seen >= 11:  # in the middle of the second shard
+                raise KeyboardInterrupt
+            return super().encode(images)
+
+    with pytest.raises(KeyboardInterrupt):
+        write_latents(tmp_path, Stops(), images, **OPTIONS)
+    assert (tmp_path / NAMES[0]).is_file()
+    assert not (tmp_path / NAMES[1]).exists()
+    with pytest.raises(ValueError, match=r"are not finished \(no index\.json\)"):
+        open_latents(tmp_path)
+    assert write_latents(tmp_path, codec, images, **OPTIONS) == NAMES[1:]
+    assert codec.seen == 2 * 6  # the last six images, both mirrors
+    assert torch.allclose(
+        open_latents(tmp_path).gather(INDICES, MIRRORED), expected(codec, images), rtol=1e-3, atol=1e-6
+    )
+    assert not list(tmp_path.glob(".*"))
+    before = codec.seen
+    assert write_latents(tmp_path, codec, images, **OPTIONS) == []
+    assert codec.seen == before
+
+
+@pytest.mark.parametrize("remove", [False, True])
+def test_a_shard_cut_short_is_named_and_made_alone(folder, codec, images, remove):
+    path = folder / NAMES[1]
+    whole, others = path.read_bytes(), {name: (folder / name).stat().st_mtime_ns for name in (NAMES[0], NAMES[2])}
+    path.unlink() if remove else path.write_bytes(whole[: len(whole) // 2])
+    state = "is missing" if remove else "is cut short or damaged"
+    with pytest.raises(ValueError, match=rf"{NAMES[1]}' {state}.*only this one is made anew"):
+        open_latents(folder)
+    before = codec.seen
+    assert write_latents(folder, codec, images, **OPTIONS) == [NAMES[1]]
+    assert codec.seen - before == 2 * 4
+    assert path.read_bytes() == whole
+    assert {name: (folder / name).stat().st_mtime_ns for name in others} == others
+    open_latents(folder).verify()
+
+
+def test_a_flipped_bit_is_found(folder, codec, images):
+    path = folder / NAMES[2]
+    contents = bytearray(path.read_bytes())
+    contents[-1] ^= 1
+    path.write_bytes(contents)
+    with pytest.raises(ValueError, match=rf"{NAMES[2]}' is damaged"):
+        open_latents(folder).verify()
+    assert write_latents(folder, codec, images, **OPTIONS) == [NAMES[2]]
+    open_latents(folder).verify()
+
+
+def test_rebuilding_that_is_interrupted_leaves_no_index(folder, images):
+    class Fails(Patches):
+        def encode(self, images):
+            raise RuntimeError("no device")
+
+    (folder / NAMES[1]).unlink()
+    with pytest.raises(RuntimeError, match="no device"):
+        write_latents(folder, Fails(), images, **OPTIONS)
+    with pytest.raises(ValueError, match="are not finished"):
+        open_latents(folder)
+
+
+def test_latents_of_something_else_are_refused(folder, codec, images):
+    attempts = {
+        "codec": (Patches("other"), images, {}),
+        "data": (codec, images, {"stamp": "another"}),
+        "count": (codec, images[:9], {}),
+        "shard": (codec, images, {"shard": 5}),
+    }
+    for _ in ("finished", "unfinished"):
+        for name, (other, shown, options) in attempts.items():
+            with pytest.raises(ValueError, match=rf"holds latents of something else: .*{name} .*\(now "):
+                write_latents(folder, other, shown, **{**OPTIONS, **options})
+        (folder / "index.json").unlink(missing_ok=True)
+    write_latents(folder, codec, images, **OPTIONS)
+    for wrong in ({"codec": "other"}, {"data": "another"}, {"shape": (3, 4, 5)}):
+        with pytest.raises(ValueError, match=rf"something else: {next(iter(wrong))} .*\(now "):
+            open_latents(folder, **wrong)
+
+
+def test_numbers_beyond_float16_are_refused(tmp_path, images):
+    with pytest.raises(ValueError, match=r"images 0\.\.2 hold numbers beyond float16"):
+        write_latents(tmp_path, Patches(scale=1e6), images, **OPTIONS)
+    assert not list(tmp_path.glob("latents*"))
+
+
+def test_no_room(tmp_path, codec, images, monkeypatch):
+    monkeypatch.setattr(cache.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 10})())
+    with pytest.raises(ValueError, match=r"the latents take 0\.0 GiB, and 0\.0 GiB are free"):
+        write_latents(tmp_path, codec, images, **OPTIONS)
+
+
+def test_damaged_index(folder):
+    (folder / "index.json").write_text("{")
+    with pytest.raises(ValueError, match=r"index\.json' is damaged"):
+        open_latents(folder)
+    (folder / "index.json").write_text('{"format": 1, "key": {"codec": ""}}')
+    with pytest.raises(ValueError, match=r"index\.json' is damaged"):
+        open_latents(folder)
+    with pytest.raises(ValueError, match="are not there"):
+        open_latents(folder / "nowhere")
