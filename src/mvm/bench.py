@@ -135,7 +135,7 @@ def bench(
     progress: bool = True,
 ) -> dict[str, Any]:
     """Return everything measured of one recipe, with what it was measured on. num: images to sample; 0: none."""
-    shape, classes = recipe.data.shape, len(recipe.data.class_names)
+    shape, classes = recipe.sample_shape, len(recipe.data.class_names)
     if recipe.repa.encoder and teacher is None:
         tokens = (shape[-1] // recipe.network.patch) ** 2
         teacher = RandomBank(4 * recipe.train.batch, tokens, TEACHER_WIDTH, place.device)

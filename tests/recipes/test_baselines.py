@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from mvm.recipes import SampleConfig, load_recipe, options, override, parse_recipe, schema, shipped, to_json
+from mvm.recipes import SampleConfig, load_recipe, options, override, parse_recipe, reading, shipped, to_json
 from mvm.solver import Adaptive
 
 VP = {"path.schedule": "variance-preserving"}
@@ -114,7 +114,7 @@ def test_bad_bases_and_what_stands_on_them(text, words):
 
 
 def test_recipes_that_stand_on_each_other_are_refused(monkeypatch):
-    monkeypatch.setattr(schema, "shipped", lambda: {"a": 'base = "b"', "b": 'base = "a"', "c": 'base = "c"'})
+    monkeypatch.setattr(reading, "shipped", lambda: {"a": 'base = "b"', "b": 'base = "a"', "c": 'base = "c"'})
     for name in "abc":
         with pytest.raises(ValueError, match=rf"^{name}: base='.': these recipes stand on each other"):
             load_recipe(name)

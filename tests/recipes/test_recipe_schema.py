@@ -22,7 +22,7 @@ from mvm.recipes import (
     shipped,
     to_json,
 )
-from mvm.recipes.schema import from_dict, parse
+from mvm.recipes.reading import from_dict, parse
 from mvm.solver import SOLVERS, ClassifierFree
 
 

@@ -46,6 +46,7 @@ class DDTConfig(DiTConfig):
     head_depth: int = 0  # 0: by size
     head_width: int = 0
     head_heads: int = 0
+    kind: str = "ddt"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -33,6 +33,7 @@ class DiTConfig:
     width: int = 0
     heads: int = 0
     inner_block: int = 0  # an inner head after this block (1-based), for internal guidance; 0: none
+    kind: str = "dit"
 
     def __post_init__(self) -> None:
         choose("network.size", self.size, SIZES)

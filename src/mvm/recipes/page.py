@@ -3,7 +3,8 @@
 import shlex
 
 from mvm.network import multiply_adds, parameters
-from mvm.recipes.schema import Recipe, load_recipe, options, shipped
+from mvm.recipes.reading import load_recipe, options, shipped
+from mvm.recipes.schema import Recipe
 
 # Share of the matrix ceiling that training reached on one NVIDIA H200 (790 TFLOP/s), by network size;
 # measured by benchmarks/training_speed.py.
@@ -13,7 +14,7 @@ H200_MFU = {"S": 0.335, "B": 0.485, "L": 0.50, "XL": 0.518}  # L: not measured, 
 
 def training_flops(recipe: Recipe) -> float:
     """Return 6 x multiply-adds of one forward pass: forward and backward of one image, nothing computed twice."""
-    return 6.0 * multiply_adds(recipe.network, recipe.data.shape, len(recipe.data.class_names))
+    return 6.0 * multiply_adds(recipe.network, recipe.sample_shape, len(recipe.data.class_names))
 
 
 def hours_on_h200(recipe: Recipe) -> float:
@@ -24,7 +25,7 @@ def hours_on_h200(recipe: Recipe) -> float:
 
 def costs(recipe: Recipe) -> list[str]:
     """Return lines on size and compute; a folder that is not opened yet has no shape, and its network no cost."""
-    shape, classes = recipe.data.shape, len(recipe.data.class_names)
+    shape, classes = recipe.sample_shape, len(recipe.data.class_names)
     images = recipe.train.steps * recipe.train.batch
     training = f"training  {images / 1e6:.4g} M images, {recipe.train.steps} steps of {recipe.train.batch}"
     if 0 in shape:

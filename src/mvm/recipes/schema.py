@@ -1,24 +1,18 @@
 """Recipes: frozen dataclasses from TOML, to JSON in the run directory; unknown keys are errors."""
 
-import json
-import tomllib
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
-from importlib.resources import files
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
 
 from mvm.data import DATA_SETS
 from mvm.network import DiTConfig
 from mvm.objective import ObjectiveConfig, RepaConfig
-from mvm.options import at_least, choose, nearest
+from mvm.options import at_least, choose
 from mvm.path import MEAN_VELOCITY_KINDS, NOISE_KINDS, SCHEDULES, MeanVelocity, Schedule, TimeLaw, schedule_named
 from mvm.solver import DEFAULT_NFE, SOLVERS, Adaptive, ClassifierFree, Guidance, Interval, Solver, solver_named
 from mvm.training.optim import TrainConfig
 from mvm.training.runtime import EngineConfig
 
 RECIPE = "recipe.json"  # in a run directory
-BASE = "base"  # in TOML: the shipped recipe whose options hold where this one says nothing
 FOLDER = "folder"  # data.name of a prepared folder that the catalogue does not know
 
 
@@ -63,6 +57,30 @@ class DataConfig:
     @property
     def class_names(self) -> tuple[str, ...]:
         return tuple(map(str, range(self.classes))) if self.name == FOLDER else DATA_SETS[self.name].classes
+
+
+@dataclass(frozen=True)
+class CodecConfig:
+    """Between images and what the path works on: pixels, or the latents of a representation autoencoder (rae).
+
+    path: the autoencoder, as stage 1 wrote it. encoder: where its encoder's weights lie now, if elsewhere than then.
+    channels, side: of a latent; they must be the autoencoder's. cache: where the latents of the data are kept:
+    device, disk, or none (encoded every step); latents: the folder, by default beside the data.
+    """
+
+    kind: str = "pixels"
+    path: str = ""
+    encoder: str = ""
+    channels: int = 0
+    side: int = 0
+    cache: str = "device"
+    latents: str = ""
+
+    def __post_init__(self) -> None:
+        choose("codec.kind", self.kind, dict.fromkeys(("pixels", "rae")))
+        choose("codec.cache", self.cache, dict.fromkeys(("device", "disk", "none")))
+        for option in ("channels", "side"):
+            at_least(f"codec.{option}", getattr(self, option), 1 if self.kind == "rae" else 0)
 
 
 @dataclass(frozen=True)
@@ -144,6 +162,7 @@ class Recipe:
     description: str = ""
     seed: int = 0
     data: DataConfig = field(default_factory=DataConfig)
+    codec: CodecConfig = field(default_factory=CodecConfig)
     path: PathConfig = field(default_factory=PathConfig)
     network: DiTConfig = field(default_factory=DiTConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
@@ -163,6 +182,12 @@ class Recipe:
             raise ValueError(
                 "train.optimizer='muon' orthogonalises whole matrices, which engine.parallel='fsdp' spreads; use ddp"
             )
+
+    @property
+    def sample_shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of what the path works on."""
+        codec = self.codec
+        return self.data.shape if codec.kind == "pixels" else (codec.channels, codec.side, codec.side)
 
     def _check_kind(self) -> None:
         """A kind that its schedule cannot sample is refused before training, not after."""
@@ -194,125 +219,3 @@ class Recipe:
                 f"train.keep_best judges checkpoints by previews: preview.every={every} must divide "
                 f"train.save_every={save}"
             )
-
-
-C = TypeVar("C")
-NUMBERS = tuple[float, ...]  # a list of numbers in TOML, "a,b" on the command line
-
-
-def _checked(option: str, value: Any, kind: type) -> Any:
-    """Return value as `kind`; int counts as float, one number as a list of one, nothing else is bent."""
-    if kind == NUMBERS:
-        items = value if isinstance(value, list | tuple) else [value]
-        return tuple(_checked(option, item, float) for item in items)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise ValueError(f"{option}={value!r} must be of type {kind.__name__}")
-    return value
-
-
-def from_dict(cls: type[C], values: Mapping[str, Any], where: str = "") -> C:
-    """Return a dataclass from nested mappings; an unknown key is an error with the nearest valid one."""
-    if not isinstance(values, Mapping):
-        raise ValueError(f"{where or 'a recipe'} must be a table of options; got {values!r}")
-    kinds = get_type_hints(cls)
-    built: dict[str, Any] = {}
-    for key, value in values.items():
-        if key not in kinds:
-            raise ValueError(f"unknown key '{where}{key}'{nearest(key, kinds)}; allowed: {', '.join(kinds)}")
-        if is_dataclass(kinds[key]):
-            built[key] = from_dict(kinds[key], _checked(f"{where}{key}", value, dict), f"{where}{key}.")
-        else:
-            built[key] = _checked(f"{where}{key}", value, kinds[key])
-    return cls(**built)
-
-
-def to_json(recipe: Recipe) -> str:
-    """Return the recipe as JSON, every default written out."""
-    return json.dumps(asdict(recipe), indent=2) + "\n"
-
-
-def options(config: Any, where: str = "") -> dict[str, Any]:
-    """Return every leaf option of a (nested) dataclass by its dotted name."""
-    found: dict[str, Any] = {}
-    for entry in fields(config):
-        value = getattr(config, entry.name)
-        if is_dataclass(value):
-            found |= options(value, f"{where}{entry.name}.")
-        else:
-            found[f"{where}{entry.name}"] = value
-    return found
-
-
-_TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-
-
-def parse(option: str, text: str, kind: type) -> Any:
-    """Return text as the option's type; 1e3 is a whole number, 'true' a bool, 'a,b' a list of numbers."""
-    if kind is tuple:
-        return tuple(parse(option, part, float) for part in text.split(",") if part.strip())
-    try:
-        if kind is bool:
-            return _TRUTH[text.lower()]
-        if kind is int and "e" in text.lower() and float(text).is_integer():
-            return int(float(text))
-        return kind(text)
-    except (ValueError, KeyError):
-        raise ValueError(f"--{option} {text}: a value of type {kind.__name__} is needed") from None
-
-
-def override(recipe: Recipe, changes: Mapping[str, str]) -> Recipe:
-    """Return the recipe with dotted options changed, e.g. {"train.lr": "3e-4"}; they are judged together."""
-    known = options(recipe)
-    values = asdict(recipe)
-    for name, text in changes.items():
-        if name not in known:
-            raise ValueError(f"unknown option '--{name}'{nearest(name, known)}; see: mvm recipes NAME")
-        *sections, last = name.split(".")
-        table = values
-        for section in sections:
-            table = table[section]
-        table[last] = parse(name, text, type(known[name]))
-    return from_dict(Recipe, values)
-
-
-def shipped() -> dict[str, str]:
-    """Return the recipes in the package: name -> TOML text."""
-    found = (entry for entry in files("mvm.recipes").iterdir() if entry.name.endswith(".toml"))
-    return dict(sorted((entry.name.removesuffix(".toml"), entry.read_text(encoding="utf-8")) for entry in found))
-
-
-def load_recipe(name_or_file: str) -> Recipe:
-    """Return a shipped recipe by name, or one read from a .toml or .json file."""
-    path = Path(name_or_file)
-    if path.suffix in (".toml", ".json"):
-        if not path.is_file():
-            raise ValueError(f"recipe file {path} does not exist")
-        return parse_recipe(path.read_text(encoding="utf-8"), path.suffix, str(path))
-    return parse_recipe(choose("recipe", name_or_file, shipped()), ".toml", name_or_file)
-
-
-def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tables of both, option by option; `above` wins."""
-    both = {key for key in above if isinstance(above[key], dict) and isinstance(below.get(key), dict)}
-    return {**below, **above, **{key: _merged(below[key], above[key]) for key in both}}
-
-
-def _with_base(values: dict[str, Any], seen: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return a recipe's tables on top of those of the shipped recipe it names as `base`, and so on."""
-    base = values.pop(BASE, None)
-    if base is None:
-        return values
-    if base in seen:
-        raise ValueError(f"{BASE}='{base}': these recipes stand on each other: {', '.join(seen)}")
-    below = tomllib.loads(choose(BASE, _checked(BASE, base, str), shipped()))
-    return _merged(_with_base(below, (*seen, base)), values)
-
-
-def parse_recipe(text: str, suffix: str, source: str) -> Recipe:
-    """Return the recipe in TOML or JSON text; errors name the source. TOML may name a shipped recipe as its base."""
-    try:
-        return from_dict(Recipe, _with_base(tomllib.loads(text)) if suffix == ".toml" else json.loads(text))
-    except (ValueError, TypeError) as error:  # TOML and JSON errors are ValueErrors
-        raise ValueError(f"{source}: {error}") from None

@@ -85,7 +85,7 @@ def _teacher(recipe: Recipe, store: Store, run: Path, place: Processes, progress
     encoder = load_encoder(recipe.repa.encoder, recipe.repa.resolution).to(place.device)
     if precision(recipe.engine, place.device) != torch.float32:
         encoder = encoder.to(torch.bfloat16)
-    side = min(encoder.side, recipe.data.shape[-1] // recipe.network.patch)
+    side = min(encoder.side, recipe.sample_shape[-1] // recipe.network.patch)
     with place.main_first():  # on disk, one process writes and the others find it done
         return open_bank(
             recipe.repa.cache,
