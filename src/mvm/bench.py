@@ -13,7 +13,7 @@ from mvm import noise
 from mvm.data import Images
 from mvm.generate import cycle_labels, generate
 from mvm.network import multiply_adds, parameters
-from mvm.recipes import FOLDER, DataConfig, Recipe
+from mvm.recipes import FOLDER, CodecConfig, DataConfig, Recipe
 from mvm.recipes.page import training_flops
 from mvm.training.engine import compile_mode
 from mvm.training.features import FeatureBank, TensorBank
@@ -39,6 +39,16 @@ def random_images(recipe: Recipe, count: int) -> Images:
     classes = recipe.data.class_names
     images = torch.randint(0, 256, (count, *recipe.data.shape), dtype=torch.uint8, generator=draw)
     return Images(images, torch.randint(0, len(classes), (count,), generator=draw), classes)
+
+
+def on_random_samples(recipe: Recipe) -> Recipe:
+    """Return the recipe on random samples of its latents' shape, for whose speed no autoencoder is needed."""
+    if recipe.codec.kind == "pixels":
+        return recipe
+    channels, side, _ = recipe.sample_shape
+    facts = {"channels": channels, "size": side, "classes": len(recipe.data.class_names)}
+    data = DataConfig(name=FOLDER, path="random", mirror=recipe.data.mirror, **facts)
+    return replace(recipe, data=data, codec=CodecConfig())
 
 
 def _wait(device: torch.device) -> None:
@@ -135,6 +145,7 @@ def bench(
     progress: bool = True,
 ) -> dict[str, Any]:
     """Return everything measured of one recipe, with what it was measured on. num: images to sample; 0: none."""
+    recipe = on_random_samples(recipe)
     shape, classes = recipe.sample_shape, len(recipe.data.class_names)
     if recipe.repa.encoder and teacher is None:
         tokens = (shape[-1] // recipe.network.patch) ** 2
@@ -182,6 +193,7 @@ GROWTH: Mapping[str, Callable[[Recipe, int], Recipe]] = {
 
 def growth(recipe: Recipe, place: Processes, *, steps: int = 12, progress: bool = True) -> list[dict[str, Any]]:
     """Return what doubling resolution, depth and batch does to a step's time and memory, each alone."""
+    recipe = on_random_samples(recipe)
     base = bench_training(recipe, place, steps=steps, progress=progress)
     found = [{"change": "as it is", "times_step": 1.0, **base}]
     for name, change in GROWTH.items():

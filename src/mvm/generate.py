@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from mvm.pictures import WRITERS, check_output, grid, png_bytes, to_pillow, writ
 from mvm.precision import arithmetic
 from mvm.recipes import SampleConfig
 from mvm.solver import solve
+from mvm.solver.sharing import SharingPlan, best_steps, shared, similarity
 
 __all__ = [
     "WRITERS",
@@ -30,6 +31,7 @@ __all__ = [
     "mean_cost",
     "png_bytes",
     "sampling_precision",
+    "sharing_plan",
     "to_pillow",
     "write_images",
 ]
@@ -74,14 +76,36 @@ def compile_network(model: Model) -> None:
     model.compiled = True
 
 
+PROBES = 8  # samples by which the steps that compute a backbone are chosen
+
+
+def sharing_plan(model: Model, settings: SampleConfig) -> SharingPlan:
+    """Return which evaluations compute the backbone: chosen by its similarity between steps, once for a model."""
+    key = (settings.solver, settings.nfe, settings.rho, settings.share)
+    if key not in model.plans:
+        seeds = torch.arange(PROBES)
+        labels = cycle_labels((), PROBES, model.num_classes).to(model.device)
+        x = noise.initial(seeds.to(model.device), model.sample_shape)
+        how = {"solver": settings.build_solver(), "nfe": settings.nfe, "rho": settings.rho, "seeds": seeds}
+        computed = max(1, round(settings.nfe * (1 - settings.share)))
+        steps = best_steps(similarity(model, x, condition=labels, **how), computed)
+        model.plans[key] = SharingPlan(settings.nfe, steps)
+    return model.plans[key]
+
+
+def _field(model: Model, settings: SampleConfig) -> AbstractContextManager[Any]:
+    """Return the model for one batch, its backbone shared between steps where that is asked for."""
+    return shared(model, sharing_plan(model, settings)) if settings.share else nullcontext(model)
+
+
 def generate_batch(
     model: Model, labels: Tensor, seeds: Tensor, settings: SampleConfig, precision: str | None = None
 ) -> Generated:
     """Return the images of these seeds and labels, made together."""
-    with sampling_precision(precision, model.device):
+    with sampling_precision(precision, model.device), _field(model, settings) as field:
         x = noise.initial(seeds.to(model.device), model.sample_shape)
         solution = solve(
-            model,
+            field,
             x,
             schedule=model.schedule,
             solver=settings.build_solver(),

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from mvm.files import write_text
-from mvm.latent import Codec, Pixels
-from mvm.network import DiT, Output
+from mvm.latent import Codec, Pixels, load_rae
+from mvm.network import DDT, Condition, Output, build_network
 from mvm.options import nearest
 from mvm.path import Schedule, to_x0
 from mvm.recipes import RECIPE, Recipe, parse_recipe
+from mvm.solver.sharing import SharingPlan
 from mvm.training import checkpoint
 
 SHIPPED = "models"  # folder of run directories inside the package
@@ -30,20 +31,42 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
+def build_codec(recipe: Recipe) -> Codec:
+    """Return the codec of a recipe; an autoencoder of another latent or image shape is refused."""
+    config = recipe.codec
+    if config.kind == "pixels":
+        return Pixels(recipe.data.shape)
+    if not config.path:
+        raise ValueError("codec.kind='rae' needs codec.path, the folder of an autoencoder (stage 1 writes RUN/rae)")
+    codec = load_rae(Path(config.path), config.encoder)
+    shapes = {"latents": (codec.latent_shape, recipe.sample_shape), "images": (codec.image_shape, recipe.data.shape)}
+    for what, (found, asked) in shapes.items():
+        if tuple(found) != tuple(asked):
+            raise ValueError(
+                f"codec.path={config.path} makes {what} {tuple(found)}, the recipe has {tuple(asked)}; "
+                "set codec.channels and codec.side, or prepare images of that size"
+            )
+    return codec.requires_grad_(False)
+
+
 class Model(nn.Module):
-    """A Field: model(x, t, condition) -> x0_hat, with `pair` where the network has an inner head."""
+    """A Field: model(x, t, condition) -> x0_hat, with `pair` where the network has an inner head.
+
+    Of a DDT also a SharedField: its backbone may be computed on some evaluations only (mvm.solver.sharing).
+    """
 
     def __init__(self, recipe: Recipe) -> None:
         super().__init__()
         self.recipe = recipe
         self.schedule: Schedule = recipe.path.build()
         self.classes = recipe.data.class_names
-        self.codec: Codec = Pixels(recipe.data.shape)
+        self.codec: Codec = build_codec(recipe)
         self.compiled = False
+        self.plans: dict[Any, SharingPlan] = {}  # of encoder sharing, by settings of the sampler
         self.origin: dict[str, Any] = {}  # where the weights came from, of a model that was loaded
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(recipe.seed)
-            self.network = DiT(recipe.network, self.codec.latent_shape, len(self.classes))
+            self.network = build_network(recipe.network, recipe.sample_shape, len(self.classes))
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
@@ -57,10 +80,17 @@ class Model(nn.Module):
     def num_classes(self) -> int:
         return len(self.classes)
 
+    def _labels(self, x: Tensor, condition: Tensor | None) -> Tensor:
+        """Return the labels, or the null class for all where there are none or the model knows none."""
+        if condition is not None and self.recipe.objective.conditional:
+            return condition
+        return torch.full((x.shape[0],), self.network.null, dtype=torch.int64, device=x.device)
+
+    def _input(self, x: Tensor) -> Tensor:
+        return x.to(self.network.embed.weight.dtype)
+
     def _predict(self, x: Tensor, t: Tensor, condition: Tensor | None) -> Output:
-        if condition is None or not self.recipe.objective.conditional:
-            condition = torch.full((x.shape[0],), self.network.null, dtype=torch.int64, device=x.device)
-        return self.network(x.to(self.network.embed.weight.dtype), self.schedule.level(t), condition)
+        return self.network(self._input(x), self.schedule.level(t), self._labels(x, condition))
 
     def _x0(self, prediction: Tensor, x: Tensor, t: Tensor) -> Tensor:
         return to_x0(self.recipe.objective.kind, prediction.to(x.dtype), x, t, self.schedule)
@@ -72,9 +102,30 @@ class Model(nn.Module):
     def pair(self, x: Tensor, t: Tensor, condition: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return (outer, inner) x0_hat from one pass."""
         output = self._predict(x, t, condition)
-        if output.inner is None:
+        return self._x0(output.prediction, x, t), self._inner_x0(output.inner, x, t)
+
+    def _inner_x0(self, inner: Tensor | None, x: Tensor, t: Tensor) -> Tensor:
+        if inner is None:
             raise ValueError("this model has no inner head for internal guidance; train with --network.inner_block N")
-        return self._x0(output.prediction, x, t), self._x0(output.inner, x, t)
+        return self._x0(inner, x, t)
+
+    @property
+    def _ddt(self) -> DDT:
+        if not isinstance(self.network, DDT):
+            raise ValueError("encoder sharing needs network.kind='ddt'; a DiT is one piece")
+        return self.network
+
+    def condition(self, x: Tensor, t: Tensor, labels: Tensor | None) -> Condition:
+        """Return what the backbone says."""
+        return self._ddt.condition(self._input(x), self.schedule.level(t), self._labels(x, labels))
+
+    def head(self, x: Tensor, t: Tensor, labels: Tensor | None, condition: Condition) -> Tensor:
+        """Return x0_hat by a condition that may be of an earlier evaluation."""
+        return self._x0(self._ddt.head(self._input(x), self.schedule.level(t), condition), x, t)
+
+    def inner(self, x: Tensor, t: Tensor, labels: Tensor | None, condition: Condition) -> Tensor:
+        """Return the inner head's x0_hat at the very x and t of the condition."""
+        return self._inner_x0(condition.inner, x, t)
 
 
 def _no_checkpoint(run: Path, which: str) -> ValueError:

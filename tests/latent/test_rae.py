@@ -110,7 +110,7 @@ def test_saved_and_loaded(rae, images, tmp_path):
     assert torch.equal(found.encode(images), rae.encode(images))
     assert torch.equal(found.decode(found.encode(images)), rae.decode(rae.encode(images)))
     told = json.loads((folder / "rae.json").read_text())
-    assert told["encoder"]["layers"] == [3, 4]
+    assert told["encoder"]["layers"] == "3,4"
     assert told["encoder"]["fingerprint"] == rae.encoder.fingerprint
     with torch.no_grad():
         rae.decoder.head.bias += 1

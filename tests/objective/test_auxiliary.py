@@ -170,3 +170,11 @@ def test_refusals(options, message):
 def test_block_beyond_the_network():
     with pytest.raises(ValueError, match=r"repa\.block=13 must lie in \[0, 12\]"):
         RepaConfig(block=13).tap(12)
+
+
+def test_alignment_by_mean_square():
+    projected, target = torch.randn(2, 4, 3), torch.randn(2, 4, 3)
+    assert alignment(projected, target, "mse") == pytest.approx(float((projected - target).square().mean()))
+    assert alignment(target, target, "mse") == 0
+    with pytest.raises(ValueError, match=r"repa\.loss='mae' is unknown"):
+        RepaConfig(loss="mae")

@@ -8,10 +8,11 @@ from torch import nn
 
 from mvm import noise
 from mvm.evaluation.lpips import LPIPS
+from mvm.latent import RAE
 from mvm.network.pretrained import IMAGENET, Encoder, PatchTokens
 from mvm.objective import reconstruction
 from mvm.objective.adversarial import Discriminator, Features, discriminator_hinge, eight_bit
-from mvm.objective.reconstruction import Reconstruction, ReconstructionConfig, build, noisy_latents
+from mvm.objective.reconstruction import Reconstruction, ReconstructionConfig, build
 
 transformers = pytest.importorskip("transformers", reason="needs mvm[encoders]")
 
@@ -231,7 +232,7 @@ def test_a_decoder_learns_with_two_optimizers(judge):
     for step in range(30):
         seeds = noise.derive(step, torch.arange(8))
         ours.zero_grad()
-        loss = objective.generator(decoder(noisy_latents(latents, seeds, 0.1)), target, seeds, step, decoder.out.weight)
+        loss = objective.generator(decoder(RAE.noised(latents, seeds, 0.1)), target, seeds, step, decoder.out.weight)
         loss.total.backward()
         ours.step()
         parts.append(loss.parts)
@@ -254,15 +255,15 @@ def test_a_decoder_learns_with_two_optimizers(judge):
 
 def test_noise_of_the_latents():
     seeds, latents = torch.arange(400), torch.zeros(400, 16, 5, 5)
-    noisy = noisy_latents(latents, seeds, 0.8)
+    noisy = RAE.noised(latents, seeds, 0.8)
     level = noisy.flatten(1).std(1)
     uniform = noise.uniform(seeds, noise.TIME, (1,))[:, 0]
     assert noisy.dtype == torch.float32
     assert torch.allclose(level.double(), 0.8 * uniform, rtol=0.2, atol=1e-4)
     assert float(level.mean()) == pytest.approx(0.4, abs=0.03)
-    assert torch.equal(noisy_latents(latents[7:9] + 1, seeds[7:9], 0.8) - 1, (noisy[7:9] + 1) - 1)
-    assert torch.equal(noisy_latents(latents, seeds, 0), latents)
-    assert noisy_latents(torch.zeros(2, 4), seeds[:2], 1).shape == (2, 4)
+    assert torch.equal(RAE.noised(latents[7:9] + 1, seeds[7:9], 0.8) - 1, (noisy[7:9] + 1) - 1)
+    assert torch.equal(RAE.noised(latents, seeds, 0), latents)
+    assert RAE.noised(torch.zeros(2, 4), seeds[:2], 1).shape == (2, 4)
 
 
 # ---- configuration ----

@@ -23,7 +23,7 @@ from mvm.recipes import (
     to_json,
 )
 from mvm.recipes.reading import from_dict, parse
-from mvm.solver import SOLVERS, ClassifierFree
+from mvm.solver import SOLVERS, ClassifierFree, Internal, Interval
 
 
 def to_toml(values, where=""):
@@ -351,9 +351,14 @@ def test_options_name_every_leaf():
 
 
 def test_guidance_of_a_sample_config():
-    assert SampleConfig().guidance() is None
-    rule = SampleConfig(cfg=1.5, low=0.6, high=0.8).guidance()
+    assert SampleConfig().guidance() == ()
+    (rule,) = SampleConfig(cfg=1.5, low=0.6, high=0.8).guidance()
     assert isinstance(rule, ClassifierFree)
+    assert SampleConfig(internal=1.45).guidance() == (Internal(1.45),)
+    assert SampleConfig(cfg=2.0, internal=1.45, low=0.5).guidance() == (
+        Internal(1.45, interval=Interval(0.5, 1.0)),
+        ClassifierFree(2.0, interval=Interval(0.5, 1.0)),
+    )
     assert (rule.scale, rule.interval.low, rule.interval.high) == (1.5, 0.6, 0.8)
     assert all(SampleConfig(solver=name).solver == name for name in SOLVERS)
     with pytest.raises(ValueError, match="rho=nan"):

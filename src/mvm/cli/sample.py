@@ -20,7 +20,7 @@ def _settings(base: "SampleConfig", asked: Mapping[str, object], interval: str |
     if interval is not None:
         given["low"], given["high"] = parse_interval(interval)
     settings = replace(base, **given)
-    if interval is not None and settings.cfg == 1:
+    if interval is not None and not settings.guided:
         raise ValueError(f"--interval {interval} acts on guidance; give its scale too, e.g. --cfg 1.5")
     if settings.takes_tolerance and "nfe" in given:
         raise ValueError(
@@ -41,6 +41,8 @@ def sample(
     solver: str | None = None,
     rho: float | None = None,
     cfg: float | None = None,
+    internal: float | None = None,
+    share: float | None = None,
     interval: str | None = None,
     tolerance: float | None = None,
     labels: str = "balanced",
@@ -73,6 +75,10 @@ def sample(
         Noise of the reverse process: 0 is the ODE, 1 the paper's SDE, 0.75 its best.
     cfg
         Classifier-free guidance scale; 1 is none.
+    internal
+        Scale of internal guidance, by the network's inner head, in one pass; 1 is none.
+    share
+        Part of the evaluations that take a DDT's backbone from an earlier one, e.g. 0.5; steps chosen by similarity.
     interval
         Where guidance acts, LOW,HIGH in log-SNR progress, e.g. 0.6,0.8.
     tolerance
@@ -107,7 +113,15 @@ def sample(
     out.resolve().parent.mkdir(parents=True, exist_ok=True)  # if that fails, before the work
     draw = Draw(num, seed, labels, tuple(parse_numbers("classes", classes)), batch)
     parts_folder = out.resolve().with_name(f".{out.resolve().name}.parts")
-    asked = {"nfe": nfe, "solver": solver, "rho": rho, "cfg": cfg, "tolerance": tolerance}
+    asked = {
+        "nfe": nfe,
+        "solver": solver,
+        "rho": rho,
+        "cfg": cfg,
+        "internal": internal,
+        "share": share,
+        "tolerance": tolerance,
+    }
     try:
         with processes(choose_device(device)) as place:
             loaded = load(model, weights, checkpoint).to(place.device)

@@ -52,6 +52,7 @@ def sweep(
     nfe: str = "8,13,26",
     rho: str = "0,1",
     cfg: str = "1",
+    internal: str = "1",
     interval: tuple[str, ...] = ("0,1",),
     num: Annotated[Whole, Parameter(alias="-n")] = 1000,
     seed: Whole = 0,
@@ -91,6 +92,8 @@ def sweep(
         Noise of the reverse process, e.g. 0,0.75,1: 0 is the ODE.
     cfg
         Guidance scales, e.g. 1,1.2: 1 is none.
+    internal
+        Scales of internal guidance, by the network's inner head: 1 is none.
     interval
         Where guidance acts, LOW,HIGH in log-SNR progress; can be given several times.
     num
@@ -141,6 +144,7 @@ def sweep(
         _values("rho", rho, float),
         _values("cfg", cfg, float),
         tuple(map(parse_interval, interval)),
+        _values("internal", internal, float),
     )
     at_least("repeats", repeats, 1)
     cells = axes.cells()

@@ -18,9 +18,16 @@ class DataSet:
 
 _CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
+_IMAGENETTE = (
+    "tench", "English springer", "cassette player", "chain saw", "church",
+    "French horn", "garbage truck", "gas pump", "golf ball", "parachute",
+)  # fmt: skip
+
 # Sets without `load` are read from a folder that `mvm data prepare` has written.
 DATA_SETS: dict[str, DataSet] = {
     "digits": DataSet((1, 8, 8), embedded.CLASSES, embedded.digits),
     "cifar10": DataSet((3, 32, 32), _CIFAR10),
     "imagenet32": DataSet((3, 32, 32), tuple(map(str, range(1000)))),
+    "imagenet256": DataSet((3, 256, 256), tuple(map(str, range(1000)))),
+    "imagenette": DataSet((3, 224, 224), _IMAGENETTE),
 }

@@ -40,27 +40,32 @@ SHARED = "sweep.json"
 
 @dataclass(frozen=True)
 class Axes:
-    """What is varied: all combinations, but for guidance 1, which has no interval."""
+    """What is varied: all combinations; where nothing guides there is no interval."""
 
     solvers: tuple[str, ...] = ("adams",)
     nfes: tuple[int, ...] = (8, 13, 26)
     rhos: tuple[float, ...] = (0.0, 1.0)
     cfgs: tuple[float, ...] = (1.0,)
     intervals: tuple[tuple[float, float], ...] = ((0.0, 1.0),)
+    internals: tuple[float, ...] = (1.0,)
 
     def cells(self) -> list[SampleConfig]:
         """Return the settings of every cell, each once."""
         found = []
-        for solver, cfg, interval, rho, nfe in product(self.solvers, self.cfgs, self.intervals, self.rhos, self.nfes):
-            low, high = (0.0, 1.0) if cfg == 1 else interval
-            settings = SampleConfig(solver=solver, nfe=nfe, rho=rho, cfg=cfg, low=low, high=high)
+        axes = (self.solvers, self.cfgs, self.internals, self.intervals, self.rhos, self.nfes)
+        for solver, cfg, internal, (low, high), rho, nfe in product(*axes):
+            settings = SampleConfig(solver, nfe, rho, cfg, low, high, internal=internal)
+            settings = settings if settings.guided else replace(settings, low=0.0, high=1.0)
             found.append(replace(settings, nfe=DEFAULT_NFE) if settings.takes_tolerance else settings)
         return list(dict.fromkeys(found))
 
 
 def cell_name(settings: SampleConfig) -> str:
     """Return the name of a cell's files: adams-nfe26-rho0.75-cfg1.2-0.6-0.8."""
-    guided = "" if settings.cfg == 1 else f"-cfg{settings.cfg:g}-{settings.low:g}-{settings.high:g}"
+    scales = f"-cfg{settings.cfg:g}" * (settings.cfg != 1) + f"-internal{settings.internal:g}" * (
+        settings.internal != 1
+    )
+    guided = f"{scales}-{settings.low:g}-{settings.high:g}" if settings.guided else ""
     cost = f"tolerance{settings.tolerance:g}" if settings.takes_tolerance else f"nfe{settings.nfe}"
     return f"{settings.solver}-{cost}-rho{settings.rho:g}{guided}"
 
@@ -191,6 +196,7 @@ class Sweep:
             seconds=sum(seconds for _, seconds, _ in rounds) / self.repeats,
             metrics={name: _mean([r.metrics[name] for _, _, r in rounds])._asdict() for name in names},
             grid=picture,
+            internal=settings.internal,
         )
         facts = {**judged.as_dict(), "metrics": None}
         return {"settings": asdict(settings), "result": asdict(result), "facts": facts}

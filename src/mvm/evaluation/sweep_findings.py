@@ -25,6 +25,7 @@ class Result:
     seconds: float
     metrics: dict[str, dict]
     grid: str
+    internal: float = 1.0  # scale of internal guidance, on the same interval; 1: none
 
 
 class Metric(NamedTuple):
@@ -116,21 +117,25 @@ def in_words(found: Reading) -> str:
     return f"{value:z.{decimals}f} ± {short if float(short) or not error else f'{error:.1g}'}"
 
 
-def guidance_of(result: Result) -> tuple[float, float, float]:
-    """Return scale and interval; without guidance the interval says nothing."""
-    return (1.0, 0.0, 1.0) if result.cfg == 1 else (result.cfg, result.low, result.high)
+def guidance_of(result: Result) -> tuple[float, float, float, float]:
+    """Return the scales, classifier-free and internal, and the interval; without guidance that says nothing."""
+    if result.cfg == 1 and result.internal == 1:
+        return 1.0, 1.0, 0.0, 1.0
+    return result.cfg, result.internal, result.low, result.high
 
 
 def guidance_text(result: Result) -> str:
-    """Return "none", or the scale and where it acts."""
-    scale, low, high = guidance_of(result)
-    if scale == 1:
+    """Return "none", or the scales and where they act."""
+    cfg, internal, low, high = guidance_of(result)
+    scales = [f"{cfg:g}"] * (cfg != 1) + [f"internal {internal:g}"] * (internal != 1)
+    if not scales:
         return "none"
-    return f"{scale:g} " + ("everywhere" if (low, high) == (0, 1) else f"on [{low:g}, {high:g}]")
+    return " and ".join(scales) + (" everywhere" if (low, high) == (0, 1) else f" on [{low:g}, {high:g}]")
 
 
 def guidance_name(result: Result) -> str:
-    return "no guidance" if result.cfg == 1 else f"guidance {guidance_text(result)}"
+    text = guidance_text(result)
+    return "no guidance" if text == "none" else f"guidance {text}"
 
 
 def rho_name(rho: float) -> str:

@@ -56,7 +56,7 @@ def file_names(metrics: Iterable[str]) -> dict[str, str]:
 def csv_text(results: Sequence[Result]) -> str:
     """Return all cells as CSV; a metric not measured in a cell is blank, one that failed is nan."""
     metrics = metrics_of(results)
-    asked = ("solver", "nfe", "rho", "cfg", "low", "high", "evaluations", "passes", "seconds", "grid")
+    asked = ("solver", "nfe", "rho", "cfg", "internal", "low", "high", "evaluations", "passes", "seconds", "grid")
     parts = ("value", "error", "note")
     buffer = io.StringIO()
     lines = csv.writer(buffer, lineterminator="\n")

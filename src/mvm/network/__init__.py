@@ -1,7 +1,7 @@
 """Networks: network(x, level, condition, taps) -> Output. They know nothing of paths or solvers."""
 
 from mvm.network.cost import multiply_adds, parameters
-from mvm.network.ddt import DDT, Condition, DDTConfig, build_network
+from mvm.network.ddt import DDT, Condition, DDTConfig, blocks_of, build_network
 from mvm.network.dit import SIZES, DiT, DiTConfig, Output
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "DiT",
     "DiTConfig",
     "Output",
+    "blocks_of",
     "build_network",
     "multiply_adds",
     "parameters",

@@ -245,6 +245,11 @@ class DDT(nn.Module):
         return Output(self.head(x, level, said), said.inner, said.features)
 
 
+def blocks_of(network: DiT | DDT) -> list[nn.Module]:
+    """Return all transformer blocks, a DDT's head included."""
+    return [*network.blocks, *(network.wide.blocks if isinstance(network, DDT) else ())]
+
+
 def build_network(config: DiTConfig, sample_shape: Sequence[int], num_classes: int) -> DiT | DDT:
     """Return the network of a configuration: a DDT of a DDTConfig, else a DiT."""
     if isinstance(config, DDTConfig):

@@ -4,10 +4,11 @@ Also its variants: one convolution as projector and normalised targets (iREPA), 
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor, nn
-from torch.nn.functional import adaptive_avg_pool2d, cosine_similarity, interpolate
+from torch.nn.functional import adaptive_avg_pool2d, cosine_similarity, interpolate, mse_loss
 
 from mvm.options import at_least, between, choose
 
@@ -27,6 +28,7 @@ class RepaConfig:
     weight: float = 0.5
     block: int = 0  # 1-based; 0: 4 up to depth 12, 8 beyond
     projector: str = "mlp"  # or "conv"
+    loss: str = "cosine"  # or "mse", as RAEv2 has it
     hidden: int = 0  # of the MLP; 0: twice the network's width, at most the published 2048
     normalise: float = 0.0  # share of the mean over tokens taken from the target, which is then scaled; 0: as it is
     stop: int = 0  # the step from which there is no alignment; 0: never
@@ -38,6 +40,7 @@ class RepaConfig:
         between("repa.weight", self.weight, 0, 100)
         between("repa.normalise", self.normalise, 0, 1)
         choose("repa.projector", self.projector, PROJECTORS)
+        choose("repa.loss", self.loss, ALIGNMENTS)
         choose("repa.cache", self.cache, CACHES)
 
     def active(self, step: int) -> bool:
@@ -114,10 +117,17 @@ def spatial_norm(target: Tensor, gamma: float) -> Tensor:
     return (x - gamma * x.mean(1, keepdim=True)) / (x.std(1, keepdim=True) + SPREAD_EPS)
 
 
-def alignment(projected: Tensor, target: Tensor) -> Tensor:
-    """Return 1 - cos(projected, target), averaged over tokens and batch; both (B, N, z).
+def _cosine(projected: Tensor, target: Tensor) -> Tensor:
+    return 1 - cosine_similarity(projected, target, dim=-1).mean()
+
+
+ALIGNMENTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"cosine": _cosine, "mse": mse_loss}
+
+
+def alignment(projected: Tensor, target: Tensor, loss: str = "cosine") -> Tensor:
+    """Return 1 - cos(projected, target), or their mean square difference, over tokens and batch; both (B, N, z).
 
     REPA writes -cos; with the 1 the optimum is 0. In float32, with no gradient to the target.
     """
     assert projected.shape == target.shape, f"{tuple(projected.shape)} against {tuple(target.shape)}"
-    return 1 - cosine_similarity(projected.float(), target.detach().float(), dim=-1).mean()
+    return ALIGNMENTS[loss](projected.float(), target.detach().float())

@@ -131,7 +131,7 @@ class Matching:
     def align(self, tokens: Tensor, projector: Callable[[Tensor], Tensor], features: Tensor) -> Tensor:
         """Return the alignment loss of hidden tokens (B, N, d) with a teacher's (B, M, z)."""
         target = match_grid(features.float(), round(tokens.shape[1] ** 0.5))
-        return alignment(projector(tokens), spatial_norm(target, self.repa.normalise))
+        return alignment(projector(tokens), spatial_norm(target, self.repa.normalise), self.repa.loss)
 
     def __call__(self, network: Network, batch: Batch, projector: Callable[[Tensor], Tensor] | None = None) -> Loss:
         noised = perturb(batch.x0, batch.seeds, self.schedule, self.law, self.config.kind)

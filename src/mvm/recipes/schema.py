@@ -8,7 +8,17 @@ from mvm.network import DiTConfig
 from mvm.objective import ObjectiveConfig, RepaConfig
 from mvm.options import at_least, choose
 from mvm.path import MEAN_VELOCITY_KINDS, NOISE_KINDS, SCHEDULES, MeanVelocity, Schedule, TimeLaw, schedule_named
-from mvm.solver import DEFAULT_NFE, SOLVERS, Adaptive, ClassifierFree, Guidance, Interval, Solver, solver_named
+from mvm.solver import (
+    DEFAULT_NFE,
+    SOLVERS,
+    Adaptive,
+    ClassifierFree,
+    Guidance,
+    Internal,
+    Interval,
+    Solver,
+    solver_named,
+)
 from mvm.training.optim import TrainConfig
 from mvm.training.runtime import EngineConfig
 
@@ -102,8 +112,9 @@ class PathConfig:
 class SampleConfig:
     """How to sample, unless told otherwise.
 
-    cfg = 1 is no guidance; low and high bound it in log-SNR progress. tolerance is for adaptive and dopri5,
-    which take it in place of nfe.
+    cfg = 1 is no classifier-free guidance, internal = 1 none by the inner head; low and high bound both in log-SNR
+    progress. share: part of the evaluations that take a DDT's backbone from an earlier one. tolerance is for adaptive
+    and dopri5, which take it in place of nfe.
     """
 
     solver: str = "adams"
@@ -113,8 +124,14 @@ class SampleConfig:
     low: float = 0.0
     high: float = 1.0
     tolerance: float = 1e-5
+    internal: float = 1.0
+    share: float = 0.0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.share < 1:
+            raise ValueError(f"share={self.share} is out of range; it must be at least 0 and less than 1")
+        if self.share and self.takes_tolerance:
+            raise ValueError(f"share={self.share} needs a fixed number of evaluations; '{self.solver}' is adaptive")
         choose("solver", self.solver, SOLVERS)
         at_least("nfe", self.nfe, 1)
         at_least("rho", self.rho, 0)
@@ -131,10 +148,16 @@ class SampleConfig:
         """Whether the solver goes by tolerance and reports its nfe, instead of being given one."""
         return isinstance(self.build_solver(), Adaptive)
 
-    def guidance(self) -> Guidance | None:
-        """Return the guidance rule, or None at scale 1."""
+    @property
+    def guided(self) -> bool:
+        """Whether anything guides, so that the interval has a meaning."""
+        return self.cfg != 1 or self.internal != 1
+
+    def guidance(self) -> tuple[Guidance, ...]:
+        """Return the rules of guidance, the inner head's innermost; none at scale 1."""
         interval = Interval(self.low, self.high)
-        return None if self.cfg == 1 else ClassifierFree(self.cfg, interval=interval)
+        inner = (Internal(self.internal, interval=interval),) if self.internal != 1 else ()
+        return (*inner, ClassifierFree(self.cfg, interval=interval)) if self.cfg != 1 else inner
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,15 @@
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from mvm.data import DATA_SETS, Images, OnHost, Prepared, Resident, Store, open_prepared
+from mvm.latent import RAE, Codec, open_latents, write_latents
 from mvm.recipes import FOLDER, DataConfig, Recipe
+from mvm.training.runtime import Processes
 
 ROOM = 0.5  # share of the free memory that images may take when engine.resident is "auto"
 
@@ -67,3 +71,25 @@ def completed(recipe: Recipe) -> Recipe:
     found = open_prepared(Path(config.path))
     channels, size, _ = found.shape
     return replace(recipe, data=replace(config, channels=channels, size=size, classes=len(found.classes)))
+
+
+class Latents(Protocol):
+    """Latents of a data set, both mirrors: gather(indices (B,), mirrored (B,)) -> (B, C, h, w) on the device."""
+
+    def gather(self, indices: Tensor, mirrored: Tensor) -> Tensor: ...
+
+
+def training_latents(recipe: Recipe, codec: Codec, store: Store, place: Processes) -> Latents | None:
+    """Return the latents of all images, made once and kept as codec.cache says; None: encode every batch.
+
+    One process writes them; shards of an earlier run are checked and kept.
+    """
+    if not isinstance(codec, RAE) or recipe.codec.cache == "none":
+        return None
+    folder = Path(recipe.codec.latents or f"{recipe.data.folder}-latents-{codec.fingerprint[:8]}")
+    stamp = store.stamp or recipe.data.name
+    with place.main_first():
+        if place.main:
+            write_latents(folder, codec, store, stamp=stamp)
+        found = open_latents(folder, codec=codec.fingerprint, data=stamp, device=place.device)
+    return found.load() if recipe.codec.cache == "device" else found

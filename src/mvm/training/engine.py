@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from mvm.network import DiT
+from mvm.network import DDT, DiT, blocks_of
 from mvm.network.layers import Attention, gpu_norm_rotate
 from mvm.training.runtime import EngineConfig, Processes, autocast, precision
 
@@ -35,7 +35,7 @@ def _best_mode(config: EngineConfig, place: Processes) -> str:
     return "graph" if config.accumulate == 1 else "full"
 
 
-def _shard(config: EngineConfig, learner: nn.Module, network: DiT, place: Processes) -> None:
+def _shard(config: EngineConfig, learner: nn.Module, network: DiT | DDT, place: Processes) -> None:
     """Shard weights, gradients and moments over the processes (FSDP2), in copies of `engine.shard` processes each."""
     size = config.shard or place.world
     if place.world % size:
@@ -47,7 +47,7 @@ def _shard(config: EngineConfig, learner: nn.Module, network: DiT, place: Proces
     policy = MixedPrecisionPolicy(
         param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
-    for block in network.blocks:
+    for block in blocks_of(network):
         fully_shard(block, mesh=mesh, mp_policy=policy)
     # The network is its own root, apart from any projector, so that sampling during training can call it alone;
     # it is spread again after each forward pass, since averages are swapped in and out between passes.
@@ -55,7 +55,7 @@ def _shard(config: EngineConfig, learner: nn.Module, network: DiT, place: Proces
         fully_shard(child, mesh=mesh, reshard_after_forward=True)
 
 
-def _use_kernels(network: DiT) -> None:
+def _use_kernels(network: DiT | DDT) -> None:
     kernel = gpu_norm_rotate()
     if kernel is None:
         raise ValueError(
@@ -69,7 +69,9 @@ def _use_kernels(network: DiT) -> None:
 class Engine:
     """A learner made ready for its processes and device: call it, and control when gradients are summed."""
 
-    def __init__(self, config: EngineConfig, learner: nn.Module, network: DiT, place: Processes, unused: bool) -> None:
+    def __init__(
+        self, config: EngineConfig, learner: nn.Module, network: DiT | DDT, place: Processes, unused: bool
+    ) -> None:
         self.config, self.place, self.network = config, place, network
         self.sharded = config.parallel == "fsdp" and place.world > 1
         network.recompute = math.ceil(config.recompute * len(network.blocks))
@@ -78,7 +80,7 @@ class Engine:
             _use_kernels(network)
         self.mode = compile_mode(config, place)
         if self.mode == "blocks":
-            for block in network.blocks:
+            for block in blocks_of(network):
                 block.compile()
         if self.mode in ("full", "graph"):
             learner.compile(mode="reduce-overhead" if self.mode == "graph" else None)

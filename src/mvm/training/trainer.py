@@ -14,6 +14,7 @@ from mvm.model import Model
 from mvm.objective import Batch, Matching, Projector
 from mvm.recipes import Recipe
 from mvm.training import checkpoint
+from mvm.training.data import training_latents
 from mvm.training.ema import Averages
 from mvm.training.engine import Engine
 from mvm.training.features import FeatureBank
@@ -48,6 +49,7 @@ class Trainer:
         self.mine = self.place.share(recipe.train.batch)
         self.teacher = teacher
         self.model = Model(recipe).to(device)
+        self.latents = training_latents(recipe, self.model.codec, self.store, self.place)
         objective = Matching(
             recipe.objective,
             self.model.schedule,
@@ -73,14 +75,24 @@ class Trainer:
         """Return this process's batch of the current step: a pure function of (seed, step)."""
         positions = self.positions(self.step)
         indices, seeds = self.order.indices(positions), self.order.seeds(positions)
+        flipped = mirrored(seeds) if self.recipe.data.mirror else torch.zeros(len(seeds), dtype=torch.bool)
+        if self.latents is not None and self.teacher is None:
+            x0, labels = self.latents.gather(indices, flipped), self.store.labels
+            chosen = labels[send(indices, labels.device)]
+            return Batch(x0, send(chosen, x0.device), send(seeds, x0.device), None)
         images, labels = self.store.gather(indices)
         following = self.positions(self.step + 1)
         self.store.expect(lambda: self.order.indices(following))
-        flipped = mirrored(seeds) if self.recipe.data.mirror else torch.zeros(len(seeds), dtype=torch.bool)
         if self.recipe.data.mirror:
             images = mirror(images, send(flipped, images.device))
         features = self._features(indices, flipped, images)
-        return Batch(self.model.codec.encode(images), labels, send(seeds, images.device), features)
+        return Batch(self._samples(indices, flipped, images), labels, send(seeds, images.device), features)
+
+    def _samples(self, indices: Tensor, flipped: Tensor, images: Tensor) -> Tensor:
+        """Return what the path works on: latents from the cache where there is one, else the images encoded."""
+        if self.latents is not None:
+            return self.latents.gather(indices, flipped)
+        return self.model.codec.encode(images)
 
     def _features(self, indices: Tensor, flipped: Tensor, images: Tensor) -> Tensor | None:
         if self.teacher is None or not self.recipe.repa.active(self.step):

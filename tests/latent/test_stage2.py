@@ -1,0 +1,176 @@
+"""Latents end to end: prepared images -> autoencoder -> cached latents -> DDT -> samples -> pictures -> a figure."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from mvm import noise
+from mvm.cli import run
+from mvm.data import open_prepared
+from mvm.data.prepare import prepare
+from mvm.generate import generate_all
+from mvm.latent import RAE, Decoder, DecoderConfig, measure
+from mvm.model import Model, load
+from mvm.network import DDTConfig
+from mvm.objective import ObjectiveConfig
+from mvm.recipes import CodecConfig, DataConfig, Recipe, SampleConfig, parse_recipe, to_json
+from mvm.solver.sampling import solve
+from mvm.solver.sharing import SharingPlan, best_steps, shared, similarity
+from mvm.training.data import training_store
+from mvm.training.loop import train
+from mvm.training.optim import TrainConfig
+from mvm.training.trainer import Trainer
+
+COUNT = 40
+
+
+@pytest.fixture
+def data(tmp_path):
+    """Random colour pictures of two classes, prepared."""
+    draw = np.random.default_rng(0)
+    np.savez(
+        tmp_path / "raw.npz", images=draw.integers(0, 256, (COUNT, 16, 16, 3), np.uint8), labels=np.arange(COUNT) % 2
+    )
+    prepare(tmp_path / "raw.npz", tmp_path / "data", size=16, workers=1, progress=False)
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def autoencoder(encoders, data, tmp_path):
+    """A folder with an untrained decoder and true statistics."""
+    encoder = encoders(layers="last-2")
+    torch.manual_seed(0)
+    rae = RAE(encoder, Decoder(DecoderConfig("tiny", 4), encoder.latent_shape, encoder.origin))
+    images = open_prepared(data).load().images
+    rae.set_statistics(measure(encoder, images, progress=False).result(encoder.origin))
+    rae.save(tmp_path / "rae")
+    return tmp_path / "rae"
+
+
+@pytest.fixture
+def recipe(data, autoencoder):
+    return Recipe(
+        name="latent",
+        data=DataConfig("folder", str(data), mirror=True, channels=3, size=16, classes=2),
+        codec=CodecConfig("rae", str(autoencoder), channels=16, side=4),
+        network=DDTConfig("tiny", depth=2, width=16, heads=2, inner_block=1, head_width=32, head_heads=2),
+        objective=ObjectiveConfig("u"),
+        train=TrainConfig(steps=4, batch=8, lr=1e-2, warmup=0, ema=(0.5,), save_every=2),
+        sample=SampleConfig(nfe=5),
+    )
+
+
+def weights(model):
+    return model.network.state_dict()
+
+
+def test_four_steps_are_two_and_two(recipe, tmp_path):
+    whole = train(recipe, tmp_path / "whole", progress=False)
+    train(recipe, tmp_path / "parts", until=2, progress=False)
+    parts = train(recipe, tmp_path / "parts", resume=True, progress=False)
+    assert all(torch.equal(weights(whole)[name], value) for name, value in weights(parts).items())
+    fresh = weights(Model(recipe))
+    assert any(not torch.equal(fresh[name], value) for name, value in weights(whole).items())
+
+
+def test_from_the_command_line_to_a_figure(recipe, tmp_path, capsys):
+    (tmp_path / "recipe.json").write_text(to_json(recipe))
+    out = str(tmp_path / "run")
+    assert run(["train", str(tmp_path / "recipe.json"), "--out", out, "--device", "cpu"]) == 0
+    picture = ["sample", out, "--num", "4", "--internal", "1.45", "--rho", "1", "--out", str(tmp_path / "x.npy")]
+    assert run([*picture, "--device", "cpu"]) == 0
+    assert np.load(tmp_path / "x.npy").shape == (4, 16, 16, 3)
+    assert run(["eval", out, "--num", "12", "--metrics", "fd-pixels", "--device", "cpu"]) == 0
+    assert "fd-pixels" in capsys.readouterr().out
+    sweep = ["sweep", out, "--num", "8", "--nfe", "2", "--rho", "0", "--internal", "1,1.45", "--metrics", "fd-pixels"]
+    assert run([*sweep, "--out", str(tmp_path / "sweep"), "--device", "cpu"]) == 0
+    assert (tmp_path / "sweep" / "cells" / "adams-nfe2-rho0-internal1.45-0-1.json").is_file()
+
+
+def test_batches_are_latents_of_mirrored_images(recipe):
+    for cache in ("device", "disk", "none"):
+        chosen = replace(recipe, codec=replace(recipe.codec, cache=cache))
+        trainer = Trainer(chosen, training_store(chosen, torch.device("cpu")))
+        batch = trainer.batch()
+        if cache == "none":
+            live = batch
+        assert batch.x0.shape == (8, 16, 4, 4)
+    for cache in ("device", "disk"):
+        chosen = replace(recipe, codec=replace(recipe.codec, cache=cache))
+        batch = Trainer(chosen, training_store(chosen, torch.device("cpu"))).batch()
+        assert torch.equal(batch.labels, live.labels)
+        assert torch.equal(batch.seeds, live.seeds)
+        assert torch.allclose(batch.x0, live.x0, rtol=2e-3, atol=2e-3)  # float16
+
+
+def shaken(recipe):
+    model = Model(recipe).eval().requires_grad_(False)
+    draw = torch.Generator().manual_seed(0)
+    for parameter in model.network.parameters():
+        parameter.copy_(torch.randn(parameter.shape, generator=draw) * 0.2)
+    return model
+
+
+@pytest.mark.parametrize("settings", [{}, {"rho": 1.0}, {"cfg": 2.0}, {"internal": 1.45}], ids=str)
+def test_encoder_sharing(recipe, settings):
+    model, config = shaken(recipe), SampleConfig(nfe=6, **settings)
+    seeds, labels = torch.arange(3), torch.tensor([0, 1, 0])
+    x = noise.initial(seeds, model.sample_shape)
+    options = {"schedule": model.schedule, "nfe": 6, "rho": config.rho, "guidance": config.guidance(), "seeds": seeds}
+    plain = solve(model, x, condition=labels, **options).x
+    with shared(model, SharingPlan(6, tuple(range(6)))) as every:
+        assert torch.equal(solve(every, x, condition=labels, **options).x, plain)
+    steps = best_steps(similarity(model, x, condition=labels, nfe=6), 3)
+    with shared(model, SharingPlan(6, steps)) as some:
+        other = solve(some, x, condition=labels, **options).x
+    assert some.evaluations == 6
+    assert not torch.equal(other, plain)
+    assert torch.isfinite(other).all()
+
+
+def test_half_of_the_backbone_is_spared_on_request(recipe):
+    model, labels, seeds = shaken(recipe), torch.tensor([0, 1]), torch.arange(2)
+    calls = []
+    model.network.blocks[0].register_forward_hook(lambda *_: calls.append(1))
+    half = SampleConfig(nfe=6, share=0.5)
+    for _ in range(2):  # the steps are chosen once, by a run that computes all
+        generate_all(model, labels, seeds, half, progress=False)
+    assert len(calls) == 6 + 3 + 3
+    with pytest.raises(ValueError, match=r"share=1\.0"):
+        SampleConfig(share=1.0)
+    with pytest.raises(ValueError, match=r"share=0\.5 .* adaptive"):
+        SampleConfig("adaptive", share=0.5)
+
+
+def test_images_depend_on_their_seed_alone(recipe):
+    model = shaken(recipe)
+    labels, seeds = torch.tensor([0, 1, 0, 1]), torch.arange(4)
+    together = generate_all(model, labels, seeds, recipe.sample, progress=False).images
+    alone = generate_all(model, labels, seeds, recipe.sample, batch=1, progress=False).images
+    assert (together.int() - alone.int()).abs().max() <= 1
+
+
+def test_a_recipe_comes_back(recipe, tmp_path):
+    assert parse_recipe(to_json(recipe), ".json", "x") == recipe
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"channels": 8}, r"makes latents \(16, 4, 4\), the recipe has \(8, 4, 4\)"),
+        ({"path": ""}, r"needs codec\.path"),
+        ({"path": "nowhere"}, "holds no autoencoder"),
+    ],
+)
+def test_codecs_that_do_not_fit(recipe, change, words):
+    with pytest.raises(ValueError, match=words):
+        Model(replace(recipe, codec=replace(recipe.codec, **change)))
+
+
+def test_a_run_is_loaded_with_its_codec(recipe, tmp_path):
+    train(recipe, tmp_path / "run", progress=False)
+    model = load(tmp_path / "run")
+    assert model.sample_shape == (16, 4, 4)
+    assert model.codec.decode(torch.zeros(2, 16, 4, 4)).shape == (2, 3, 16, 16)
