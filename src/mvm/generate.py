@@ -10,6 +10,7 @@ from tqdm import tqdm
 
 from mvm import noise
 from mvm.model import Model
+from mvm.network import DDT
 from mvm.options import at_least
 from mvm.pictures import WRITERS, check_output, grid, png_bytes, to_pillow, write_images
 from mvm.precision import arithmetic
@@ -71,8 +72,15 @@ def sampling_precision(name: str | None, device: torch.device) -> AbstractContex
 
 
 def compile_network(model: Model) -> None:
-    """Compile the network in place, once per shape of a batch: pays on a GPU when many batches have one shape."""
-    model.network.compile(dynamic=False)
+    """Compile the network in place, once per shape of a batch: pays on a GPU when many batches have one shape.
+
+    Of a DDT both halves apart: encoder sharing calls them so, and a whole call is one after the other.
+    """
+    if isinstance(model.network, DDT):
+        for half in ("condition", "head"):
+            setattr(model.network, half, torch.compile(getattr(model.network, half), dynamic=False))
+    else:
+        model.network.compile(dynamic=False)
     model.compiled = True
 
 
