@@ -84,9 +84,11 @@ def test_from_the_command_line_to_a_figure(recipe, tmp_path, capsys):
     assert np.load(tmp_path / "x.npy").shape == (4, 16, 16, 3)
     assert run(["eval", out, "--num", "12", "--metrics", "fd-pixels", "--device", "cpu"]) == 0
     assert "fd-pixels" in capsys.readouterr().out
-    sweep = ["sweep", out, "--num", "8", "--nfe", "2", "--rho", "0", "--internal", "1,1.45", "--metrics", "fd-pixels"]
-    assert run([*sweep, "--out", str(tmp_path / "sweep"), "--device", "cpu"]) == 0
+    sweep = ["sweep", out, "--num", "8", "--nfe", "2", "--rho", "0", "--metrics", "fd-pixels"]
+    assert run([*sweep, "--internal", "1,1.45", "--out", str(tmp_path / "sweep"), "--device", "cpu"]) == 0
     assert (tmp_path / "sweep" / "cells" / "adams-nfe2-rho0-internal1.45-0-1.json").is_file()
+    assert run([*sweep, "--share", "0,0.5", "--out", str(tmp_path / "sharing"), "--device", "cpu"]) == 0
+    assert "adams, 50% shared" in (tmp_path / "sharing" / "results.csv").read_text()
 
 
 def test_batches_are_latents_of_mirrored_images(recipe):

@@ -53,6 +53,7 @@ def sweep(
     rho: str = "0,1",
     cfg: str = "1",
     internal: str = "1",
+    share: str = "0",
     interval: tuple[str, ...] = ("0,1",),
     num: Annotated[Whole, Parameter(alias="-n")] = 1000,
     seed: Whole = 0,
@@ -94,6 +95,8 @@ def sweep(
         Guidance scales, e.g. 1,1.2: 1 is none.
     internal
         Scales of internal guidance, by the network's inner head: 1 is none.
+    share
+        Parts of the evaluations that take a DDT's backbone from an earlier one, e.g. 0,0.5.
     interval
         Where guidance acts, LOW,HIGH in log-SNR progress; can be given several times.
     num
@@ -145,6 +148,7 @@ def sweep(
         _values("cfg", cfg, float),
         tuple(map(parse_interval, interval)),
         _values("internal", internal, float),
+        _values("share", share, float),
     )
     at_least("repeats", repeats, 1)
     cells = axes.cells()

@@ -48,13 +48,14 @@ class Axes:
     cfgs: tuple[float, ...] = (1.0,)
     intervals: tuple[tuple[float, float], ...] = ((0.0, 1.0),)
     internals: tuple[float, ...] = (1.0,)
+    shares: tuple[float, ...] = (0.0,)
 
     def cells(self) -> list[SampleConfig]:
         """Return the settings of every cell, each once."""
         found = []
-        axes = (self.solvers, self.cfgs, self.internals, self.intervals, self.rhos, self.nfes)
-        for solver, cfg, internal, (low, high), rho, nfe in product(*axes):
-            settings = SampleConfig(solver, nfe, rho, cfg, low, high, internal=internal)
+        axes = (self.solvers, self.shares, self.cfgs, self.internals, self.intervals, self.rhos, self.nfes)
+        for solver, share, cfg, internal, (low, high), rho, nfe in product(*axes):
+            settings = SampleConfig(solver, nfe, rho, cfg, low, high, internal=internal, share=share)
             settings = settings if settings.guided else replace(settings, low=0.0, high=1.0)
             found.append(replace(settings, nfe=DEFAULT_NFE) if settings.takes_tolerance else settings)
         return list(dict.fromkeys(found))
@@ -67,7 +68,13 @@ def cell_name(settings: SampleConfig) -> str:
     )
     guided = f"{scales}-{settings.low:g}-{settings.high:g}" if settings.guided else ""
     cost = f"tolerance{settings.tolerance:g}" if settings.takes_tolerance else f"nfe{settings.nfe}"
-    return f"{settings.solver}-{cost}-rho{settings.rho:g}{guided}"
+    shared = f"-share{settings.share:g}" if settings.share else ""
+    return f"{settings.solver}{shared}-{cost}-rho{settings.rho:g}{guided}"
+
+
+def solver_name(settings: SampleConfig) -> str:
+    """Return the solver as a report tells it, with the part of the backbone that is shared."""
+    return f"{settings.solver}, {settings.share:.0%} shared" if settings.share else settings.solver
 
 
 def check_cells(cells: Sequence[SampleConfig], model: Model) -> None:
@@ -185,7 +192,7 @@ class Sweep:
         if self.place.main:
             _write_grid(self.folder / picture, parts)
         result = Result(
-            solver=settings.solver,
+            solver=solver_name(settings),
             nfe=settings.nfe,
             rho=settings.rho,
             cfg=settings.cfg,
