@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import torch
 from PIL import Image
@@ -19,7 +20,7 @@ from mvm.evaluation.report import Axes, Curve, Page, paragraph, picture, plot_sv
 from mvm.files import put_in_place, temporary_beside, write_text
 from mvm.generate import cycle_labels, generate_all, grid
 from mvm.model import Model
-from mvm.recipes import Recipe, SampleConfig, load_recipe, to_json
+from mvm.recipes import Recipe, SampleConfig, as_field, load_recipe, to_json
 from mvm.solver import DEFAULT_NFE, State, solve
 from mvm.training.data import training_data
 from mvm.training.loop import train
@@ -266,7 +267,7 @@ def write_report(
 
 def demo_recipe(size: Size, seed: int) -> Recipe:
     """Return the digits recipe at the demo's length."""
-    recipe = load_recipe("digits")
+    recipe = as_field(load_recipe("digits"), "digits")
     steps = size.steps or recipe.train.steps
     return replace(recipe, seed=seed, train=replace(recipe.train, steps=steps, save_every=steps))
 
@@ -288,7 +289,7 @@ def demo(out: Path, *, quick: bool = False, seed: int = 0) -> Path:
     work = temporary_beside(out)
     log: list[dict[str, float]] = []
     start = time.perf_counter()
-    model = train(demo_recipe(size, seed), work, on_log=log.append)
+    model = cast(Model, train(demo_recipe(size, seed), work, on_log=log.append))
     seconds = time.perf_counter() - start
     held_out = moments(pixel_features(training_data(model.recipe, "held-out").images))
     reference = reference_distance(training_data(model.recipe), held_out, size.samples)

@@ -1,5 +1,6 @@
 """The object users hold: schedule + prediction kind + network + codec, which together are a Field."""
 
+from collections.abc import Mapping
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from mvm.latent import Codec, Pixels, load_rae
 from mvm.network import DDT, Condition, Output, build_network
 from mvm.options import nearest
 from mvm.path import Schedule, to_x0
-from mvm.recipes import RECIPE, Recipe, parse_recipe
+from mvm.recipes import RECIPE, Recipe, as_field, parse_recipe
 from mvm.solver.sharing import SharingPlan
 from mvm.training import checkpoint
 
@@ -47,6 +48,16 @@ def build_codec(recipe: Recipe) -> Codec:
                 "set codec.channels and codec.side, or prepare images of that size"
             )
     return codec.requires_grad_(False)
+
+
+def require_codec(folder: Path, manifest: Mapping[str, Any], codec: Codec) -> None:
+    """Refuse weights that were trained in the latents of another encoder or other statistics."""
+    trained, now = manifest.get("codec", ""), codec.identity.get("codec", "")
+    if trained and trained != now:
+        raise ValueError(
+            f"{folder} was trained in latents of fingerprint {trained[:12]}, codec.path holds {now[:12]} now; "
+            "restore the autoencoder it was trained with"
+        )
 
 
 class Model(nn.Module):
@@ -137,7 +148,7 @@ def _no_checkpoint(run: Path, which: str) -> ValueError:
 
 
 def _run_model(run: Path, weights: str, which: str) -> Model:
-    recipe = parse_recipe((run / RECIPE).read_text(encoding="utf-8"), ".json", str(run / RECIPE))
+    recipe = as_field(parse_recipe((run / RECIPE).read_text(encoding="utf-8"), ".json", str(run / RECIPE)), str(run))
     folder = checkpoint.find(run, which)
     if folder is None:
         raise _no_checkpoint(run, which)
@@ -151,7 +162,9 @@ def _run_model(run: Path, weights: str, which: str) -> Model:
         model.network.load_state_dict({name: value.float() for name, value in found.items()})
     except RuntimeError as error:
         raise ValueError(f"{folder} does not fit {run / RECIPE}; was the recipe edited? ({error})") from None
+    require_codec(folder, manifest, model.codec)
     model.origin = {
+        **model.codec.identity,
         "run": run.resolve().name,
         "recipe": recipe.name,
         "step": manifest["step"],

@@ -1,10 +1,9 @@
 """Large sets of samples: made in parts by any number of processes, resumed bit for bit, streamed into one file."""
 
 import json
-import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -183,8 +182,12 @@ def _open(folder: Path, provenance: Mapping[str, Any]) -> None:
 
 def _remove_if_empty(folder: Path) -> None:
     """Remove a folder in which no part was made: what was asked for was impossible, or stopped at once."""
-    if not any(folder.glob("part-*.npy")):
-        shutil.rmtree(folder, ignore_errors=True)
+    if any(folder.glob("part-*.npy")):
+        return
+    for path in [folder / SAMPLES, *folder.glob("part-*"), *folder.glob(".part-*"), *folder.glob(f".{SAMPLES}*")]:
+        path.unlink(missing_ok=True)
+    with suppress(OSError):  # someone else's files stay, and so does the folder
+        folder.rmdir()
 
 
 def _held(folder: Path) -> AbstractContextManager[None]:

@@ -191,7 +191,7 @@ def test_the_json_of_compare_is_complete(here, done):
         (["digits", "digits", "--blocks", "1"], "blocks=1"),
         (["digits", "digits", "--metrics", "fdd"], "metrics='fdd' is unknown"),
         (["digits", "digits", "--num", "0"], "num=0"),
-        (["digits", "digits", "--solver", "heun", "--rho", "1", "--num", "8"], "ODE solver"),
+        (["digits", "digits", "--solver", "heun", "--rho", "1", "--num", "20"], "ODE solver"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )

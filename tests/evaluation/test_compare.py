@@ -4,15 +4,15 @@ import json
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 
 from mvm.data import digits
-from mvm.evaluation import measures
-from mvm.evaluation.compare import NORMAL_95, Comparison, Difference, as_table, compare, write
+from mvm.evaluation.compare import Comparison, Difference, as_table, compare, student_95, write
 from mvm.evaluation.evaluate import Side
 from mvm.evaluation.gather import Judge, block_of
 from mvm.evaluation.images import of_model, of_tensor
-from mvm.evaluation.metrics import frechet_distance, kernel_distance, moments, shrunken_features
+from mvm.evaluation.metrics import frechet_distance, kernel_leaving, moments, shrunken_features
 from mvm.model import load
 from mvm.recipes import SampleConfig
 from mvm.samples import Draw
@@ -46,10 +46,11 @@ def test_figures_are_those_of_the_sets_alone():
     target = moments(features[2])
     assert fd.a == pytest.approx(frechet_distance(moments(features[0]), target), rel=1e-9)
     assert fd.b == pytest.approx(frechet_distance(moments(features[1]), target), rel=1e-9)
-    assert kd.b == kernel_distance(features[1].float(), features[2].float(), 100, 200).mean
+    dealt = torch.zeros(200, dtype=torch.int64)
+    assert kd.b == pytest.approx(kernel_leaving(features[1].float(), features[2].float(), dealt).value, rel=1e-9)
     assert fd.difference == fd.b - fd.a
-    assert fd.low == pytest.approx(fd.difference - NORMAL_95 * fd.error)
-    assert fd.high == pytest.approx(fd.difference + NORMAL_95 * fd.error)
+    assert fd.low == pytest.approx(fd.difference - student_95(10) * fd.error)
+    assert fd.high == pytest.approx(fd.difference + student_95(10) * fd.error)
 
 
 def test_the_error_is_the_jackknife_of_pairs():
@@ -80,14 +81,13 @@ def test_a_true_difference_is_told_and_its_sign_is_bs():
 
 
 @pytest.mark.parametrize("name", BOTH)
-def test_the_error_is_that_of_drawing_again(name, monkeypatch):
+def test_the_error_is_that_of_drawing_again(name):
     """B is A, brighter: the spread of the difference over many draws, and how often the interval holds the truth."""
-    monkeypatch.setattr(measures, "KID_SUBSETS", 10)  # for the time it takes
     reference, rows = noisy(2000, 999), []
     for seed in range(40):
         a = noisy(100, seed)
         b = (a.int() + 6).clamp(0, 255).to(torch.uint8)
-        rows += compared(a, b, reference, (name,), kid_size=10_000)
+        rows += compared(a, b, reference, (name,))
     gaps, errors = np.array([row.difference for row in rows]), np.array([row.error for row in rows])
     ratio = (errors**2).mean() ** 0.5 / gaps.std(ddof=1)
     assert 0.7 < ratio < 1.5
@@ -109,7 +109,7 @@ def test_unequal_numbers_are_refused():
 
 
 def test_more_blocks_than_pairs_are_refused():
-    with pytest.raises(ValueError, match=r"20 blocks .* of 19 images leave some empty"):
+    with pytest.raises(ValueError, match="20 blocks of 19 images leave some empty"):
         compared(noisy(19, 1), noisy(19, 1), noisy(100, 2), blocks=20)
     assert not any(row.told for row in compared(noisy(20, 1), noisy(20, 1), noisy(100, 2), blocks=20))
 
@@ -164,3 +164,8 @@ def test_the_file(tmp_path):
     assert found["a"] == {"name": "run"}
     assert [row["differs"] for row in found["differences"]] == [True, False]
     assert found["differences"][0] == {**ROWS[0]._asdict(), "differs": True}
+
+
+@pytest.mark.parametrize("blocks", [8, 10, 20, 100])
+def test_intervals_are_students(blocks):
+    assert student_95(blocks) == pytest.approx(scipy.stats.t.ppf(0.975, blocks - 1), abs=0.01)

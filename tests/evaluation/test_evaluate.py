@@ -422,7 +422,7 @@ def test_fewer_than_two_images_are_refused(count, name):
 
 
 def test_more_blocks_than_the_images_fill_are_refused_with_a_remedy():
-    with pytest.raises(ValueError, match="--jackknife"):
+    with pytest.raises(ValueError, match="41 blocks of 40 images leave some empty; ask for fewer"):
         judged(side(A), side(B), ("fd-pixels",), blocks=len(A) + 1)
 
 

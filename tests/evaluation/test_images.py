@@ -12,7 +12,7 @@ from PIL import Image
 from mvm.data import digits
 from mvm.data.prepare import prepare
 from mvm.evaluation import images as module
-from mvm.evaluation.images import of_model, of_parts, of_recipe, of_tensor, open_images
+from mvm.evaluation.images import of_model, of_parts, of_tensor, of_training, open_images
 from mvm.model import load
 from mvm.recipes import SampleConfig
 from mvm.samples import Draw, sample_parts
@@ -183,7 +183,7 @@ def test_a_model_is_sampled_as_it_is_read_and_stored_alike(model, tmp_path):
 
 
 def test_the_images_of_a_recipe(model, tmp_path):
-    assert torch.equal(everything(of_recipe(model.recipe))[0], digits("train").images)
+    assert torch.equal(everything(of_training(model))[0], digits("train").images)
 
 
 def test_tensors_must_be_images():
@@ -278,7 +278,7 @@ def test_other_arrays_are_refused(tmp_path, arrays, words):
 def test_stored_sizes_are_kept(tmp_path):
     path = save("prepared", pictures(), tmp_path)
     assert open_images(path, size=16).shape == (3, 16, 16)
-    with pytest.raises(ValueError, match=r"--size 8: .* holds 16x16 images, prepared as such"):
+    with pytest.raises(ValueError, match=r"--size 8 has no effect on .*, which is one set of 3x16x16 images"):
         open_images(path, size=8)
     assert open_images(save("npy", pictures(), tmp_path), size=8).shape == (3, 8, 8)
     with pytest.raises(ValueError, match="--channels 2 is not supported; allowed: 1, 3"):

@@ -15,7 +15,7 @@ from torch.nn.functional import avg_pool2d, batch_norm, conv2d, max_pool2d, pad
 from mvm.evaluation import inception
 from mvm.evaluation import weights as published
 from mvm.evaluation.inception import Inception, fingerprint, resize_tf1
-from mvm.evaluation.metrics import frechet_distance, moments
+from mvm.evaluation.metrics import frechet_distance, kernel_distance, moments
 from mvm.evaluation.weights import load_inception
 
 ASSETS = Path(os.environ.get("MVM_ASSETS", "no assets")) / "inception"
@@ -606,18 +606,6 @@ def test_real_weights_layer_by_layer():
     check_layers(load_inception(ASSETS), torch.from_numpy(golden).permute(0, 3, 1, 2), 2e-5)
 
 
-def kernel_distance(a, b):
-    """KID as torch-fidelity's test takes it: 100 subsets of 64."""
-    draw, found = np.random.RandomState(2020), []
-    for _ in range(100):
-        x = a[draw.choice(256, 64, replace=False)]
-        y = b[draw.choice(256, 64, replace=False)]
-        xx, yy, xy = ((p @ q.T / 2048 + 1) ** 3 for p, q in ((x, x), (y, y), (x, y)))
-        within = xx.sum() + yy.sum() - np.trace(xx) - np.trace(yy)
-        found.append(within / (64 * 63) - 2 * xy.mean())
-    return np.mean(found)
-
-
 @needs_weights
 @pytest.mark.timeout(1200)
 def test_golden_fid_and_kid():
@@ -628,4 +616,4 @@ def test_golden_fid_and_kid():
         for name in ("train", "test")
     )
     assert frechet_distance(moments(train), moments(test)) == pytest.approx(110.2808262, abs=1e-3)
-    assert kernel_distance(train.double().numpy(), test.double().numpy()) == pytest.approx(-0.00067925, abs=1e-6)
+    assert kernel_distance(train, test, 100, 64).mean == pytest.approx(-0.00067925, abs=1e-6)

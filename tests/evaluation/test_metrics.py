@@ -484,3 +484,21 @@ def test_jackknife_refuses():
         jackknife_frechet([parts[0], Accumulator(2)], moments(x))
     with pytest.raises(ValueError, match="features have 3 and 2 dimensions"):
         jackknife_frechet(parts, moments(draw(9, 3, 1)))
+
+
+def test_kernel_distances_without_each_block():
+    draw = torch.Generator().manual_seed(0)
+    a, b = torch.randn(37, 5, generator=draw), torch.randn(29, 5, generator=draw) + 0.2
+    dealt = torch.arange(37) % 4
+    found = metrics.kernel_leaving(a, b, dealt)
+
+    def plain(x):
+        """Every pair, one by one."""
+        k = lambda u, v: float((u.double() @ v.double() / 5 + 1) ** 3)  # noqa: E731
+        within = sum(k(u, v) for i, u in enumerate(x) for j, v in enumerate(x) if i != j) / (len(x) * (len(x) - 1))
+        theirs = sum(k(u, v) for i, u in enumerate(b) for j, v in enumerate(b) if i != j) / (29 * 28)
+        return within + theirs - 2 * sum(k(u, v) for u in x for v in b) / (len(x) * 29)
+
+    assert found.value == pytest.approx(plain(a), abs=1e-12)
+    for block, value in enumerate(found.left_out):
+        assert value == pytest.approx(plain(a[dealt != block]), abs=1e-12)

@@ -15,7 +15,7 @@ from mvm.evaluation import sweep as module
 from mvm.evaluation.evaluate import Side, evaluate, open_side, write_statistics
 from mvm.evaluation.extractors import EXTRACTORS, Extractor, Sources
 from mvm.evaluation.gather import Judge
-from mvm.evaluation.images import of_model, of_recipe, of_tensor
+from mvm.evaluation.images import of_model, of_tensor, of_training
 from mvm.evaluation.metrics import shrunken_features
 from mvm.evaluation.sweep import Axes, Sweep, cell_name, check_cells, default_metrics
 from mvm.files import alone
@@ -404,4 +404,4 @@ def test_the_report_is_written(model, finished, tmp_path):
 
 def test_the_default_figure(model):
     assert default_metrics(model) == "fd-pixels"
-    assert of_recipe(model.recipe).shape[0] == 1
+    assert of_training(model).shape[0] == 1

@@ -39,7 +39,7 @@ def test_options_of_a_page_make_the_recipe(name):
     recipe = load_recipe(name)
     shown = {**given(page(name)), "name": recipe.name, "description": recipe.description}
     assert shown.keys() == options(recipe).keys()
-    assert override(Recipe(), shown) == recipe
+    assert override(type(recipe)(), shown) == recipe
 
 
 @pytest.mark.parametrize("name", shipped())
@@ -49,7 +49,10 @@ def test_each_line_of_a_page_can_be_given_alone(name):
         assert override(recipe, {option: text}) == recipe
 
 
-@pytest.mark.parametrize("name", shipped())
+FIELDS = [name for name in shipped() if isinstance(load_recipe(name), Recipe)]
+
+
+@pytest.mark.parametrize("name", FIELDS)
 def test_time_is_estimated_where_the_size_was_measured(name):
     text, measured = page(name), load_recipe(name).network.size in H200_MFU
     assert measured == (name != "digits")

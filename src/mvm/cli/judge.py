@@ -27,45 +27,55 @@ class Asked:
     channels: int
     split: str
 
-    def side(self, name: str, place: "Processes") -> "Side":
-        """Return a run, stored images or moments by name."""
+    def side(self, name: str, place: "Processes", seed: int = 0) -> "Side":
+        """Return a run, stored images or moments by name; seed: of a run's first image."""
         from mvm.evaluation.evaluate import open_side
         from mvm.model import is_model, shipped_models
         from mvm.options import nearest
 
+        if name in shipped_models() and Path(name).exists():
+            raise ValueError(f"'{name}' is a shipped model and a file here; write ./{name} for the file")
         if is_model(name):
-            return self._run(name, place)
+            return self._run(name, place, seed)
         if name.isidentifier() and not Path(name).exists() and (hint := nearest(name, shipped_models())):
             raise ValueError(f"'{name}' is no run, no shipped model and no file{hint}")
         return open_side(name, size=self.size, resize=self.resize, channels=self.channels, split=self.split)
 
-    def _run(self, name: str, place: "Processes") -> "Side":
+    @property
+    def count(self) -> int:
+        """How many images a run samples."""
+        from mvm.evaluation.moments import PUBLISHED
+
+        return PUBLISHED if self.num is None else self.num
+
+    def _run(self, name: str, place: "Processes", seed: int) -> "Side":
         """Return a run or a shipped model as images sampled now, by its recipe's sampler."""
         from mvm.evaluation.evaluate import Side
         from mvm.evaluation.images import of_model
-        from mvm.evaluation.moments import PUBLISHED
         from mvm.model import load
         from mvm.samples import Draw
 
-        if self.size:
-            raise ValueError(f"--size {self.size} is for pictures in files; '{name}' samples at its own size")
-        draw = Draw(PUBLISHED if self.num is None else self.num, batch=self.batch)
-        base = Path(name).name
+        if self.num is None:
+            say_from_first(f"mvm: '{name}' samples {self.count:,} images; -n asks for fewer", error=True)
+        draw, base = Draw(self.count, seed, batch=self.batch), Path(name).name
         return Side(base, of_model(load(name).to(place.device), draw, precision=self.precision, name=base))
 
 
 def _reference(images: str, ref: str, asked: Asked, place: "Processes") -> "Side | None":
-    """Return the asked reference; of a run, by default, the images it was trained on."""
+    """Return the asked reference; of a run, by default, the images it was trained on.
+
+    A run as reference has seeds of its own: images of the same noise would be too near.
+    """
     from mvm.evaluation.evaluate import Side
-    from mvm.evaluation.images import of_recipe
+    from mvm.evaluation.images import of_training
     from mvm.model import is_model, load
 
     if ref:
-        return asked.side(ref, place)
+        return asked.side(ref, place, seed=asked.count)
     if not is_model(images):
         return None
-    recipe = load(images).recipe
-    return Side(recipe.data.name, of_recipe(recipe))
+    model = load(images)
+    return Side(model.recipe.data.name, of_training(model))
 
 
 def _value(number: float) -> str:
@@ -93,7 +103,7 @@ def evaluate(
     /,
     *,
     ref: str = "",
-    metrics: str = "fid",
+    metrics: str = "",
     inception: str = "",
     encoder: str = "",
     num: Annotated[Whole | None, Parameter(alias="-n")] = None,
@@ -123,6 +133,7 @@ def evaluate(
     metrics
         Separated by commas: fid, sfid, kid, precision, recall, density, coverage, is (FID's Inception network);
         fd-dino, kd-dino (DINO); fd-effnet, kd-effnet (EfficientNet-Lite0, never an FID); fd-pixels, kd-pixels.
+        Default: fid for colour images, fd-pixels for grey ones.
     inception
         Weights of the FID network: a file (.safetensors, .pth) or a folder; default: the cache, or a download.
     encoder
@@ -155,20 +166,25 @@ def evaluate(
     from mvm.evaluation.measures import parse_metrics
     from mvm.files import write_text
     from mvm.model import choose_device, is_model
-    from mvm.options import at_least
+    from mvm.options import at_least, choose
+    from mvm.precision import PRECISIONS
     from mvm.training.runtime import processes
 
-    names = parse_metrics(metrics)
+    names = parse_metrics(metrics) if metrics else ()
     blocks = jackknife_blocks(jackknife)
     at_least("batch", batch, 1)
     asked = Asked(num, batch, precision, size, resize, channels, split)
     if num is not None and not (is_model(images) or is_model(ref)):
         raise ValueError(f"--num {num} says how many images a run samples; '{images}' is no run")
+    if size and is_model(images) and (not ref or is_model(ref)):
+        raise ValueError(f"--size {size} is for pictures in files; runs sample at their own size")
+    choose("precision", precision, PRECISIONS)
     if json_file is not None:
         json_file.resolve().parent.mkdir(parents=True, exist_ok=True)  # if that fails, before the work
     with processes(choose_device(device)) as place:
         judge = Judge(sources(inception, encoder), place, batch, blocks=blocks, kid_size=kid_size)
         side = asked.side(images, place)
+        names = names or ("fid" if side.images is None or side.images.shape[0] == 3 else "fd-pixels",)
         found = run_evaluation(judge, side, _reference(images, ref, asked, place), names)
         for warning in found.warnings:
             say_from_first(f"mvm: {warning}", error=True)
@@ -236,11 +252,13 @@ def stats(
     """
     from mvm.evaluation.evaluate import open_side, write_statistics
     from mvm.evaluation.gather import Judge
-    from mvm.model import choose_device
+    from mvm.model import choose_device, is_model
     from mvm.training.runtime import processes
 
     if out.suffix != ".npz":
         raise ValueError(f"--out {out}: moments are kept in an .npz file; end the name with .npz")
+    if is_model(source):
+        raise ValueError(f"'{source}' is a run or a shipped model; moments are made of stored images, e.g. data:digits")
     if out.resolve() == Path(source).resolve():
         raise ValueError(f"--out {out} is the source; its images would be lost: give another name")
     with processes(choose_device(device)) as place:

@@ -77,6 +77,7 @@ def recipes(*words: str) -> int:
     if name:
         print(page(name))
         return 0
+    width = max(map(len, shipped()))
     for known in shipped():
-        print(f"{known:20s} {load_recipe(known).description}")
+        print(f"{known:{width}s} {load_recipe(known).description}")
     return 0

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from cyclopts import Parameter
 
-from mvm.cli.app import Whole, app, parse_interval, parse_numbers, say_from_first
+from mvm.cli.app import INTERRUPTED, Whole, app, parse_interval, parse_numbers, say_from_first
 from mvm.cli.judge import jackknife_blocks, sources
 
 if TYPE_CHECKING:
     from mvm.evaluation.evaluate import Side
-    from mvm.recipes import Recipe
+    from mvm.model import Model
 
 V = TypeVar("V")
 
@@ -28,12 +28,12 @@ def _values(option: str, text: str, kind: Callable[[str], V]) -> tuple[V, ...]:
     return found
 
 
-def _reference(ref: str, recipe: "Recipe") -> "Side":
+def _reference(ref: str, model: "Model") -> "Side":
     """Return the asked reference, or the images the run was trained on."""
     from mvm.evaluation.evaluate import Side, open_side
-    from mvm.evaluation.images import of_recipe
+    from mvm.evaluation.images import of_training
 
-    return open_side(ref) if ref else Side(recipe.data.name, of_recipe(recipe))
+    return open_side(ref) if ref else Side(model.recipe.data.name, of_training(model))
 
 
 def _command() -> str:
@@ -152,6 +152,8 @@ def sweep(
     )
     at_least("repeats", repeats, 1)
     cells = axes.cells()
+    if interval != ("0,1",) and not any(settings.guided for settings in cells):
+        raise ValueError(f"--interval {' '.join(interval)} acts on guidance; give its scale too, e.g. --cfg 1,1.5")
     draw = Draw(num, seed, labels, tuple(parse_numbers("classes", classes)), batch)
     folder = out or Path("runs") / f"sweep-{Path(model).name}"
     with processes(choose_device(device)) as place:
@@ -163,7 +165,7 @@ def sweep(
             loaded,
             draw,
             judge,
-            _reference(ref, loaded.recipe),
+            _reference(ref, loaded),
             parse_metrics(metrics or default_metrics(loaded)),
             folder,
             precision,
@@ -171,7 +173,11 @@ def sweep(
             keep_images,
             _command(),
         )
-        work.run(cells)
+        try:
+            work.run(cells)
+        except KeyboardInterrupt:
+            say_from_first("\nmvm: stopped; the same command goes on where it was", error=True)
+            return INTERRUPTED
     say_from_first(f"wrote {folder / 'report.html'}: {len(cells)} cells of {num:,} images")
     return 0
 
@@ -194,7 +200,6 @@ def compare(
     inception: str = "",
     encoder: str = "",
     blocks: Whole = 20,
-    kid_size: Whole = 1000,
     weights: str = "ema",
     checkpoint: str = "latest",
     batch: Whole = 250,
@@ -234,8 +239,6 @@ def compare(
         For fd-dino: a hub name or folder; default facebook/dinov2-large.
     blocks
         Into which pairs are dealt for the intervals.
-    kid_size
-        Images in each of the 100 subsets of KID.
     weights
         ema, model (the raw weights), or another average that both runs keep.
     checkpoint
@@ -273,9 +276,9 @@ def compare(
             of_model(model, draw, replace(model.recipe.sample, **given), precision=precision, name=Path(name).name)
             for model, name in zip(models, (model_a, model_b), strict=True)
         ]
-        judge = Judge(sources(inception, encoder), place, batch, blocks=blocks, kid_size=kid_size)
+        judge = Judge(sources(inception, encoder), place, batch, blocks=blocks)
         names = parse_metrics(metrics or default_metrics(models[0]))
-        found = compare(judge, sets[0], sets[1], _reference(ref, models[0].recipe), names)
+        found = compare(judge, sets[0], sets[1], _reference(ref, models[0]), names)
         for warning in found.facts["warnings"]:
             say_from_first(f"mvm: {warning}", error=True)
         say_from_first(as_table(found.differences))

@@ -4,8 +4,12 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mvm.cli.app import INTERRUPTED, Dotted, Whole, app
+
+if TYPE_CHECKING:
+    from mvm.recipes import AnyRecipe
 
 
 @app.command
@@ -64,8 +68,19 @@ def train(
         return INTERRUPTED
     newest = checkpoint.latest(folder)  # --until may lie behind it
     step = checkpoint.read_manifest(newest)["step"] if newest is not None else 0
-    tell(f"{folder} is at step {step} of {chosen.train.steps}; sample: mvm sample {folder} --out grid.png")
+    tell(f"{folder} is at step {step} of {chosen.train.steps}; {_next(chosen, folder, step)}")
     return 0
+
+
+def _next(recipe: "AnyRecipe", folder: Path, step: int) -> str:
+    """Return what can be done with a run now."""
+    from mvm.recipes import DecoderRecipe
+
+    if not isinstance(recipe, DecoderRecipe):
+        return f"sample: mvm sample {folder} --out grid.png"
+    if step < recipe.train.steps:
+        return "go on with the same command and --resume"
+    return f"the autoencoder is {folder / 'rae'}: --codec.kind rae --codec.path {folder / 'rae'}"
 
 
 def _teller() -> Callable[..., None]:

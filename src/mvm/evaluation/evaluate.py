@@ -66,6 +66,11 @@ def open_side(name: str, **options: Any) -> Side:
     return Side(path.name, open_images(name, **options) if images else None, path if moments else None)
 
 
+def check_side(names: Sequence[str], side: Side, *, reference: bool) -> None:
+    """Refuse figures that a side cannot give, before any work."""
+    _wanted(names, side, reference)
+
+
 def _wanted(names: Sequence[str], side: Side, reference: bool) -> tuple[dict[Key, bool], list[Key]]:
     """Return what must be gathered of a side, and what its file of moments gives."""
     gathered, read = {}, []
@@ -102,10 +107,10 @@ def look(judge: Judge, side: Side, names: Sequence[str], *, reference: bool = Fa
         assert side.file is not None
         stored = load_moments(side.file, suffix=SUFFIXES[key.part])
         _check_network(side.name, stored.provenance, judge.extractor(key.network).facts)
-        found.known[key], count = stored.moments, stored.moments.count or found.count
+        found.known[key] = stored.moments
         found.blocks.pop(key, None)
-        found.count = count
-        facts = {**facts, **stored.provenance.get("images", {}), "moments": side.name, "count": count or None}
+        found.count = found.count or stored.moments.count
+        facts = {**facts, **stored.provenance.get("images", {}), "moments": side.name, "count": found.count or None}
         facts["provenance"] = bool(stored.provenance)
     return found, facts
 
@@ -133,7 +138,7 @@ def _sampling_warnings(key: Key, sides: Mapping[str, Gathered]) -> list[str]:
     """Return what few samples do to a Frechet distance, side by side, with the size of the bias."""
     told = []
     for role, found in sides.items():
-        count, width = found.count, len(found.moments(key).mean)
+        count, width = found.moments(key).count, len(found.moments(key).mean)
         if count and (warning := too_few(count, width)):
             bias = sampling_bias(list(sides.values())[-1].moments(key).covariance, count)
             told.append(
@@ -192,9 +197,12 @@ class Reference:
 def evaluate(judge: Judge, images: Side, reference: Side | Reference | None, names: Sequence[str]) -> Evaluation:
     """Return the figures of images against a reference (None: figures that need none)."""
     start = time.perf_counter()
+    check_side(names, images, reference=False)
     target = Reference(judge, reference, names) if isinstance(reference, Side) else reference
     if target is None and (needy := [name for name in names if not MEASURES[name].alone]):
         raise ValueError(f"{', '.join(needy)} compares with a reference; name it with --ref")
+    if images.images is None and judge.blocks > 1:
+        raise ValueError(f"--jackknife {judge.blocks} leaves images out; '{images.name}' holds moments alone")
     if images.images is not None and target is not None:
         check_shapes(images.images.facts, target.facts)  # before the work
     gathered, facts = look(judge, images, names)

@@ -31,6 +31,9 @@ class Judge:
     progress: bool = True
     opened: dict[str, Extractor] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        at_least("kid_size", self.kid_size, 2)
+
     def extractor(self, name: str) -> Extractor:
         """Return the network of that name."""
         if name not in self.opened:
@@ -43,6 +46,7 @@ class Judge:
         Every process reads its batches; all processes return the same.
         """
         at_least("blocks", blocks, 1)
+        _check_blocks(blocks, images.facts.get("count"))  # before the work, where it is known
         networks = {key.network: self.extractor(key.network) for key in wanted}  # first: weights may be missing
         streams = {key: _Stream(blocks, keep) for key, keep in wanted.items()}
         count = images.facts.get("count")
@@ -54,16 +58,17 @@ class Judge:
                     stream.add(indices, _part(named[key.network], key))
                 bar.update(len(pictures) * (1 if count is None else self.place.world))
         found = _reduced(streams, self.place)
-        if blocks > found.count:
-            raise ValueError(
-                f"{blocks} blocks (--jackknife, --blocks) of {found.count} images leave some empty; "
-                "ask for fewer blocks, or more images"
-            )
+        _check_blocks(blocks, found.count)
         return found
 
     def facts(self, names: Sequence[str]) -> dict[str, Any]:
         """Return what tells the feature networks of these figures apart."""
         return {name: self.extractor(name).facts for name in dict.fromkeys(MEASURES[n].key.network for n in names)}
+
+
+def _check_blocks(blocks: int, count: int | None) -> None:
+    if count is not None and blocks > max(1, count):
+        raise ValueError(f"{blocks} blocks of {count} images leave some empty; ask for fewer blocks, or more images")
 
 
 def _part(named: Mapping[str, Tensor], key: Key) -> Tensor:

@@ -23,7 +23,7 @@ from mvm.files import sha256
 from mvm.generate import generate_all
 from mvm.model import Model
 from mvm.options import at_least, choose
-from mvm.recipes import Recipe, SampleConfig
+from mvm.recipes import SampleConfig
 from mvm.samples import Draw, Parts
 from mvm.training.runtime import Processes
 
@@ -163,7 +163,7 @@ def _stacked(records: list[Record], pixels: list[np.ndarray], shape: Shape) -> T
             found, first = ("x".join(map(str, s)) for s in (picture.shape, shape))
             raise ValueError(
                 f"'{record.name}' is {found} (channels x height x width), the first picture {first}; "
-                "images of one size are needed: give --size PIXELS to resize them"
+                "images of one size are needed: mvm data prepare makes them, or --size PIXELS of eval and data stats"
             )
     return torch.from_numpy(np.stack(pixels))
 
@@ -228,12 +228,19 @@ def of_known(name: str) -> ImageSet:
     return of_tensor(found.images, name, split=split or "train", count=len(found))
 
 
-def of_recipe(recipe: Recipe) -> ImageSet:
-    """Return the images that a recipe trains on."""
-    known = DATA_SETS.get(recipe.data.name)
+def of_training(model: Model) -> ImageSet:
+    """Return the images that a model was trained on; a folder that holds others now is refused."""
+    data = model.recipe.data
+    known = DATA_SETS.get(data.name)
     if known is not None and known.load is not None:
-        return of_known(recipe.data.name)
-    return of_prepared(open_prepared(recipe.data.folder))
+        return of_known(data.name)
+    prepared, trained = open_prepared(data.folder), model.origin.get("data_stamp")
+    if trained and trained != prepared.stamp:
+        raise ValueError(
+            f"'{data.folder}' holds other images now than the model was trained on (stamp {prepared.stamp}, "
+            f"then {trained}); name the reference with --ref"
+        )
+    return of_prepared(prepared)
 
 
 def open_images(
@@ -245,6 +252,9 @@ def open_images(
     """
     if channels not in (0, *MODES):
         raise ValueError(f"--channels {channels} is not supported; allowed: {', '.join(map(str, MODES))}")
+    if resize != "auto" and not size:
+        choose("resize", resize, RESIZES)
+        raise ValueError(f"--resize {resize} needs --size PIXELS")
     path, stored = Path(name), None
     if str(name).startswith(DATA):
         if split:
@@ -256,9 +266,17 @@ def open_images(
         stored = of_array(path)
     if stored is None:
         return _usable(of_source(open_source(path, split), size=size, resize=resize, channels=channels), name)
-    if size not in (0, stored.shape[1]):
-        raise ValueError(f"--size {size}: '{name}' holds {stored.shape[1]}x{stored.shape[2]} images, prepared as such")
+    _require_unchanged(stored, name, {"size": size, "channels": channels, "split": split})
     return _usable(stored, name)
+
+
+def _require_unchanged(stored: ImageSet, name: str | Path, asked: dict[str, Any]) -> None:
+    """Refuse options that would have no effect on what is prepared, or an array."""
+    has = {"size": stored.shape[1], "channels": stored.shape[0], "split": None}
+    for option, value in asked.items():
+        if value and value != has[option]:
+            shape = "x".join(map(str, stored.shape))
+            raise ValueError(f"--{option} {value} has no effect on '{name}', which is one set of {shape} images")
 
 
 def _usable(found: ImageSet, name: str | Path) -> ImageSet:

@@ -130,11 +130,16 @@ def _pairs(names: Sequence[str], images: Gathered, reference: Gathered) -> dict[
     return found
 
 
+def is_kernel(name: str) -> bool:
+    """Whether a figure is a kernel distance."""
+    return name == "kid" or name.startswith("kd-")
+
+
 def _single(name: str, images: Gathered, reference: Gathered, kid_size: int) -> Figure:
     measure = MEASURES[name]
     if measure.alone:
         return _inception_score(measure.key, images)
-    if measure.features:
+    if is_kernel(name):
         return _kernel(measure.key, images, reference, kid_size)
     return _frechet(measure.key, images, reference)
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mvm.evaluation.evaluate import Evaluation, Reference, Side, check_shapes, evaluate
+from mvm.evaluation.evaluate import Evaluation, Reference, Side, check_shapes, check_side, evaluate
 from mvm.evaluation.gather import Judge
 from mvm.evaluation.images import of_parts
 from mvm.evaluation.measures import Figure
@@ -28,6 +28,9 @@ from mvm.evaluation.sweep_report import Result, write_report
 from mvm.files import alone, put_in_place, temporary_beside, write_text
 from mvm.generate import grid, png_bytes
 from mvm.model import Model
+from mvm.network import DDT
+from mvm.options import choose
+from mvm.precision import PRECISIONS
 from mvm.recipes import SampleConfig
 from mvm.samples import Draw, Parts, differences, sample_parts
 from mvm.solver import DEFAULT_NFE, Adaptive
@@ -80,12 +83,24 @@ def solver_name(settings: SampleConfig) -> str:
 def check_cells(cells: Sequence[SampleConfig], model: Model) -> None:
     """Refuse combinations that cannot be sampled, before the first hour and not after it."""
     for settings in cells:
-        solver = settings.build_solver()
         try:
-            if not isinstance(solver, Adaptive):
-                solver.plan(model.schedule, settings.nfe, settings.rho)
+            _check_cell(settings, model)
         except ValueError as error:
             raise ValueError(f"cell {cell_name(settings)} cannot be sampled: {error}") from None
+
+
+def _check_cell(settings: SampleConfig, model: Model) -> None:
+    solver, recipe = settings.build_solver(), model.recipe
+    if not isinstance(solver, Adaptive):
+        solver.plan(model.schedule, settings.nfe, settings.rho)
+    elif settings.rho:
+        raise ValueError(f"rho={settings.rho}: solver '{settings.solver}' is an ODE solver; use rho=0")
+    if settings.internal != 1 and not recipe.network.inner_block:
+        raise ValueError(f"internal={settings.internal} needs a network with an inner head (network.inner_block)")
+    if settings.share and not isinstance(model.network, DDT):
+        raise ValueError(f"share={settings.share} needs network.kind='ddt'")
+    if settings.cfg != 1 and not recipe.objective.conditional:
+        raise ValueError(f"cfg={settings.cfg}: the model was trained without labels")
 
 
 @dataclass
@@ -124,6 +139,8 @@ class Sweep:
         """Return the results of the asked cells, computing what is missing; the report shows all of the folder."""
         require_plots()
         check_cells(cells, self.model)
+        choose("precision", self.precision, PRECISIONS)
+        check_side(self.metrics, self.reference, reference=True)
         check_shapes({"shape": self.model.recipe.data.shape}, self.reference.facts())
         with ExitStack() as stack:
             with self.place.main_first():
@@ -253,7 +270,10 @@ def _held(folder: Path) -> AbstractContextManager[None]:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    try:
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    except ValueError as error:
+        raise ValueError(f"'{path}' is damaged ({error}); remove it, and it is computed again") from None
 
 
 def _completed(told: dict[str, Any], kept: Mapping[str, Any] | None) -> dict[str, Any]:

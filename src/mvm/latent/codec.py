@@ -12,6 +12,11 @@ class Codec(ABC):
 
     latent_shape: tuple[int, ...]
 
+    @property
+    def identity(self) -> dict[str, str]:
+        """Return what tells this codec from others of its shape: {"codec": ...}, on which latents depend, and more."""
+        return {}
+
     @abstractmethod
     def encode(self, images: Tensor) -> Tensor: ...
     @abstractmethod

@@ -133,3 +133,21 @@ class Decoder(nn.Module):
         for block in self.blocks:
             x = block(x)
         return unpatchify(self.head(self.norm(x[:, 1:])), self.config.patch, 3, self.side)
+
+
+class Cost(NamedTuple):
+    """Learned values, and multiply-adds of one image's forward pass: matrix products alone."""
+
+    parameters: int
+    multiply_adds: int
+
+
+def decoder_cost(config: DecoderConfig, side: int) -> Cost:
+    """Return the cost for latents of side^2 places, without the first layer: that one is as wide as the encoder is."""
+    with torch.device("meta"):
+        decoder = Decoder(config, (1, side, side), Origin("", ""))
+    values = sum(value.numel() for name, value in decoder.named_parameters() if not name.startswith("embed."))
+    dimensions, places = SIZES[config.size], side**2
+    tokens, width = places + 1, dimensions.width  # the class token, too
+    block = tokens * (4 * width**2 + 2 * width * dimensions.hidden) + 2 * tokens**2 * width
+    return Cost(values, dimensions.depth * block + places * width * decoder.head.out_features)

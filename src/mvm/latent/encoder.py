@@ -9,7 +9,7 @@ averaged. A mirrored latent is the latent of the mirrored image: flipped latents
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol, Self, cast
 
@@ -37,29 +37,38 @@ class Pictures(Protocol):
 class EncoderConfig:
     """Which encoder, and what of it is the latent.
 
-    layers: "last", "last-K" (mean of the last K blocks), or block numbers from 1. RAEv2's K = 7 of a ViT-L,
-    [layers=11.13...23] counted from 0, is (12, 14, 16, 18, 20, 22, 24).
+    name: a hub name, a local folder, or Meta's .pth of a DINOv3. layers: "last", "last-K" (mean of the last K blocks),
+    or block numbers from 1, "3,6,9,12"; numbers in a list become such text. RAEv2's K = 7 of a ViT-L,
+    [layers=11.13...23] counted from 0, is "12,14,16,18,20,22,24".
     """
 
-    name: str
-    layers: str | tuple[int, ...] = "last"
+    name: str = ""
+    layers: str = "last"
     resolution: int = 0  # pixels a side that images are resized to; 0: the encoder's own
     global_mean: bool = False  # add the mean token of the last chosen block to all: RAEv2 does, for DINOv3
 
     def __post_init__(self) -> None:
         if not isinstance(self.layers, str):
-            object.__setattr__(self, "layers", tuple(self.layers))  # JSON and TOML have lists
+            object.__setattr__(self, "layers", _as_text(self.layers))
         at_least("encoder.resolution", self.resolution, 0)
+
+
+def _as_text(numbers: Iterable[int]) -> str:
+    return ",".join(map(str, numbers))
+
+
+def _numbers(layers: str, depth: int) -> list[int]:
+    """Return the block numbers that the text says; none where it makes no sense."""
+    if re.fullmatch(r"\d+( *, *\d+)*", layers):
+        return [int(number) for number in layers.split(",")]
+    found = re.fullmatch(r"last(?:-(\d+))?", layers)
+    count = int(found[1] or 1) if found else 0
+    return list(range(depth - count + 1, depth + 1))
 
 
 def chosen_blocks(layers: str | Sequence[int], depth: int) -> tuple[int, ...]:
     """Return the numbers of the blocks, from 1, in rising order."""
-    if isinstance(layers, str):
-        found = re.fullmatch(r"last(?:-(\d+))?", layers)
-        count = int(found[1] or 1) if found else 0
-        layers_from_1 = list(range(depth - count + 1, depth + 1))
-    else:
-        layers_from_1 = list(layers)
+    layers_from_1 = _numbers(layers, depth) if isinstance(layers, str) else list(layers)
     blocks = tuple(sorted(set(layers_from_1)))
     if not blocks or len(blocks) != len(layers_from_1) or blocks[0] < 1 or blocks[-1] > depth:
         raise ValueError(
@@ -94,9 +103,10 @@ class LatentEncoder(nn.Module):
         self.encoder, self.global_mean = encoder, global_mean
         model = cast(Any, encoder.body.network).config
         self.blocks = chosen_blocks(layers, model.num_hidden_layers)
-        self.config = EncoderConfig(encoder.name, self.blocks, encoder.resolution, global_mean)
+        self.config = EncoderConfig(encoder.name, _as_text(self.blocks), encoder.resolution, global_mean)
         self.latent_shape = (encoder.width, encoder.side, encoder.side)
         facts = asdict(self.config) | {"scaling": asdict(encoder.scaling), "eps": NORM_EPS, "convention": CONVENTION}
+        facts["layers"] = self.blocks
         del facts["name"]  # a folder may be moved
         weights = {name: value for name, value in encoder.body.state_dict().items() if "mask_token" not in name}
         self.fingerprint = fingerprint(facts | _architecture(model), weights)  # now: the weights may be rounded later

@@ -66,6 +66,10 @@ class RAE(nn.Module, Codec):
         return fingerprint({"encoder": self.encoder.fingerprint, "statistics": self._measured.fingerprint})
 
     @property
+    def identity(self) -> dict[str, str]:
+        return {"codec": self.fingerprint, "decoder": self.decoder.fingerprint}
+
+    @property
     def _measured(self) -> Statistics:
         if self.statistics is None:
             raise ValueError("the autoencoder has no latent statistics yet; measure them and call set_statistics")
@@ -77,12 +81,12 @@ class RAE(nn.Module, Codec):
 
     @staticmethod
     def noised(latents: Tensor, seeds: Tensor, tau: float = TAU) -> Tensor:
-        """Return raw latents + sigma e, sigma = tau U(0, 1) and e normal, both of the sample's own seed (B,).
+        """Return raw latents (B, ...) + sigma e, sigma = tau U(0, 1) and e normal, both of the sample's own seed (B,).
 
         So does the published code; the paper says sigma is half-normal, |N(0, tau^2)|. tau = 0: as they are.
         """
         at_least("tau", tau, 0)
-        sigma = tau * noise.uniform(seeds, noise.TIME, (1, 1, 1)).to(latents)
+        sigma = tau * noise.uniform(seeds, noise.TIME, (1,) * (latents.ndim - 1)).to(latents)
         return latents + sigma * noise.normal(seeds, noise.TRAIN, latents.shape[1:]).to(latents)
 
     def encode(self, images: Tensor) -> Tensor:

@@ -3,8 +3,8 @@
 Two pure functions for a loop with two optimizers, of what the decoder gives and the images it should give:
 
     decoder.train()
-    output = decoder(noisy_latents(latents, seeds, config.tau))
-    objective.generator(output, images, seeds, step, decoder.out.weight).total.backward()
+    output = decoder(RAE.noised(latents, seeds, config.tau))
+    objective.generator(output, images, seeds, step, decoder.head.weight).total.backward()
     ...                                        # the decoder's step
     if config.judged(step):
         fake = decoder.eval()(latents)         # without noise, as published, and without gradient
@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import l1_loss
 
-from mvm import noise
 from mvm.evaluation.lpips import LPIPS, load_lpips
+from mvm.latent.rae import TAU
 from mvm.network.pretrained import load_encoder
 from mvm.objective.adversarial import (
     NORMS,
@@ -49,7 +49,7 @@ class ReconstructionConfig:
     gan: float = 0.75  # times lambda; 0: no discriminator
     disc_start: int = 15_000  # epoch 6 of 16 at 2,502 steps each
     gan_start: int = 20_000  # epoch 8
-    tau: float = 0.8  # the latents' noise has a standard deviation of tau U(0, 1), drawn per sample; 0: none
+    tau: float = TAU  # strength of the latents' noise, see RAE.noised; 0: none
     lpips_weights: str = ""  # see mvm.evaluation.lpips; "": the cache
     encoder: str = ""  # of the discriminator, see mvm.network.pretrained
     resolution: int = 0  # side that images are resized to for it; 0: its own
@@ -87,15 +87,6 @@ class ReconstructionConfig:
     def augmentation(self) -> Augmentation:
         """What is done to images before they are judged."""
         return Augmentation(self.translate, self.colour, self.cutout)
-
-
-def noisy_latents(latents: Tensor, seeds: Tensor, tau: float) -> Tensor:
-    """Return latents + tau U e, with U in (0, 1) and normal e of each sample's seed: the decoder learns to take both.
-
-    U as the published code draws it; the paper has |N(0, 1)| in its place.
-    """
-    level = tau * noise.uniform(seeds, noise.TIME, (1,) * (latents.ndim - 1))
-    return latents + level.to(latents.dtype) * noise.normal(seeds, noise.TRAIN, latents.shape[1:], latents.dtype)
 
 
 def _carry(output: Tensor, value: Tensor, gradient: Tensor) -> Tensor:

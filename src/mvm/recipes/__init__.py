@@ -1,16 +1,21 @@
 """Recipes: what to train, on what, how long."""
 
-from mvm.recipes.reading import load_recipe, options, override, parse_recipe, shipped, to_json
+from mvm.recipes.autoencoder import DecoderRecipe, HeldOutConfig
+from mvm.recipes.reading import AnyRecipe, as_field, load_recipe, options, override, parse_recipe, shipped, to_json
 from mvm.recipes.schema import FOLDER, RECIPE, CodecConfig, DataConfig, PreviewConfig, Recipe, SampleConfig
 
 __all__ = [
     "FOLDER",
     "RECIPE",
+    "AnyRecipe",
     "CodecConfig",
     "DataConfig",
+    "DecoderRecipe",
+    "HeldOutConfig",
     "PreviewConfig",
     "Recipe",
     "SampleConfig",
+    "as_field",
     "load_recipe",
     "options",
     "override",

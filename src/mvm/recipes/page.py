@@ -2,8 +2,10 @@
 
 import shlex
 
+from mvm.latent.decoder import decoder_cost
 from mvm.network import multiply_adds, parameters
-from mvm.recipes.reading import load_recipe, options, shipped
+from mvm.recipes.autoencoder import DecoderRecipe
+from mvm.recipes.reading import AnyRecipe, load_recipe, options, shipped
 from mvm.recipes.schema import Recipe
 
 # Share of the matrix ceiling that training reached on one NVIDIA H200 (790 TFLOP/s), by network size;
@@ -12,8 +14,13 @@ H200_FLOPS = 790e12
 H200_MFU = {"S": 0.335, "B": 0.485, "L": 0.50, "XL": 0.518}  # L: not measured, put between B and XL
 
 
-def training_flops(recipe: Recipe) -> float:
-    """Return 6 x multiply-adds of one forward pass: forward and backward of one image, nothing computed twice."""
+def training_flops(recipe: AnyRecipe) -> float:
+    """Return 6 x multiply-adds of one forward pass: forward and backward of one image, nothing computed twice.
+
+    Of a decoder's recipe: of the decoder alone, without the frozen networks around it.
+    """
+    if isinstance(recipe, DecoderRecipe):
+        return 6.0 * decoder_cost(recipe.decoder, recipe.side).multiply_adds
     return 6.0 * multiply_adds(recipe.network, recipe.sample_shape, len(recipe.data.class_names))
 
 
@@ -23,11 +30,24 @@ def hours_on_h200(recipe: Recipe) -> float:
     return training_flops(recipe) * images / (H200_FLOPS * H200_MFU[recipe.network.size]) / 3600
 
 
-def costs(recipe: Recipe) -> list[str]:
+def costs(recipe: AnyRecipe) -> list[str]:
     """Return lines on size and compute; a folder that is not opened yet has no shape, and its network no cost."""
-    shape, classes = recipe.sample_shape, len(recipe.data.class_names)
     images = recipe.train.steps * recipe.train.batch
     training = f"training  {images / 1e6:.4g} M images, {recipe.train.steps} steps of {recipe.train.batch}"
+    return _decoder_costs(recipe, training) if isinstance(recipe, DecoderRecipe) else _field_costs(recipe, training)
+
+
+def _decoder_costs(recipe: DecoderRecipe, training: str) -> list[str]:
+    """Return the decoder's size; hours are told nowhere, as most of a step is spent in the networks around it."""
+    if not recipe.side:
+        return [training]
+    values, products = decoder_cost(recipe.decoder, recipe.side)
+    size = f"{values / 1e6:.1f} M parameters, {products / 1e9:.3g} G multiply-adds per image"
+    return [f"decoder   {size}, without its first layer (as wide as the encoder)", training]
+
+
+def _field_costs(recipe: Recipe, training: str) -> list[str]:
+    shape, classes = recipe.sample_shape, len(recipe.data.class_names)
     if 0 in shape:
         return [training]
     lines = [

@@ -10,21 +10,29 @@ from typing import Any, TypeVar, get_type_hints
 
 from mvm.network import DDTConfig, DiTConfig
 from mvm.options import choose, nearest
+from mvm.recipes.autoencoder import DECODER, DecoderRecipe
 from mvm.recipes.schema import Recipe
 
 BASE = "base"  # in TOML: the shipped recipe that a recipe changes
 KIND = "kind"  # in a table that has variants: which one it is
 VARIANTS: dict[type, dict[str, type]] = {DiTConfig: {"dit": DiTConfig, "ddt": DDTConfig}}
 
+AnyRecipe = Recipe | DecoderRecipe
+TASK = "task"  # in a recipe: what is trained; without it a field
+TASKS: dict[str, type[Recipe] | type[DecoderRecipe]] = {"field": Recipe, DECODER: DecoderRecipe}
+
 C = TypeVar("C")
-NUMBERS = tuple[float, ...]  # a list of numbers in TOML, "a,b" on the command line
+R = TypeVar("R", bound=Recipe | DecoderRecipe)
+# lists of numbers in TOML, "a,b" on the command line
+NUMBERS, WHOLE_NUMBERS = tuple[float, ...], tuple[int, ...]
+LISTS: dict[Any, type] = {NUMBERS: float, WHOLE_NUMBERS: int, tuple: float}
 
 
 def _checked(option: str, value: Any, kind: type) -> Any:
     """Return value as `kind`; int counts as float, one number as a list of one, nothing else is bent."""
-    if kind == NUMBERS:
+    if kind in LISTS:
         items = value if isinstance(value, list | tuple) else [value]
-        return tuple(_checked(option, item, float) for item in items)
+        return tuple(_checked(option, item, LISTS[kind]) for item in items)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
@@ -55,15 +63,26 @@ def from_dict(cls: type[C], values: Mapping[str, Any], where: str = "") -> C:
     return cls(**built)
 
 
-def to_json(recipe: Recipe) -> str:
+def recipe_of(values: Mapping[str, Any]) -> AnyRecipe:
+    """Return the recipe of a table: its `task` says of which kind."""
+    task = values.get(TASK, "field") if isinstance(values, Mapping) else "field"
+    kind = choose(TASK, _checked(TASK, task, str), TASKS)
+    if kind is Recipe and isinstance(values, Mapping):
+        values = {name: value for name, value in values.items() if name != TASK}
+    return from_dict(kind, values)
+
+
+def to_json(recipe: AnyRecipe) -> str:
     """Return the recipe as JSON, every default written out."""
     return json.dumps(asdict(recipe), indent=2) + "\n"
 
 
 def options(config: Any, where: str = "") -> dict[str, Any]:
-    """Return every leaf option of a (nested) dataclass by its dotted name."""
+    """Return every leaf option of a (nested) dataclass by its dotted name; a recipe's task is none."""
     found: dict[str, Any] = {}
     for entry in fields(config):
+        if entry.name == TASK:
+            continue
         value = getattr(config, entry.name)
         if is_dataclass(value):
             found |= options(value, f"{where}{entry.name}.")
@@ -77,8 +96,8 @@ _TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0"
 
 def parse(option: str, text: str, kind: type) -> Any:
     """Return text as the option's type; 1e3 is a whole number, 'true' a bool, 'a,b' a list of numbers."""
-    if kind is tuple:
-        return tuple(parse(option, part, float) for part in text.split(",") if part.strip())
+    if kind in LISTS:
+        return tuple(parse(option, part, LISTS[kind]) for part in text.split(",") if part.strip())
     try:
         if kind is bool:
             return _TRUTH[text.lower()]
@@ -89,10 +108,21 @@ def parse(option: str, text: str, kind: type) -> Any:
         raise ValueError(f"--{option} {text}: a value of type {kind.__name__} is needed") from None
 
 
-def override(recipe: Recipe, changes: Mapping[str, str]) -> Recipe:
+def _kind(config: Any, name: str) -> Any:
+    """Return the type of an option: its value's; of a list, which may be empty, the declared one."""
+    *sections, last = name.split(".")
+    for section in sections:
+        config = getattr(config, section)
+    found = type(getattr(config, last))
+    return get_type_hints(type(config))[last] if found is tuple else found
+
+
+def override(recipe: R, changes: Mapping[str, str]) -> R:
     """Return the recipe with dotted options changed, e.g. {"train.lr": "3e-4"}; they are judged together."""
-    if kind := {name: text for name, text in changes.items() if name == f"network.{KIND}"}:
-        recipe, changes = _with_kind(recipe, kind), {name: text for name, text in changes.items() if name not in kind}
+    kind = {name: text for name, text in changes.items() if name == f"network.{KIND}"}
+    if kind and isinstance(recipe, Recipe):
+        changes = {name: text for name, text in changes.items() if name not in kind}
+        recipe = _with_kind(recipe, kind)
     known = options(recipe)
     values = asdict(recipe)
     for name, text in changes.items():
@@ -102,15 +132,22 @@ def override(recipe: Recipe, changes: Mapping[str, str]) -> Recipe:
         table = values
         for section in sections:
             table = table[section]
-        table[last] = parse(name, text, type(known[name]))
-    return from_dict(Recipe, values)
+        table[last] = parse(name, text, _kind(recipe, name))
+    return from_dict(type(recipe), values)
 
 
-def _with_kind(recipe: Recipe, change: Mapping[str, str]) -> Recipe:
+def _with_kind(recipe: R, change: Mapping[str, str]) -> R:
     """Return the recipe with another kind of network, so that its own options are known."""
     values = asdict(recipe)
     values["network"] |= {KIND: change[f"network.{KIND}"]}
-    return from_dict(Recipe, values)
+    return from_dict(type(recipe), values)
+
+
+def as_field(recipe: AnyRecipe, source: str) -> Recipe:
+    """Return the recipe of a field, which can be sampled; one of another task is refused."""
+    if not isinstance(recipe, Recipe):
+        raise ValueError(f"{source} is of task '{recipe.task}': only a field can be sampled or timed")
+    return recipe
 
 
 def shipped() -> dict[str, str]:
@@ -119,7 +156,7 @@ def shipped() -> dict[str, str]:
     return dict(sorted((entry.name.removesuffix(".toml"), entry.read_text(encoding="utf-8")) for entry in found))
 
 
-def load_recipe(name_or_file: str) -> Recipe:
+def load_recipe(name_or_file: str) -> AnyRecipe:
     """Return a shipped recipe by name, or one read from a .toml or .json file."""
     path = Path(name_or_file)
     if path.suffix in (".toml", ".json"):
@@ -146,9 +183,9 @@ def _with_base(values: dict[str, Any], seen: tuple[str, ...] = ()) -> dict[str, 
     return _merged(_with_base(below, (*seen, base)), values)
 
 
-def parse_recipe(text: str, suffix: str, source: str) -> Recipe:
+def parse_recipe(text: str, suffix: str, source: str) -> AnyRecipe:
     """Return the recipe in TOML or JSON text; errors name the source. TOML may name a shipped recipe as its base."""
     try:
-        return from_dict(Recipe, _with_base(tomllib.loads(text)) if suffix == ".toml" else json.loads(text))
+        return recipe_of(_with_base(tomllib.loads(text)) if suffix == ".toml" else json.loads(text))
     except (ValueError, TypeError) as error:  # TOML and JSON errors are ValueErrors
         raise ValueError(f"{source}: {error}") from None

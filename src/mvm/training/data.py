@@ -3,15 +3,17 @@
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from mvm.data import DATA_SETS, Images, OnHost, Prepared, Resident, Store, open_prepared
 from mvm.latent import RAE, Codec, open_latents, write_latents
-from mvm.recipes import FOLDER, DataConfig, Recipe
+from mvm.recipes import FOLDER, AnyRecipe, DataConfig, Recipe
 from mvm.training.runtime import Processes
+
+R = TypeVar("R", bound=AnyRecipe)
 
 ROOM = 0.5  # share of the free memory that images may take when engine.resident is "auto"
 
@@ -28,7 +30,7 @@ def _open(config: DataConfig) -> Prepared:
     return found
 
 
-def training_data(recipe: Recipe, split: str = "train") -> Images:
+def training_data(recipe: AnyRecipe, split: str = "train") -> Images:
     """Return the images a recipe trains on (or its "held-out" ones, where a set has them)."""
     known = DATA_SETS.get(recipe.data.name)
     if known is not None and known.load is not None:
@@ -44,7 +46,7 @@ def _free_memory(device: torch.device) -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def training_store(recipe: Recipe, device: torch.device) -> Store:
+def training_store(recipe: AnyRecipe, device: torch.device) -> Store:
     """Return the images on the device where they fit (engine.resident), else read from disk a step ahead."""
     known = DATA_SETS.get(recipe.data.name)
     if known is not None and known.load is not None:
@@ -63,7 +65,7 @@ def _on_host(prepared: Prepared, device: torch.device) -> OnHost:
     return OnHost(mapped.gather, mapped.labels, device)
 
 
-def completed(recipe: Recipe) -> Recipe:
+def completed(recipe: R) -> R:
     """Return the recipe with the facts of its folder filled in (data.name "folder"): shape and number of classes."""
     config = recipe.data
     if config.name != FOLDER or config.size:

@@ -15,7 +15,7 @@ import torch
 from tqdm import tqdm
 
 from mvm.files import write_text
-from mvm.recipes import Recipe
+from mvm.recipes import AnyRecipe
 from mvm.recipes.page import training_flops
 from mvm.training.runtime import Processes
 
@@ -74,7 +74,7 @@ class Window:
 class Meter:
     """Images per second since the last reading and, where the matrix ceiling is known, MFU and memory."""
 
-    def __init__(self, recipe: Recipe, place: Processes, ceiling: float | None, step: int) -> None:
+    def __init__(self, recipe: AnyRecipe, place: Processes, ceiling: float | None, step: int) -> None:
         self.batch, self.place, self.ceiling = recipe.train.batch, place, ceiling
         self.flops = training_flops(recipe)
         self.clock, self.step = time.perf_counter(), step

@@ -10,12 +10,17 @@ from tqdm import tqdm
 
 from mvm.data import Store
 from mvm.files import write_text
+from mvm.latent import RAE
 from mvm.model import Model
 from mvm.network.pretrained import load_encoder
 from mvm.options import at_least
-from mvm.recipes import RECIPE, Recipe, to_json
+from mvm.recipes import RECIPE, AnyRecipe, DecoderRecipe, Recipe, to_json
 from mvm.training import checkpoint
 from mvm.training.data import completed, training_store
+from mvm.training.decoder_preview import DecoderPreview
+from mvm.training.decoder_preview import quality as restoration_quality
+from mvm.training.decoder_result import autoencoder
+from mvm.training.decoder_trainer import DecoderTrainer
 from mvm.training.ema import MAIN
 from mvm.training.features import FeatureBank, open_bank
 from mvm.training.interrupt import deferred_interrupt
@@ -26,10 +31,11 @@ from mvm.training.runtime import Processes, autocast, determinism, precision, pr
 from mvm.training.snapshots import averages_snapshot
 from mvm.training.trainer import Trainer
 
+AnyTrainer = Trainer | DecoderTrainer
 AGREE_EVERY = 5  # steps after which processes ask each other whether to stop: asking costs a message
 
 
-def _steps(trainer: Trainer, until: int, asked: Event, progress: bool) -> Iterator[int]:
+def _steps(trainer: AnyTrainer, until: int, asked: Event, progress: bool) -> Iterator[int]:
     """Yield before every step; a signal is raised between steps, in all processes after the same one."""
     total, place = trainer.recipe.train.steps, trainer.place
     bar = tqdm(total=total, initial=trainer.step, desc="train", unit="step", disable=not progress)
@@ -44,7 +50,7 @@ def _steps(trainer: Trainer, until: int, asked: Event, progress: bool) -> Iterat
 class Saver:
     """Writes checkpoints and snapshots while training goes on; a write that fails is told, and the next one tried."""
 
-    def __init__(self, trainer: Trainer, run: Path) -> None:
+    def __init__(self, trainer: AnyTrainer, run: Path) -> None:
         self.trainer, self.run, self.writer = trainer, run, checkpoint.Writer()
         self.judged: tuple[int, float | None] = (0, None)  # the step saved last, and its quality
 
@@ -99,15 +105,23 @@ def _teacher(recipe: Recipe, store: Store, run: Path, place: Processes, progress
         )
 
 
+def _build(recipe: AnyRecipe, run: Path, place: Processes, progress: bool) -> AnyTrainer:
+    """Return the trainer of a recipe at step 0."""
+    store = training_store(recipe, place.device)
+    if isinstance(recipe, DecoderRecipe):
+        return DecoderTrainer(recipe, store, place)
+    return Trainer(recipe, store, place, _teacher(recipe, store, run, place, progress))
+
+
 def _start(
-    recipe: Recipe,
+    recipe: AnyRecipe,
     run: Path,
     resume: bool,
     init: tuple[Path, str] | None,
     place: Processes,
     stack: ExitStack,
     progress: bool,
-) -> Trainer:
+) -> AnyTrainer:
     """Return the trainer at its first step: a new run, another's weights, or the newest checkpoint of an old one.
 
     stack: holds the run directory against other processes until training ends.
@@ -118,8 +132,7 @@ def _start(
             stack.enter_context(held(run))
         newest = open_run(recipe, run, resume) if place.main else None
     newest = place.tell(newest)
-    store = training_store(recipe, place.device)
-    trainer = Trainer(recipe, store, place, _teacher(recipe, store, run, place, progress))
+    trainer = _build(recipe, run, place, progress)
     origin = None
     if newest is not None:
         trainer.restore(newest)
@@ -139,7 +152,7 @@ def _start(
 
 
 def train(
-    recipe: Recipe,
+    recipe: AnyRecipe,
     run: Path,
     *,
     resume: bool = False,
@@ -148,8 +161,10 @@ def train(
     progress: bool = True,
     on_log: OnLog | None = None,
     init: tuple[Path, str] | None = None,
-) -> Model:
+) -> Model | RAE:
     """Train to recipe.train.steps, or pause at step `until`; return the model with its averaged weights.
+
+    Of a DecoderRecipe: the autoencoder, which is also written to RUN/rae once all steps are done.
 
     Under torchrun every process calls it. Ctrl-C and SIGTERM save a checkpoint after the step in hand and raise
     KeyboardInterrupt: `resume` then continues bit for bit. init: (run, weights) to start from, unless this run has
@@ -164,32 +179,43 @@ def train(
         try:
             with deferred_interrupt() as asked:
                 _run(trainer, run, last, asked, progress and place.main, on_log)
-            return _averaged_model(trainer)
+            return _result(trainer, run, progress and place.main)
         finally:
             trainer.engine.release()
 
 
-def _averaged_model(trainer: Trainer) -> Model:
-    """Return a model of its own with the averaged weights, whole in every process."""
+def _result(trainer: AnyTrainer, run: Path, progress: bool) -> Model | RAE:
+    """Return a model or autoencoder of its own with the averaged weights, whole in every process."""
+    if isinstance(trainer, DecoderTrainer):
+        return autoencoder(trainer, run, progress)
     model = Model(trainer.recipe).to(trainer.place.device)
     model.network.load_state_dict(trainer.averages.whole(MAIN))
     return model.eval().requires_grad_(False)
 
 
-def _look(trainer: Trainer, preview: Preview, log: Log) -> float:
-    """Sample from the averaged weights; return the quality figure, and log it."""
+def _preview(trainer: AnyTrainer, run: Path) -> Preview | DecoderPreview:
+    """Return what looks at the averaged weights while they are trained."""
+    folder = run / "samples"
+    if isinstance(trainer, DecoderTrainer):
+        return DecoderPreview(trainer, folder)
+    return Preview(trainer.recipe.preview, trainer.model, trainer.store, folder, trainer.place)
+
+
+def _look(trainer: AnyTrainer, preview: Preview | DecoderPreview, log: Log) -> float:
+    """Look at the averaged weights and log the figures; return the one that checkpoints are chosen by, low is good."""
     with log.meter.paused(), trainer.averages.swapped_in(), autocast(trainer.recipe.engine, trainer.place.device):
-        quality = preview(trainer.step)
-    log.write({"step": trainer.step, QUALITY: quality})
+        found = preview(trainer.step)
+    figures, quality = (found, restoration_quality(found)) if isinstance(found, dict) else ({QUALITY: found}, found)
+    log.write({"step": trainer.step, **figures})
     return quality
 
 
-def _run(trainer: Trainer, run: Path, last: int, asked: Event, progress: bool, on_log: OnLog | None) -> None:
+def _run(trainer: AnyTrainer, run: Path, last: int, asked: Event, progress: bool, on_log: OnLog | None) -> None:
     """Do the steps up to `last`, with logs, looks and checkpoints; stop and save once `asked` is set."""
     recipe, place, config = trainer.recipe, trainer.place, trainer.recipe.train
     meter = Meter(recipe, place, matrix_ceiling(place.device), trainer.step)
     log = Log(run, config.log_every, config.steps, trainer.window, meter, on_log)
-    preview = Preview(recipe.preview, trainer.model, trainer.store, run / "samples", place)
+    preview = _preview(trainer, run)
     saver = Saver(trainer, run)
     eager = place.device.type == "cpu"  # reading a step's figures is free there
     try:

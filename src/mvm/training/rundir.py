@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mvm.files import alone, write_text
-from mvm.recipes import RECIPE, Recipe, options, parse_recipe
+from mvm.recipes import RECIPE, AnyRecipe, options, parse_recipe
 from mvm.training import checkpoint
 from mvm.training.checkpoint import sampled_from
 
@@ -15,17 +15,21 @@ INIT = "init.json"
 # May differ when a run goes on: how it is executed, watched and kept.
 _KEPT = ("train.log_every", "train.save_every", "train.snapshot_every", "train.keep", "train.keep_best")
 OWN = ("features",)  # what a run that was stopped before its first step may leave
-FREE = ("description", "engine.", "preview.", "data.path", "sample.", *_KEPT)
+# Where frozen weights lie: they are told by their fingerprints.
+_PLACES = ("data.path", "encoder.name", "reconstruction.lpips_weights")
+FREE = ("description", "engine.", "preview.", "sample.", *_PLACES, *_KEPT)
 
 
-def _changed(old: Recipe, new: Recipe) -> list[str]:
+def _changed(old: AnyRecipe, new: AnyRecipe) -> list[str]:
     """Return the options that differ and may not: those that decide the weights."""
+    if type(old) is not type(new):
+        return ["task"]
     free = (*FREE, "train.steps") if new.train.decay == "constant" else FREE
     before, after = options(old), options(new)
-    return [name for name in after if before[name] != after[name] and not name.startswith(free)]
+    return [name for name in after if before.get(name) != after[name] and not name.startswith(free)]
 
 
-def open_run(recipe: Recipe, run: Path, resume: bool) -> Path | None:
+def open_run(recipe: AnyRecipe, run: Path, resume: bool) -> Path | None:
     """Prepare the run directory; return the checkpoint to resume from, if any."""
     stored = run / RECIPE
     if stored.is_file():

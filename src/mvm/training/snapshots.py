@@ -4,14 +4,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from mvm.files import write_text
-from mvm.recipes import RECIPE, Recipe, parse_recipe, to_json
+from mvm.recipes import RECIPE, AnyRecipe, parse_recipe, to_json
 from mvm.training import checkpoint, power_ema
+from mvm.training.decoder_trainer import DecoderTrainer
 from mvm.training.ema import MAIN, power_name
 from mvm.training.power_ema import Snapshot
 from mvm.training.trainer import Trainer
 
 
-def averages_snapshot(trainer: Trainer) -> Callable[[Path], None] | None:
+def averages_snapshot(trainer: Trainer | DecoderTrainer) -> Callable[[Path], None] | None:
     """Return a function that writes snapshots/step-N with every power-function average, in half precision.
 
     Every process must call; those that write nothing get None.
@@ -26,7 +27,7 @@ def averages_snapshot(trainer: Trainer) -> Callable[[Path], None] | None:
     return write if trainer.place.main else None
 
 
-def _kept(run: Path, recipe: Recipe, last: int) -> Iterator[tuple[Snapshot, Path, str]]:
+def _kept(run: Path, recipe: AnyRecipe, last: int) -> Iterator[tuple[Snapshot, Path, str]]:
     """Yield the stored averages of steps up to `last`: what they are, and where."""
     for folder in sorted((run / "snapshots").glob("step-*")):
         step = checkpoint.read_manifest(folder)["step"]
@@ -34,7 +35,7 @@ def _kept(run: Path, recipe: Recipe, last: int) -> Iterator[tuple[Snapshot, Path
             yield Snapshot(step, power_ema.exponent(width)), folder, power_name(width)
 
 
-def rebuild(run: Path, recipe: Recipe, width: float, step: int) -> tuple[checkpoint.Weights, float]:
+def rebuild(run: Path, recipe: AnyRecipe, width: float, step: int) -> tuple[checkpoint.Weights, float]:
     """Return the power-function average of relative width `width` at step `step`, and its relative profile error."""
     kept = list(_kept(run, recipe, step))
     if not kept:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mvm.data import Images, Order, Resident, Store, mirror, mirrored, send
-from mvm.model import Model
+from mvm.model import Model, require_codec
 from mvm.objective import Batch, Matching, Projector
 from mvm.recipes import Recipe
 from mvm.training import checkpoint
@@ -137,7 +137,7 @@ class Trainer:
     def read(self) -> list[Record]:
         """Return the figures of the steps since the last reading: one wait for the device, whatever their number."""
         unread, self.unread = self.unread, []
-        return [Record(step, {**_numbers(values, self.place), "lr": rate}) for step, rate, values in unread]
+        return [Record(step, {**numbers(values, self.place), "lr": rate}) for step, rate, values in unread]
 
     def _optimizer_tensors(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self.learner.named():
@@ -173,6 +173,7 @@ class Trainer:
             return None
         info: dict[str, Any] = {"step": self.step, "recipe": self.recipe.name, "window": asdict(self.window)}
         info["data"] = self.store.stamp
+        info["codec"] = self.model.codec.identity.get("codec", "")
         if quality is not None:
             info["quality"] = quality
         train, step = self.recipe.train, self.step
@@ -191,11 +192,12 @@ class Trainer:
         manifest = checkpoint.read_manifest(folder)
         if manifest.get("data", self.store.stamp) != self.store.stamp:
             raise ValueError(f"{folder} was trained on other images than data.path={self.recipe.data.folder} holds now")
+        require_codec(folder, manifest, self.model.codec)
         parts = {part: checkpoint.load(folder, part) for part in self._parts()}
         self.load_weights({**parts["model"], **parts.get("projector", {})})
         for name in self.averages.profiles:
             self.averages.restore(name, parts[name])
-        _restore_moments(self.optimizers, dict(self.learner.named()), parts["optimizer"])
+        restore_moments(self.optimizers, dict(self.learner.named()), parts["optimizer"])
         self.step, self.window = manifest["step"], Window(**manifest["window"])
 
     def _parts(self) -> list[str]:
@@ -222,7 +224,7 @@ class Trainer:
             self.averages.restore(name, {key: value.float() for key, value in weights.items()})
 
 
-def _numbers(values: dict[str, Tensor], place: Processes) -> dict[str, float]:
+def numbers(values: dict[str, Tensor], place: Processes) -> dict[str, float]:
     """Return figures as Python numbers; losses are summed over the processes' shares, the norm is everyone's."""
     names = [name for name in values if name != "grad_norm"]
     losses = place.sum(torch.stack([values[name].float() for name in names]))
@@ -234,7 +236,7 @@ def _placed(value: Tensor, parameter: Tensor) -> Tensor:
     return like_parameter(value, parameter) if value.shape == parameter.shape else value.to(parameter.device)
 
 
-def _restore_moments(
+def restore_moments(
     optimizers: list[torch.optim.Optimizer], named: dict[str, nn.Parameter], moments: checkpoint.Weights
 ) -> None:
     """Give every optimizer its state back, each tensor placed as its parameter is."""

@@ -1,0 +1,73 @@
+"""Recipes of stage 1: the decoder of a frozen encoder, which together are a representation autoencoder."""
+
+from dataclasses import dataclass, field
+
+from mvm.latent import DecoderConfig, EncoderConfig
+from mvm.objective.reconstruction import ReconstructionConfig
+from mvm.options import at_least
+from mvm.recipes.schema import DataConfig, PreviewConfig, Recipe
+from mvm.training.optim import TrainConfig
+from mvm.training.runtime import EngineConfig
+
+DECODER = "decoder"  # the task's name
+
+
+@dataclass(frozen=True)
+class HeldOutConfig:
+    """The last `count` images of the data: never trained on, restored to see how well it goes.
+
+    They are taken in the order of the prepared folder: of one that is sorted by class they are of its last classes.
+    """
+
+    count: int = 0
+
+    def __post_init__(self) -> None:
+        at_least("held_out.count", self.count, 0)
+
+
+@dataclass(frozen=True)
+class DecoderRecipe:
+    """Everything that decides a run of stage 1. preview.count: how many held-out images a look restores, at most."""
+
+    task: str = DECODER
+    name: str = "unnamed"
+    description: str = ""
+    seed: int = 0
+    data: DataConfig = field(default_factory=DataConfig)
+    held_out: HeldOutConfig = field(default_factory=HeldOutConfig)
+    encoder: EncoderConfig = field(default_factory=EncoderConfig)
+    decoder: DecoderConfig = field(default_factory=DecoderConfig)
+    reconstruction: ReconstructionConfig = field(default_factory=ReconstructionConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    preview: PreviewConfig = field(default_factory=PreviewConfig)
+
+    def __post_init__(self) -> None:
+        at_least("seed", self.seed, 0)
+        if self.task != DECODER:
+            raise ValueError(f"task='{self.task}': this is a recipe of task '{DECODER}'")
+        if self.preview.every and not self.held_out.count:
+            raise ValueError(
+                f"preview.every={self.preview.every} restores held-out images, and held_out.count=0: "
+                "hold some out, or set preview.every to 0"
+            )
+        Recipe._check_best(self)  # ty: ignore[invalid-argument-type]
+        self._check_engine()
+
+    def _check_engine(self) -> None:
+        """What is made for the networks of stage 2 alone is refused, not ignored."""
+        engine = self.engine
+        if engine.parallel == "fsdp":
+            raise ValueError("engine.parallel='fsdp' is not for decoders, which fit one GPU; use ddp")
+        if engine.compile in ("full", "graph"):
+            raise ValueError(
+                f"engine.compile='{engine.compile}' is not for decoders: the adversarial weight needs the gradient of "
+                "their last layer alone; use blocks, or auto"
+            )
+        if engine.recompute or engine.kernels:
+            raise ValueError("engine.recompute and engine.kernels are not for decoders; leave them at 0 and False")
+
+    @property
+    def side(self) -> int:
+        """Latents a side, as the images and the decoder's patch say; 0 while the data's folder is not opened."""
+        return self.data.shape[-1] // self.decoder.patch

@@ -1,0 +1,82 @@
+"""Stage 1 by the command: recipe, run, resume, and what can be done with it."""
+
+import json
+
+import pytest
+import torch
+
+from mvm.latent import load_rae
+from mvm.recipes import shipped
+
+transformers = pytest.importorskip("transformers", reason="needs mvm[encoders]")
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    """A folder with a ViT of random weights: 4 x 4 latents at 32 px."""
+    torch.manual_seed(0)
+    config = transformers.Dinov2Config(
+        hidden_size=16, num_hidden_layers=4, num_attention_heads=2, num_channels=3, patch_size=8, image_size=32
+    )
+    folder = tmp_path_factory.mktemp("encoder")
+    transformers.Dinov2Model(config).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def words(encoder, prepared):
+    """Options that make of `imagenette-rae-s` a run of moments, on 32x32 pictures."""
+    return [
+        "imagenette-rae-s", "--data.name", "folder", "--data.path", str(prepared), "--held_out.count", "6",
+        "--encoder.name", encoder, "--encoder.layers", "1,2,4", "--encoder.resolution", "32",
+        "--decoder.size", "tiny", "--decoder.patch", "8", "--reconstruction.lpips", "0",
+        "--train.batch", "4", "--train.steps", "6", "--train.warmup", "0", "--train.save_every", "3",
+        "--train.log_every", "2", "--preview.every", "3", "--preview.grid", "4", "--preview.count", "6",
+        "--device", "cpu",
+    ]  # fmt: skip
+
+
+def test_train_and_resume(words, encoder, done, refused, tmp_path):
+    run = tmp_path / "run"
+    assert "is at step 3 of 6; go on with the same command and --resume" in done(
+        "train", *words, "--out", run, "--until", "3"
+    )
+    assert not (run / "rae").exists()
+    assert "already holds a run; give --resume" in refused("train", *words, "--out", run)
+    said = done("train", *words, "--out", run, "--resume")
+    assert said.splitlines()[-1].endswith(f"--codec.kind rae --codec.path {run / 'rae'}")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "psnr" in line] == [3, 6]
+    assert [line["step"] for line in lines if "loss" in line] == [2, 4, 6]
+    rae = load_rae(run / "rae", encoder)
+    images = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
+    assert rae.decode(rae.encode(images)).shape == images.shape
+    assert rae.statistics.count == 2 * (30 - 6)
+    (run / "rae" / "rae.json").unlink()
+    (run / "rae" / "decoder.safetensors").unlink()
+    (run / "rae" / "statistics.safetensors").unlink()
+    done("train", *words, "--out", run, "--resume")
+    assert load_rae(run / "rae", encoder).fingerprint == rae.fingerprint
+
+
+def test_refusals(words, refused, tmp_path):
+    out = ["--out", str(tmp_path / "run")]
+    assert "held_out.count=30 leaves nothing" in refused("train", *words, *out, "--held_out.count", "30")
+    assert "decoder.patch=4 makes images (3, 16, 16)" in refused("train", *words, *out, "--decoder.patch", "4")
+    assert "engine.parallel='fsdp'" in refused("train", *words, *out, "--engine.parallel", "fsdp")
+    assert "unknown option '--network.size'" in refused("train", *words, *out, "--network.size", "S")
+    assert "'nowhere' is not there" in refused(
+        "train", *words, *out, "--reconstruction.lpips", "1", "--reconstruction.lpips_weights", "nowhere"
+    )
+    assert not (tmp_path / "run").exists()
+    assert "is of task 'decoder'" in refused("bench", words[0])
+
+
+def test_recipes_show(done):
+    said = done("recipes", "show", "imagenette-rae-s")
+    assert said.startswith("# imagenette-rae-s: Stage 1 on Imagenette-224")
+    assert "M parameters" in said
+    listed = done("recipes").splitlines()
+    assert {"imagenette-rae-s", "imagenet256-rae-stage1"} <= {line.split()[0] for line in listed}
+    width = max(map(len, shipped()))
+    assert all(line[width] == " " and line[width + 1] != " " for line in listed)

@@ -1,0 +1,362 @@
+"""Stage 1 in the one loop: a decoder learns, stops and goes on bit for bit, and ends as an autoencoder."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from mvm.data.prepare import prepare
+from mvm.evaluation.lpips import LPIPS
+from mvm.latent import RAE, load_rae, measure
+from mvm.recipes import DecoderRecipe, override, parse_recipe, to_json
+from mvm.training import checkpoint, decoder_preview, decoder_result
+from mvm.training.data import training_store
+from mvm.training.decoder_preview import known_figures, pairs, quality
+from mvm.training.decoder_trainer import HEADS, DecoderTrainer
+from mvm.training.loop import train
+
+transformers = pytest.importorskip("transformers", reason="needs mvm[encoders]")
+
+COUNT, HELD_OUT, SIDE = 24, 5, 16
+SMALL = {"hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2, "num_channels": 3, "patch_size": 4}
+TINY = {
+    "data.name": "folder",
+    "data.mirror": "yes",
+    "held_out.count": str(HELD_OUT),
+    "encoder.layers": "1,4",
+    "encoder.resolution": str(SIDE),
+    "decoder.size": "tiny",
+    "decoder.patch": "4",
+    "reconstruction.lpips": "0",
+    "reconstruction.resolution": str(SIDE),
+    "reconstruction.disc_start": "1",
+    "reconstruction.gan_start": "2",
+    "train.batch": "8",
+    "train.steps": "4",
+    "train.lr": "3e-3",
+    "train.ema": "0.9",
+    "train.log_every": "1",
+    "train.save_every": "2",
+    "preview.every": "2",
+    "preview.grid": "4",
+    "preview.count": "4",
+}
+GAN = {"reconstruction.gan": "0.75"}
+PLAIN = {"reconstruction.gan": "0"}
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    """A folder with a ViT of random weights: 4 x 4 latents of 16 channels at 16 px."""
+    torch.manual_seed(0)
+    model = transformers.Dinov2Model(transformers.Dinov2Config(**SMALL, image_size=SIDE))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.3)
+    folder = tmp_path_factory.mktemp("encoder")
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Smooth colour images: planes of light that a decoder can learn in a few steps."""
+    place = tmp_path_factory.mktemp("data")
+    draw = np.random.default_rng(0)
+    ramp = np.linspace(-1, 1, SIDE)
+    slopes = draw.uniform(-90, 90, (2, COUNT, 1, 1, 3))
+    images = 128 + slopes[0] * ramp[:, None, None] + slopes[1] * ramp[None, :, None]
+    images = np.clip(images, 0, 255).astype(np.uint8)
+    np.savez(place / "source.npz", images=images, labels=np.arange(COUNT) % 2)
+    prepare(place / "source.npz", place / "prepared", size=SIDE, workers=1, progress=False)
+    return place / "prepared"
+
+
+@pytest.fixture(scope="module")
+def recipe(encoder, folder):
+    """recipe(**changes), an underscore for the dot: a run of four steps, adversarial from its third."""
+
+    def make(changes=GAN, **more):
+        told = {"data.path": str(folder), "encoder.name": str(encoder), "reconstruction.encoder": str(encoder)}
+        dotted = {name.replace("__", "."): value for name, value in more.items()}
+        named = override(DecoderRecipe(name="tiny"), {**told, **TINY, **changes, **dotted})
+        return replace(named, data=replace(named.data, channels=3, size=SIDE, classes=2))
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def whole(recipe, tmp_path_factory):
+    """A run of four steps without a stop; not to be changed."""
+    run = tmp_path_factory.mktemp("whole") / "run"
+    train(recipe(), run, progress=False)
+    return run
+
+
+def lines(run):
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def tensors(run):
+    """Every tensor of the newest checkpoint, by part and name."""
+    found = checkpoint.latest(run)
+    parts = [path.stem for path in sorted(found.glob("*.safetensors"))]
+    return {f"{part}/{name}": value for part in parts for name, value in checkpoint.load(found, part).items()}
+
+
+def assert_identical(run, other):
+    ours, theirs = tensors(run), tensors(other)
+    assert ours.keys() == theirs.keys()
+    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+
+
+def trainer_of(recipe):
+    return DecoderTrainer(recipe, training_store(recipe, torch.device("cpu")))
+
+
+# ---- learning
+
+
+def test_the_loss_falls(recipe, tmp_path):
+    run = tmp_path / "run"
+    train(recipe(PLAIN, train__steps="60", train__save_every="60", preview__every="30"), run, progress=False)
+    losses = [line["loss"] for line in lines(run) if "loss" in line]
+    looks = [line["psnr"] for line in lines(run) if "psnr" in line]
+    assert len(losses) == 60
+    assert losses[-1] < 0.6 * losses[0]
+    assert len(looks) == 2
+    assert looks[1] > looks[0]
+
+
+def test_both_sides_learn_from_their_starts(recipe):
+    trainer = trainer_of(recipe())
+    seen = []
+    for _ in range(4):
+        before = {name: value.clone() for name, value in trainer.heads.state_dict().items()}
+        decoder = trainer.decoder.head.weight.detach().clone()
+        trainer.advance()
+        (record,) = trainer.read()
+        assert not torch.equal(decoder, trainer.decoder.head.weight)
+        moved = [not torch.equal(value, before[name]) for name, value in trainer.heads.state_dict().items()]
+        seen.append((any(moved), "disc_total" in record.values, "gan" in record.values))
+    assert seen == [(False, False, False), (True, True, False), (True, True, True), (True, True, True)]
+    assert {"loss", "l1", "gan", "lambda", "disc_real", "disc_fake", "grad_norm", "lr"} <= record.values.keys()
+    assert trainer.decoder.training
+
+
+def test_a_step_by_hand(recipe):
+    """Latents of the mirrored images, noised by each sample's seed, and L1 to those images: one AdamW step."""
+    settings = recipe(PLAIN, train__clip="0")
+    trainer, other = trainer_of(settings), trainer_of(settings)
+    batch = other.batch()
+    positions = torch.arange(8)
+    seeds = other.order.seeds(positions)
+    shown = other.store[other.order.indices(positions)]
+    flips = torch.stack([image.flip(-1) for image in shown])
+    same = [(batch.images[i] == side[i] / 127.5 - 1).all().item() for i in range(8) for side in (shown, flips)]
+    assert all(same[2 * i] or same[2 * i + 1] for i in range(8))
+    assert any(same[::2])
+    assert any(same[1::2])
+    restored = other.decoder(RAE.noised(batch.latents, seeds, 0.8))
+    loss = (restored - batch.images).abs().mean() / 2
+    loss.backward()
+    optimizer = torch.optim.AdamW(other.decoder.parameters(), lr=3e-3, betas=(0.9, 0.95), weight_decay=0)
+    optimizer.step()
+    trainer.advance()
+    (record,) = trainer.read()
+    assert record.values["loss"] == pytest.approx(loss.item(), rel=1e-6)
+    for mine, theirs in zip(trainer.decoder.parameters(), other.decoder.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_parts_of_a_batch_give_the_gradient_of_the_whole(recipe):
+    """Without the adversarial loss, whose weight is each part's own."""
+    whole, parts = (trainer_of(recipe(PLAIN, engine__accumulate=number)) for number in ("1", "3"))
+    for trainer in (whole, parts):
+        trainer.advance()
+    first, second = whole.read()[0].values, parts.read()[0].values
+    assert second["loss"] == pytest.approx(first["loss"], rel=1e-6)
+    assert second["grad_norm"] == pytest.approx(first["grad_norm"], rel=1e-5)
+
+
+def test_held_out_images_are_never_trained_on(recipe, monkeypatch):
+    trainer = trainer_of(recipe(PLAIN))
+    gather, seen = trainer.store.gather, set()
+    monkeypatch.setattr(trainer.store, "gather", lambda indices: (seen.update(indices.tolist()), gather(indices))[1])
+    for _ in range(8):  # more than three epochs
+        trainer.advance()
+    assert seen == set(range(COUNT - HELD_OUT))
+    assert torch.equal(trainer.held_out[torch.arange(HELD_OUT)], trainer.store[torch.arange(COUNT - HELD_OUT, COUNT)])
+
+
+# ---- stopping and going on
+
+
+def test_a_run_that_was_stopped_goes_on_bit_for_bit(recipe, whole, tmp_path):
+    run = tmp_path / "run"
+    paused = train(recipe(), run, until=2, progress=False)
+    assert paused.statistics is None
+    assert not (run / "rae").exists()
+    train(recipe(), run, resume=True, progress=False)
+    assert_identical(run, whole)
+    kept = tensors(run)
+    assert any(name.startswith(f"optimizer/{HEADS}") and name.endswith("._u") for name in kept)
+    assert any(name.startswith(f"optimizer/{HEADS}") and name.endswith("/exp_avg") for name in kept)
+    own = [{k: v for k, v in line.items() if k != "images_per_second"} for line in lines(run)]
+    assert own == [{k: v for k, v in line.items() if k != "images_per_second"} for line in lines(whole)]
+
+
+def test_two_processes_train_as_one(recipe, tmp_path):
+    """Figures of every step, both sides', until the decoder follows the discriminator by each process's own lambda.
+
+    Weights without any effect, such as the keys' biases, are moved by rounding alone: they are not compared.
+    """
+    settings = recipe(train__batch="16", reconstruction__gan_start="3")  # 8 images each, as the heads' norm takes them
+    (tmp_path / "tiny.json").write_text(to_json(settings))
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "mvm"]
+    words = [*start, "train", "tiny.json", "--device", "cpu", "--out", "two"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    found = subprocess.run(
+        words, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert found.returncode == 0, found.stderr[-3000:]
+    train(settings, tmp_path / "one", progress=False)
+    assert tensors(tmp_path / "two").keys() == tensors(tmp_path / "one").keys()
+    pairs_of_lines = list(zip(lines(tmp_path / "two"), lines(tmp_path / "one"), strict=True))
+    assert len(pairs_of_lines) == 6  # four steps, two looks
+    for ours, theirs in pairs_of_lines:
+        assert ours.keys() == theirs.keys()
+        exact = ours.keys() - {"images_per_second"} if "gan" not in ours and ours["step"] < 4 else {"step", "l1"}
+        for name in exact & ours.keys():
+            assert ours[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-4), (ours["step"], name)
+    both, one = (load_rae(tmp_path / run / "rae").statistics for run in ("two", "one"))
+    torch.testing.assert_close(both.mean, one.mean, rtol=1e-6, atol=1e-6)
+    assert both.count == one.count
+
+
+# ---- what comes of it
+
+
+def test_the_autoencoder(recipe, whole):
+    rae = load_rae(whole / "rae")
+    settings = recipe()
+    trainer = trainer_of(settings)
+    averaged = checkpoint.load(checkpoint.latest(whole), "ema")
+    assert all(torch.equal(value, averaged[name]) for name, value in rae.decoder.named_parameters())
+    found = measure(trainer.encoder, trainer.images, progress=False)
+    assert rae.statistics.count == found.count == 2 * (COUNT - HELD_OUT)
+    assert torch.equal(rae.statistics.mean, found.mean.float())
+    images = trainer.held_out[torch.arange(HELD_OUT)]
+    latents = rae.encode(images)
+    assert latents.shape == (HELD_OUT, 16, 4, 4)
+    restored = rae.decode(latents)
+    assert restored.shape == images.shape
+    assert torch.equal(restored, rae.decode(rae.encode(images)))
+
+
+def test_a_finished_run_writes_the_autoencoder_again_where_it_is_missing(recipe, tmp_path, monkeypatch):
+    run, settings = tmp_path / "run", recipe(PLAIN)
+    first = train(settings, run, progress=False)
+    index = (run / "rae" / "rae.json").read_text()
+    stamp = (run / "rae").stat().st_mtime_ns
+    with monkeypatch.context() as patch:
+        patch.setattr(decoder_result, "measure", None)  # nothing is measured again
+        again = train(settings, run, resume=True, progress=False)
+        assert (run / "rae").stat().st_mtime_ns == stamp
+        assert again.fingerprint == first.fingerprint
+        longer = train(replace(settings, train=replace(settings.train, steps=6)), run, resume=True, progress=False)
+        assert longer.fingerprint == first.fingerprint
+        assert load_rae(run / "rae").decoder.fingerprint == longer.decoder.fingerprint != first.decoder.fingerprint
+    (run / "rae" / "statistics.safetensors").unlink()
+    last = train(replace(settings, train=replace(settings.train, steps=6)), run, resume=True, progress=False)
+    assert load_rae(run / "rae").fingerprint == last.fingerprint
+    assert json.loads(index)["encoder"]["layers"] == "1,4"
+
+
+def test_previews(whole):
+    looks = [line for line in lines(whole) if "psnr" in line]
+    assert [line["step"] for line in looks] == [2, 4]
+    assert all({"psnr", "ssim", "rfd_encoder"} <= line.keys() for line in looks)
+    manifest = checkpoint.read_manifest(checkpoint.latest(whole))
+    assert manifest["quality"] == quality(looks[-1]) == -looks[-1]["psnr"]
+    assert [path.name for path in sorted((whole / "samples").iterdir())] == ["step-00000002.png", "step-00000004.png"]
+
+
+def test_a_preview_shows_originals_above_what_became_of_them(recipe, whole):
+    images = trainer_of(recipe()).held_out[torch.arange(4)]
+    rae = load_rae(whole / "rae")
+    restored = rae.decode(rae.encode(images))
+    shown = torch.from_numpy(np.array(Image.open(whole / "samples" / "step-00000004.png"))).permute(2, 0, 1)
+    tile = [[shown[:, 2 + r * 18 : 18 + r * 18, 2 + c * 18 : 18 + c * 18] for c in range(4)] for r in range(2)]
+    assert torch.equal(torch.stack(tile[0]), images)
+    assert (torch.stack(tile[1]).int() - restored.int()).abs().max() <= 1  # statistics there and back
+
+
+def test_figures_are_those_that_the_images_are_large_enough_for(recipe, monkeypatch):
+    objective = trainer_of(recipe(PLAIN)).objective
+    cpu = torch.device("cpu")
+    assert list(known_figures(objective, 10, cpu)) == ["psnr"]
+    assert list(known_figures(objective, 16, cpu)) == ["psnr", "ssim"]
+    monkeypatch.setattr(decoder_preview, "load_lpips", lambda source: LPIPS())
+    assert list(known_figures(objective, 32, cpu)) == ["psnr", "ssim", "lpips_held_out"]
+
+
+def test_rows_of_pairs():
+    originals = torch.arange(1, 4, dtype=torch.uint8).view(3, 1, 1, 1)
+    assert pairs(originals, originals + 10, 2).flatten().tolist() == [1, 2, 11, 12, 3, 255, 13, 255]
+
+
+def test_the_recipe_is_kept(recipe, whole):
+    assert parse_recipe((whole / "recipe.json").read_text(), ".json", "x") == recipe()
+
+
+# ---- refusals
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"held_out__count": "24"}, r"held_out\.count=24 leaves nothing .* 24 images"),
+        ({"held_out__count": "99"}, r"held_out\.count=99 leaves nothing"),
+        ({"decoder__patch": "8"}, r"decoder\.patch=8 makes images \(3, 32, 32\) of 4x4 latents, .* \(3, 16, 16\)"),
+        ({"encoder__resolution": "8"}, r"decoder\.patch=4 makes images \(3, 8, 8\) of 2x2"),
+        ({"encoder__resolution": "9"}, r"encoder\.resolution=9 does not suit .* multiple of 4"),
+        ({"encoder__layers": "1,9"}, r"encoder\.layers='1,9' does not suit 4 blocks"),
+        ({"encoder__layers": "first"}, r"encoder\.layers='first' does not suit 4 blocks"),
+        ({"encoder__name": ""}, r"encoder\.name is empty; give a DINOv2"),
+        ({"encoder__name": "nowhere"}, r"^encoder\.name='nowhere' is unknown"),
+        ({"reconstruction__encoder": ""}, r"reconstruction\.gan=0\.75 needs reconstruction\.encoder"),
+    ],
+)
+def test_bad_options_are_named_and_leave_nothing_behind(recipe, tmp_path, changes, said):
+    with pytest.raises(ValueError, match=said):
+        train(recipe(**changes), tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_another_encoder_is_refused_on_resume(recipe, whole, encoder, tmp_path):
+    """A folder may be moved; other weights in it are another encoder."""
+    model = transformers.Dinov2Model.from_pretrained(encoder)
+    model.save_pretrained(tmp_path / "moved")
+    with torch.no_grad():
+        model.encoder.layer[0].mlp.fc1.weight[0, 0] += 1
+    model.save_pretrained(tmp_path / "changed")
+    run = shutil.copytree(whole, tmp_path / "run")
+    train(recipe(encoder__name=str(tmp_path / "moved")), run, resume=True, progress=False)
+    with pytest.raises(ValueError, match=r"the decoder in .*step-00000004 of the encoder .* cannot be used with"):
+        train(recipe(encoder__name=str(tmp_path / "changed")), run, resume=True, progress=False)
+    with pytest.raises(ValueError, match=r"other values of reconstruction\.tau"):
+        train(recipe(reconstruction__tau="0.1"), run, resume=True, progress=False)
+
+
+def test_weights_of_another_decoder_are_refused(recipe, whole, tmp_path):
+    train(recipe(train__steps="1", train__save_every="1"), tmp_path / "next", progress=False, init=(whole, "ema"))
+    with pytest.raises(ValueError, match=r"do not fit the recipe's decoder"):
+        train(recipe(decoder__size="S"), tmp_path / "other", progress=False, init=(whole, "ema"))
