@@ -1,6 +1,7 @@
 """Stage 1 by the command: recipe, run, resume, and what can be done with it."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -80,3 +81,34 @@ def test_recipes_show(done):
     assert {"imagenette-rae-s", "imagenet256-rae-stage1"} <= {line.split()[0] for line in listed}
     width = max(map(len, shipped()))
     assert all(line[width] == " " and line[width + 1] != " " for line in listed)
+
+
+def test_both_stages_to_a_figure(words, prepared, done, refused, tmp_path):
+    """Prepared images -> stage 1 with statistics -> cached latents -> stage 2 -> samples -> pictures -> a distance."""
+    first, second = tmp_path / "rae-run", tmp_path / "ddt-run"
+    done("train", *words, "--out", first)
+    latent = [
+        "imagenette-ddt-s", "--data.name", "folder", "--data.path", str(prepared), "--codec.path", str(first / "rae"),
+        "--codec.channels", "16", "--codec.side", "4", "--codec.latents", str(tmp_path / "latents"),
+        "--path.law.shift_dimension", "256", "--network.size", "tiny", "--network.inner_block", "1",
+        "--network.head_width", "32", "--network.head_heads", "2", "--train.batch", "4", "--train.steps", "4",
+        "--train.warmup", "0", "--train.save_every", "2", "--preview.every", "2", "--preview.grid", "4",
+        "--preview.count", "6", "--sample.nfe", "3", "--device", "cpu",
+    ]  # fmt: skip
+    done("train", *latent, "--out", second)
+    assert (tmp_path / "latents" / "index.json").is_file()
+    done("sample", second, "--num", "4", "--out", tmp_path / "grid.png", "--device", "cpu")
+    assert "fd-pixels" in done("eval", second, "--num", "8", "--metrics", "fd-pixels", "--device", "cpu")
+    assert "fd-pixels" in done(
+        "eval", second, "-n", "8", "--ref", prepared, "--metrics", "fd-pixels", "--device", "cpu"
+    )
+    other = [word if word != "1,2,4" else "last" for word in words]
+    done("train", *other, "--out", tmp_path / "other-run")
+    shutil.rmtree(first / "rae")
+    (tmp_path / "other-run" / "rae").rename(first / "rae")
+    said = refused("sample", second, "--num", "4", "--out", tmp_path / "x.png", "--device", "cpu")
+    assert "was trained in latents of fingerprint" in said
+    assert "restore the autoencoder" in said
+    assert "holds latents of something else" in refused("train", *latent, "--out", second, "--resume")
+    elsewhere = ["--codec.latents", str(tmp_path / "others")]
+    assert "was trained in latents" in refused("train", *latent, *elsewhere, "--out", second, "--resume")

@@ -1,13 +1,14 @@
 """Latents on the disk: the right image, the right mirror, whole shards, or an error that names one."""
 
 import json
+import threading
 
 import numpy as np
 import pytest
 import torch
 
-from mvm.latent import cache
-from mvm.latent.cache import open_latents, write_latents
+from mvm.latent import RAE, Decoder, DecoderConfig, cache, measure
+from mvm.latent.cache import open_latents, shard_name, write_latents
 
 
 class Patches:
@@ -187,3 +188,26 @@ def test_damaged_index(folder):
         open_latents(folder)
     with pytest.raises(ValueError, match="are not there"):
         open_latents(folder / "nowhere")
+
+
+def test_processes_share_the_shards(encoders, images, tmp_path):
+    """Threads stand for processes: each makes every third shard, and the bytes are those of one process."""
+    encoder = encoders()
+    rae = RAE(encoder, Decoder(DecoderConfig("tiny", 4), encoder.latent_shape, encoder.origin))
+    rae.set_statistics(measure(encoder, images, progress=False).result(encoder.origin))
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    write_latents(alone, rae, images, stamp="x", shard=2, progress=False)
+    barrier, made = threading.Barrier(3), {}
+
+    def work(rank):
+        share = {"rank": rank, "world": 3, "meet": barrier.wait}
+        made[rank] = write_latents(together, rae, images, stamp="x", shard=2, progress=False, **share)
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert made == {rank: [shard_name(number) for number in range(rank, 5, 3)] for rank in range(3)}
+    assert sorted(path.name for path in together.iterdir()) == sorted(path.name for path in alone.iterdir())
+    assert all(path.read_bytes() == (alone / path.name).read_bytes() for path in together.iterdir())

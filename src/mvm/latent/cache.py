@@ -10,7 +10,8 @@ with its sha256. index.json is written last, so a folder without one is unfinish
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from math import prod
@@ -161,29 +162,47 @@ def write_latents(
     batch: int = 64,
     shard: int = SHARD,
     progress: bool = True,
+    rank: int = 0,
+    world: int = 1,
+    meet: Callable[[], object] = lambda: None,
 ) -> list[str]:
-    """Write the latents of all images, both mirrors; return the names of the shards that had to be made.
+    """Write the latents of all images, both mirrors; return the names of the shards that had to be made here.
 
     Shards of an earlier run are checked and kept; those that are missing, cut short or damaged are made anew.
-    stamp: tells this data set from any other.
+    stamp: tells this data set from any other. Of `world` processes, which must all call, each makes its share; `meet`
+    waits for the others.
     """
     key = CacheKey(codec.fingerprint, stamp, len(images), codec.latent_shape, shard)
     folder.mkdir(parents=True, exist_ok=True)
-    made = []
-    with alone(folder, f"'{folder}': another process writes latents there; wait for it"):
+    refusal = f"'{folder}': another process writes latents there; wait for it"
+    with alone(folder, refusal) if rank == 0 else nullcontext():
         index = _read_json(folder / INDEX)
         if index is not None:
             _require_same(folder, _key_of(folder, index), asdict(key))
         _require_disk(key, folder)
-        with tqdm(total=key.count, desc="latents", unit="image", disable=not progress) as bar:
-            for number, (first, stop) in enumerate(pairwise(key.starts)):
-                if _is_whole(folder, key, number):
-                    bar.update(stop - first)
-                    continue
-                (folder / INDEX).unlink(missing_ok=True)  # unfinished again, until the end
-                _write_shard(folder, key, number, codec, images, batch, bar)
-                made.append(shard_name(number))
-        _write_index(folder, key)
+        mine = range(rank, len(key.starts) - 1, world)
+        made = _write_shards(folder, key, mine, codec, images, batch, progress and rank == 0)
+        meet()  # all shards are whole
+        if rank == 0:
+            _write_index(folder, key)
+        meet()  # and the index tells them
+    return made
+
+
+def _write_shards(
+    folder: Path, key: CacheKey, numbers: range, codec: LatentCodec, images: Pictures, batch: int, progress: bool
+) -> list[str]:
+    """Make those of the shards that are not whole; return their names."""
+    made, spans = [], list(pairwise(key.starts))
+    total = sum(spans[number][1] - spans[number][0] for number in numbers)
+    with tqdm(total=total, desc="latents", unit="image", disable=not progress) as bar:
+        for number in numbers:
+            if _is_whole(folder, key, number):
+                bar.update(spans[number][1] - spans[number][0])
+                continue
+            (folder / INDEX).unlink(missing_ok=True)  # unfinished again, until the end
+            _write_shard(folder, key, number, codec, images, batch, bar)
+            made.append(shard_name(number))
     return made
 
 

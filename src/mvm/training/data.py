@@ -84,14 +84,13 @@ class Latents(Protocol):
 def training_latents(recipe: Recipe, codec: Codec, store: Store, place: Processes) -> Latents | None:
     """Return the latents of all images, made once and kept as codec.cache says; None: encode every batch.
 
-    One process writes them; shards of an earlier run are checked and kept.
+    Every process writes its share; shards of an earlier run are checked and kept.
     """
     if not isinstance(codec, RAE) or recipe.codec.cache == "none":
         return None
     folder = Path(recipe.codec.latents or f"{recipe.data.folder}-latents-{codec.fingerprint[:8]}")
     stamp = store.stamp or recipe.data.name
-    with place.main_first():
-        if place.main:
-            write_latents(folder, codec, store, stamp=stamp)
-        found = open_latents(folder, codec=codec.fingerprint, data=stamp, device=place.device)
+    share = {"rank": place.rank, "world": place.world, "meet": lambda: place.any(False)}
+    write_latents(folder, codec, store, stamp=stamp, **share)
+    found = open_latents(folder, codec=codec.fingerprint, data=stamp, device=place.device)
     return found.load() if recipe.codec.cache == "device" else found

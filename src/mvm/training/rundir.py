@@ -16,7 +16,15 @@ INIT = "init.json"
 _KEPT = ("train.log_every", "train.save_every", "train.snapshot_every", "train.keep", "train.keep_best")
 OWN = ("features",)  # what a run that was stopped before its first step may leave
 # Where frozen weights lie: they are told by their fingerprints.
-_PLACES = ("data.path", "encoder.name", "reconstruction.lpips_weights")
+_PLACES = (
+    "data.path",
+    "encoder.name",
+    "reconstruction.lpips_weights",
+    "codec.path",
+    "codec.encoder",
+    "codec.latents",
+    "codec.cache",
+)
 FREE = ("description", "engine.", "preview.", "sample.", *_PLACES, *_KEPT)
 
 
