@@ -7,7 +7,7 @@ import pytest
 
 from mvm.network import DiTConfig, multiply_adds
 from mvm.recipes import DataConfig, Recipe, load_recipe, options, override, shipped
-from mvm.recipes.page import H200_FLOPS, H200_MFU, costs, hours_on_h200, page
+from mvm.recipes.page import H200_FLOPS, H200_MFU, costs, has_estimate, hours_on_h200, page
 from mvm.training.optim import TrainConfig
 
 
@@ -54,7 +54,7 @@ FIELDS = [name for name in shipped() if isinstance(load_recipe(name), Recipe)]
 
 @pytest.mark.parametrize("name", FIELDS)
 def test_time_is_estimated_where_the_size_was_measured(name):
-    text, measured = page(name), load_recipe(name).network.size in H200_MFU
+    text, measured = page(name), has_estimate(load_recipe(name))
     assert measured == (name != "digits")
     assert bool(re.search(r"^estimate  \S+ hours on one NVIDIA H200", text, re.MULTILINE)) == measured
     assert re.search(r"^network   [\d.]+ M parameters, \S+ G multiply-adds per image$", text, re.MULTILINE)
@@ -96,3 +96,8 @@ def test_a_folder_that_is_known_has_costs():
 def test_unknown_recipe():
     with pytest.raises(ValueError, match=r"recipe='digit' is unknown \(did you mean 'digits'\?\)"):
         page("digit")
+
+
+def test_no_hours_are_told_of_networks_nobody_timed():
+    assert "estimate" not in page("imagenette-ddt-s")
+    assert "estimate" in page("cifar10")

@@ -24,6 +24,11 @@ def training_flops(recipe: AnyRecipe) -> float:
     return 6.0 * multiply_adds(recipe.network, recipe.sample_shape, len(recipe.data.class_names))
 
 
+def has_estimate(recipe: Recipe) -> bool:
+    """Whether the speed of such a network was measured: DiTs of the published sizes."""
+    return recipe.network.kind == "dit" and recipe.network.size in H200_MFU
+
+
 def hours_on_h200(recipe: Recipe) -> float:
     """Return the hours of training on one H200, at the share of the ceiling that was measured."""
     images = recipe.train.steps * recipe.train.batch
@@ -55,7 +60,7 @@ def _field_costs(recipe: Recipe, training: str) -> list[str]:
         f"{multiply_adds(recipe.network, shape, classes) / 1e9:.3g} G multiply-adds per image",
         training,
     ]
-    if recipe.network.size in H200_MFU:
+    if has_estimate(recipe):
         basis = "a guess between B and XL" if recipe.network.size == "L" else "from measured throughput"
         without = ", without REPA's encoder and projector" if recipe.repa.encoder else ""
         lines.append(f"estimate  {hours_on_h200(recipe):.2g} hours on one NVIDIA H200 ({basis}{without})")
