@@ -90,7 +90,6 @@ def training_latents(recipe: Recipe, codec: Codec, store: Store, place: Processe
         return None
     folder = Path(recipe.codec.latents or f"{recipe.data.folder}-latents-{codec.fingerprint[:8]}")
     stamp = store.stamp or recipe.data.name
-    share = {"rank": place.rank, "world": place.world, "meet": lambda: place.any(False)}
-    write_latents(folder, codec, store, stamp=stamp, **share)
+    write_latents(folder, codec, store, stamp=stamp, rank=place.rank, world=place.world, meet=lambda: place.any(False))
     found = open_latents(folder, codec=codec.fingerprint, data=stamp, device=place.device)
     return found.load() if recipe.codec.cache == "device" else found
