@@ -405,3 +405,13 @@ def test_the_report_is_written(model, finished, tmp_path):
 def test_the_default_figure(model):
     assert default_metrics(model) == "fd-pixels"
     assert of_training(model).shape[0] == 1
+
+
+def test_the_compiler_works_before_the_clock(model, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr("mvm.evaluation.sweep.generate_batch", lambda model, labels, *rest: seen.append(len(labels)))
+    monkeypatch.setattr(model, "compiled", True)
+    cells = [SampleConfig(nfe=1), SampleConfig(nfe=2)]
+    for _ in range(2):  # the second time there is nothing to sample
+        sweep(model, tmp_path / "out").run(cells)
+    assert seen == [min(DRAW.batch, DRAW.num)]
