@@ -20,6 +20,7 @@ _ROUNDS = 10
 
 # Streams keep the draws of one seed apart; solver steps use STEP + index.
 INITIAL, LABEL, TIME, TRAIN, DEQUANTISE, HUTCHINSON, DERIVE, MIRROR, BLOCK = range(9)
+AUGMENT = 1 << 12
 STEP = 1 << 16
 
 MAX_SEED = 2**63 - 1

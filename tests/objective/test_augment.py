@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mvm import noise
-from mvm.objective.augment import AUGMENT, Augmentation
+from mvm.objective.augment import Augmentation
 
 
 def draw(*shape, seed=0, dtype=torch.float32):
@@ -53,7 +53,7 @@ ALL = Augmentation(0.25, True, 0.5)
 @pytest.mark.parametrize("shape", [(3, 8, 8), (1, 6, 11)])
 def test_augmentation_equals_loops(change, shape):
     images, seeds = draw(40, *shape, dtype=torch.float64), torch.arange(40)
-    u = noise.uniform(seeds, AUGMENT, (7,)).numpy()
+    u = noise.uniform(seeds, noise.AUGMENT, (7,)).numpy()
     options = (change.translate, change.colour, change.cutout)
     want = np.stack([augmented_by_hand(x, row, *options) for x, row in zip(images.numpy(), u, strict=True)])
     found = change(images, seeds)

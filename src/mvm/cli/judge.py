@@ -57,25 +57,23 @@ class Asked:
 
         if self.num is None:
             say_from_first(f"mvm: '{name}' samples {self.count:,} images; -n asks for fewer", error=True)
-        draw, base = Draw(self.count, seed, batch=self.batch), Path(name).name
-        return Side(base, of_model(load(name).to(place.device), draw, precision=self.precision, name=base))
+        draw, base, model = Draw(self.count, seed, batch=self.batch), Path(name).name, load(name).to(place.device)
+        return Side(base, of_model(model, draw, precision=self.precision, name=base), model=model)
 
 
-def _reference(images: str, ref: str, asked: Asked, place: "Processes") -> "Side | None":
+def _reference(images: "Side", ref: str, asked: Asked, place: "Processes") -> "Side | None":
     """Return the asked reference; of a run, by default, the images it was trained on.
 
     A run as reference has seeds of its own: images of the same noise would be too near.
     """
     from mvm.evaluation.evaluate import Side
     from mvm.evaluation.images import of_training
-    from mvm.model import is_model, load
 
     if ref:
         return asked.side(ref, place, seed=asked.count)
-    if not is_model(images):
+    if images.model is None:
         return None
-    model = load(images)
-    return Side(model.recipe.data.name, of_training(model))
+    return Side(images.model.recipe.data.name, of_training(images.model))
 
 
 def _value(number: float) -> str:
@@ -163,7 +161,7 @@ def evaluate(
     """
     from mvm.evaluation.evaluate import evaluate as run_evaluation
     from mvm.evaluation.gather import Judge
-    from mvm.evaluation.measures import parse_metrics
+    from mvm.evaluation.measures import parse_metrics, usual_metric
     from mvm.files import write_text
     from mvm.model import choose_device, is_model
     from mvm.options import at_least, choose
@@ -184,8 +182,8 @@ def evaluate(
     with processes(choose_device(device)) as place:
         judge = Judge(sources(inception, encoder), place, batch, blocks=blocks, kid_size=kid_size)
         side = asked.side(images, place)
-        names = names or ("fid" if side.images is None or side.images.shape[0] == 3 else "fd-pixels",)
-        found = run_evaluation(judge, side, _reference(images, ref, asked, place), names)
+        names = names or (usual_metric(side.images.shape[0] if side.images else 3),)
+        found = run_evaluation(judge, side, _reference(side, ref, asked, place), names)
         for warning in found.warnings:
             say_from_first(f"mvm: {warning}", error=True)
         say_from_first(_told(found))

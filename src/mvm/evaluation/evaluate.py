@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 import mvm
+from mvm.data.sources.arrays import IMAGE_KEYS
 from mvm.evaluation.gather import Judge
 from mvm.evaluation.images import ImageSet, open_images
 from mvm.evaluation.measures import MEASURES, Figure, Gathered, Key, figures, keys_of
@@ -23,17 +24,22 @@ from mvm.evaluation.moments import (
     too_few,
 )
 from mvm.files import sha256
+from mvm.model import Model
 
 SUFFIXES = {"pool": "", "spatial": SPATIAL}  # of the moments in files, by part
 
 
 @dataclass(frozen=True)
 class Side:
-    """What stands on one side of a comparison: images, a file of moments, or both in one file (ADM's)."""
+    """What stands on one side of a comparison: images, a file of moments, or both in one file (ADM's).
+
+    model: what the images are sampled from, if they are.
+    """
 
     name: str
     images: ImageSet | None = None
     file: Path | None = None
+    model: Model | None = None
 
     def has(self, key: Key) -> bool:
         """Whether the file holds the moments of a key; files that do not say so (ADM, EDM) are Inception's."""
@@ -62,7 +68,7 @@ def open_side(name: str, **options: Any) -> Side:
         return Side(path.name or name, open_images(name, **options))
     members = _members(path)
     moments = "mu.npy" in members
-    images = not moments or any(f"{key}.npy" in members for key in ("images", "arr_0", "data"))
+    images = not moments or any(f"{key}.npy" in members for key in IMAGE_KEYS)
     return Side(path.name, open_images(name, **options) if images else None, path if moments else None)
 
 

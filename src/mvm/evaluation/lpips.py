@@ -8,17 +8,16 @@ Maps after the five ReLUs are scaled to length 1 at each place; squared differen
 was learned from people's judgements, averaged over the places, and summed over the five.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, Self
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.functional import max_pool2d
 
 from mvm.evaluation.inception import fingerprint
-from mvm.evaluation.weights import cache_folder
+from mvm.evaluation.weights import cache_folder, read_tensors
 from mvm.pixels import to_unit
 from mvm.precision import full_float32
 
@@ -138,32 +137,6 @@ def _locate(path: Path) -> list[Path]:
     return files
 
 
-def _read(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of one file; nothing in it is executed."""
-    try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except PermissionError:
-        raise
-    except Exception as error:  # of a torn or foreign .pth torch raises ten kinds of error
-        raise _needed(f"'{path}' is no whole file of weights alone") from error
-    if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
-        raise _needed(f"'{path}' holds something other than named tensors")
-    return dict(found)
-
-
-def _read_all(files: Sequence[Path]) -> dict[str, Tensor]:
-    """Return the tensors of all files as float32, without AlexNet's classifier; a name that comes twice is refused."""
-    weights: dict[str, Tensor] = {}
-    for path in files:
-        shard = {name: value.float() for name, value in _read(path).items() if not name.startswith(UNUSED)}
-        if twice := sorted(shard.keys() & weights.keys()):
-            raise ValueError(f"'{path}' holds {twice[0]} again; the folder must hold one set of weights")
-        weights |= shard
-    return weights
-
-
 def _build(weights: Mapping[str, Tensor], source: Path) -> LPIPS:
     """Return the network of these weights; on "meta" nothing is drawn, so that loading moves no random state."""
     with torch.device("meta"):
@@ -183,7 +156,8 @@ def load_lpips(source: str | Path | None = None, *, trust: bool = False) -> LPIP
     Weights of another fingerprint than FINGERPRINT are refused, unless `trust`.
     """
     path = Path(source) if source else cache_folder() / "lpips"
-    network = _build(_read_all(_locate(path)), path)
+    weights = read_tensors(_locate(path), _needed, lambda name: not name.startswith(UNUSED))
+    network = _build(weights, path)
     if network.fingerprint != FINGERPRINT and not trust:
         raise ValueError(
             f"the weights in '{path}' have the fingerprint {network.fingerprint}, the published ones {FINGERPRINT}: "

@@ -53,6 +53,11 @@ for _network in ("dino", "effnet", "pixels"):
     MEASURES[f"kd-{_network}"] = Measure(Key(_network, "pool"), features=True)
 
 
+def usual_metric(channels: int) -> str:
+    """Return the figure usual for images: Inception knows photographs, not small grey ones."""
+    return "fid" if channels == 3 else "fd-pixels"
+
+
 def parse_metrics(text: str) -> tuple[str, ...]:
     """Return the names in "fid,kid", each once, each known."""
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))

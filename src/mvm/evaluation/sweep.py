@@ -22,7 +22,7 @@ import torch
 from mvm.evaluation.evaluate import Evaluation, Reference, Side, check_shapes, check_side, evaluate
 from mvm.evaluation.gather import Judge
 from mvm.evaluation.images import of_parts
-from mvm.evaluation.measures import Figure
+from mvm.evaluation.measures import Figure, usual_metric
 from mvm.evaluation.report import provenance, require_plots
 from mvm.evaluation.sweep_report import Result, write_report
 from mvm.files import alone, put_in_place, temporary_beside, write_text
@@ -322,5 +322,5 @@ def _write_grid(path: Path, parts: Parts) -> None:
 
 
 def default_metrics(model: Model) -> str:
-    """Return the figure usual for a model's images: Inception knows photographs, not small grey ones."""
-    return "fid" if model.recipe.data.shape[0] == 3 else "fd-pixels"
+    """Return the figure usual for a model's images."""
+    return usual_metric(model.recipe.data.shape[0])

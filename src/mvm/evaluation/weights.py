@@ -4,7 +4,7 @@ import json
 import os
 import sys
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -101,7 +101,10 @@ def _locate(source: str | Path | None) -> list[Path]:
     return files
 
 
-def _read(path: Path) -> dict[str, Tensor]:
+Refuse = Callable[[str], ValueError]  # what was found -> the error that also says what is needed
+
+
+def _read(path: Path, refuse: Refuse) -> dict[str, Tensor]:
     """Return the tensors of one file; nothing in it is executed."""
     try:
         if path.suffix == ".safetensors":
@@ -110,21 +113,25 @@ def _read(path: Path) -> dict[str, Tensor]:
     except PermissionError:
         raise
     except Exception as error:  # of a torn or foreign .pth torch raises ten kinds of error
-        raise ValueError(f"'{path}' is no whole file of weights alone; {OPTION} takes .safetensors and .pth") from error
+        raise refuse(f"'{path}' is no whole file of weights alone") from error
     if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
-        raise ValueError(f"'{path}' holds something other than named tensors; {OPTION} takes weights alone")
+        raise refuse(f"'{path}' holds something other than named tensors")
     return dict(found)
 
 
-def _read_all(files: Sequence[Path]) -> dict[str, Tensor]:
-    """Return the tensors of all files as float32, without the counters; a name that comes twice is refused."""
+def read_tensors(files: Sequence[Path], refuse: Refuse, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
+    """Return the wanted tensors of all files (.safetensors, .pth) as float32; a name that comes twice is refused."""
     weights: dict[str, Tensor] = {}
     for path in files:
-        shard = _read(path)
+        shard = {name: value.float() for name, value in _read(path, refuse).items() if wanted(name)}
         if twice := sorted(shard.keys() & weights.keys()):
             raise ValueError(f"'{path}' holds {twice[0]} again; the folder must hold one set of weights")
         weights |= shard
-    return {name: value.float() for name, value in weights.items() if not name.endswith(COUNTER)}
+    return weights
+
+
+def _not_weights(found: str) -> ValueError:
+    return ValueError(f"{found}; {OPTION} takes .safetensors and .pth of weights alone")
 
 
 def _is_published(files: Sequence[Path]) -> bool:
@@ -160,7 +167,7 @@ def load_inception(source: str | Path | None = None, *, trust: bool = False) -> 
     logits.
     """
     files = _locate(source)
-    weights = _read_all(files)
+    weights = read_tensors(files, _not_weights, lambda name: not name.endswith(COUNTER))
     if not trust and CLASSIFIER[0] in weights and not _is_published(files):
         weights = {name: value for name, value in weights.items() if name not in CLASSIFIER}
     network = _build(weights, files[0])

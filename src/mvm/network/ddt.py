@@ -18,7 +18,6 @@ from mvm.network.layers import (
     Attention,
     LevelEmbedding,
     SwiGLU,
-    modulate,
     patchify,
     rotary_table,
     rotary_waves,
@@ -108,18 +107,15 @@ class ContextTokens(nn.Module):
 class TokenBlock(Block):
     """A Block with a condition (B, N, d) for every token."""
 
-    def forward(self, x: Tensor, condition: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = self.modulation(condition).chunk(6, dim=-1)
-        x = x + gate_a * self.attention(modulate(x, shift_a, scale_a), cos, sin)
-        return x + gate_m * self.mlp(modulate(x, shift_m, scale_m))
+    def modulated(self, condition: Tensor) -> Tensor:
+        return self.modulation(condition)
 
 
 class TokenHead(Head):
     """A Head with a condition (B, N, d) for every token."""
 
-    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
-        shift, scale = self.modulation(condition).chunk(2, dim=-1)
-        return self.linear(modulate(x, shift, scale))
+    def modulated(self, condition: Tensor) -> Tensor:
+        return self.modulation(condition)
 
 
 class WideHead(nn.Module):

@@ -92,8 +92,12 @@ class Block(nn.Module):
         self.mlp = SwiGLU(width)
         self.modulation = nn.Linear(width, 6 * width)
 
+    def modulated(self, condition: Tensor) -> Tensor:
+        """Return shifts, scales and gates side by side (B, 1, 6 d): those of an image serve all its tokens."""
+        return self.modulation(condition)[:, None]
+
     def forward(self, x: Tensor, condition: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = self.modulation(condition)[:, None].chunk(6, dim=-1)
+        shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = self.modulated(condition).chunk(6, dim=-1)
         x = x + gate_a * self.attention(modulate(x, shift_a, scale_a), cos, sin)
         return x + gate_m * self.mlp(modulate(x, shift_m, scale_m))
 
@@ -106,8 +110,12 @@ class Head(nn.Module):
         self.modulation = nn.Linear(width, 2 * width)
         self.linear = nn.Linear(width, out)
 
+    def modulated(self, condition: Tensor) -> Tensor:
+        """Return shift and scale side by side (B, 1, 2 d)."""
+        return self.modulation(condition)[:, None]
+
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
-        shift, scale = self.modulation(condition)[:, None].chunk(2, dim=-1)
+        shift, scale = self.modulated(condition).chunk(2, dim=-1)
         return self.linear(modulate(x, shift, scale))
 
 

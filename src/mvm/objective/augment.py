@@ -12,8 +12,6 @@ from torch import Tensor
 from mvm import noise
 from mvm.options import between
 
-AUGMENT = 1 << 12  # the stream of these draws, apart from those that mvm.noise names
-
 
 def _brighten(x: Tensor, u: Tensor) -> Tensor:
     """Return x with up to 0.5 added or taken."""
@@ -104,7 +102,9 @@ class Augmentation:
     def __call__(self, images: Tensor, seeds: Tensor) -> Tensor:
         if len(seeds) != len(images):
             raise ValueError(f"there are {len(seeds)} seeds for {len(images)} images; give one seed per image")
-        u = noise.uniform(seeds.to(images.device), AUGMENT, (7,))  # each draw has its place, whatever is switched on
+        u = noise.uniform(
+            seeds.to(images.device), noise.AUGMENT, (7,)
+        )  # each draw has its place, whatever is switched on
         x = images
         if self.colour:
             tints = u[:, :3, None, None, None].to(x.dtype)

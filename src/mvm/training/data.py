@@ -3,13 +3,12 @@
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
-from torch import Tensor
 
 from mvm.data import DATA_SETS, Images, OnHost, Prepared, Resident, Store, open_prepared
-from mvm.latent import RAE, Codec, open_latents, write_latents
+from mvm.latent import RAE, Codec, Latents, LoadedLatents, open_latents, write_latents
 from mvm.recipes import FOLDER, AnyRecipe, DataConfig, Recipe
 from mvm.training.runtime import Processes
 
@@ -75,13 +74,7 @@ def completed(recipe: R) -> R:
     return replace(recipe, data=replace(config, channels=channels, size=size, classes=len(found.classes)))
 
 
-class Latents(Protocol):
-    """Latents of a data set, both mirrors: gather(indices (B,), mirrored (B,)) -> (B, C, h, w) on the device."""
-
-    def gather(self, indices: Tensor, mirrored: Tensor) -> Tensor: ...
-
-
-def training_latents(recipe: Recipe, codec: Codec, store: Store, place: Processes) -> Latents | None:
+def training_latents(recipe: Recipe, codec: Codec, store: Store, place: Processes) -> Latents | LoadedLatents | None:
     """Return the latents of all images, made once and kept as codec.cache says; None: encode every batch.
 
     Every process writes its share; shards of an earlier run are checked and kept.

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,10 +19,10 @@ from mvm.recipes import DecoderRecipe
 from mvm.training import checkpoint
 from mvm.training.ema import MAIN, Averages
 from mvm.training.engine import Engine
-from mvm.training.logs import Record, Window, warn
+from mvm.training.logs import Record, Window
 from mvm.training.optim import learning_rate, optimizers, set_rate, step_unless
 from mvm.training.runtime import EngineConfig, Processes, autocast, parts_of
-from mvm.training.trainer import numbers, restore_moments
+from mvm.training.trainer import checkpoint_of, numbers, require_data, restore_moments
 
 HEADS = "discriminator."  # names of the discriminator's heads: state of the training, kept with the optimizer's
 
@@ -252,26 +252,12 @@ class DecoderTrainer:
         groups |= {name: self.averages.parts(name) for name in self.averages.profiles}
         groups["optimizer"] = self._training_state()
         state = {part: {n: v.detach().to("cpu", copy=True) for n, v in group} for part, group in groups.items()}
-        info: dict[str, Any] = {"step": self.step, "recipe": self.recipe.name, "window": asdict(self.window)}
-        info |= {"data": self.store.stamp, "encoder": self.encoder.origin.told}
-        if quality is not None:
-            info["quality"] = quality
-        train, step = self.recipe.train, self.step
-
-        def write(run: Path) -> None:
-            checkpoint.save(checkpoint.step_folder(run, step), state, info)
-            try:
-                checkpoint.prune(run, train.keep, train.keep_best)
-            except OSError as error:
-                warn(f"older checkpoints could not be removed ({error})")
-
-        return write
+        return checkpoint_of(self, state, quality, {"encoder": self.encoder.origin.told})
 
     def restore(self, folder: Path) -> None:
         """Read a checkpoint; every file is checked before anything is changed."""
         manifest = checkpoint.read_manifest(folder)
-        if manifest.get("data", self.store.stamp) != self.store.stamp:
-            raise ValueError(f"{folder} was trained on other images than data.path={self.recipe.data.folder} holds now")
+        require_data(folder, manifest, self)
         require_same(f"the decoder in {folder}", Origin.of(manifest["encoder"]), self.encoder.origin)
         parts = {part: checkpoint.load(folder, part) for part in ("model", *self.averages.profiles, "optimizer")}
         self._load(parts["model"])

@@ -1,10 +1,10 @@
 """A run in memory: what one step does, and how its state is saved and restored."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from mvm.data import Images, Order, Resident, Store, mirror, mirrored, send
 from mvm.model import Model, require_codec
 from mvm.objective import Batch, Matching, Projector
-from mvm.recipes import Recipe
+from mvm.recipes import AnyRecipe, Recipe
 from mvm.training import checkpoint
 from mvm.training.data import training_latents
 from mvm.training.ema import Averages
@@ -171,27 +171,13 @@ class Trainer:
         state = self._whole_state()
         if not self.place.main:
             return None
-        info: dict[str, Any] = {"step": self.step, "recipe": self.recipe.name, "window": asdict(self.window)}
-        info["data"] = self.store.stamp
-        info["codec"] = self.model.codec.identity.get("codec", "")
-        if quality is not None:
-            info["quality"] = quality
-        train, step = self.recipe.train, self.step
-
-        def write(run: Path) -> None:
-            checkpoint.save(checkpoint.step_folder(run, step), state, info)
-            try:
-                checkpoint.prune(run, train.keep, train.keep_best)
-            except OSError as error:
-                warn(f"older checkpoints could not be removed ({error})")
-
-        return write
+        more = {"codec": self.model.codec.identity.get("codec", "")}
+        return checkpoint_of(self, state, quality, more)
 
     def restore(self, folder: Path) -> None:
         """Read a checkpoint; every file is checked before anything is changed."""
         manifest = checkpoint.read_manifest(folder)
-        if manifest.get("data", self.store.stamp) != self.store.stamp:
-            raise ValueError(f"{folder} was trained on other images than data.path={self.recipe.data.folder} holds now")
+        require_data(folder, manifest, self)
         require_codec(folder, manifest, self.model.codec)
         parts = {part: checkpoint.load(folder, part) for part in self._parts()}
         self.load_weights({**parts["model"], **parts.get("projector", {})})
@@ -222,6 +208,49 @@ class Trainer:
         self.load_weights(weights)
         for name in self.averages.profiles:
             self.averages.restore(name, {key: value.float() for key, value in weights.items()})
+
+
+class Kept(Protocol):
+    """What a checkpoint tells of a training, whatever is trained."""
+
+    @property
+    def recipe(self) -> AnyRecipe: ...
+
+    store: Store
+    step: int
+    window: Window
+
+
+def checkpoint_of(
+    training: Kept, state: dict[str, checkpoint.Weights], quality: float | None, more: Mapping[str, Any]
+) -> Callable[[Path], None]:
+    """Return a function that writes this state of this moment into a run, and removes older ones as its recipe says."""
+    recipe, step = training.recipe, training.step
+    info = {
+        "step": step,
+        "recipe": recipe.name,
+        "window": asdict(training.window),
+        "data": training.store.stamp,
+        **more,
+    }
+    if quality is not None:
+        info["quality"] = quality
+
+    def write(run: Path) -> None:
+        checkpoint.save(checkpoint.step_folder(run, step), state, info)
+        try:
+            checkpoint.prune(run, recipe.train.keep, recipe.train.keep_best)
+        except OSError as error:
+            warn(f"older checkpoints could not be removed ({error})")
+
+    return write
+
+
+def require_data(folder: Path, manifest: Mapping[str, Any], training: Kept) -> None:
+    """Refuse to go on with other images than before."""
+    if manifest.get("data", training.store.stamp) != training.store.stamp:
+        where = training.recipe.data.folder
+        raise ValueError(f"{folder} was trained on other images than data.path={where} holds now")
 
 
 def numbers(values: dict[str, Tensor], place: Processes) -> dict[str, float]:
