@@ -6,7 +6,11 @@ import shutil
 import pytest
 import torch
 
+from mvm.data import open_prepared
+from mvm.data.shards import Mapped
+from mvm.evaluation.metrics import frechet_distance, moments, shrunken_features
 from mvm.latent import load_rae
+from mvm.pixels import to_uint8
 from mvm.recipes import shipped
 
 transformers = pytest.importorskip("transformers", reason="needs mvm[encoders]")
@@ -24,6 +28,12 @@ def encoder(tmp_path_factory):
     return str(folder)
 
 
+def _restored_distance(rae, images):
+    """The distance by hand: what rFID is, in pixels."""
+    restored = to_uint8(rae.reconstruct(images))
+    return frechet_distance(*(moments(shrunken_features(side).double()) for side in (restored, images)))
+
+
 @pytest.fixture(scope="module")
 def words(encoder, prepared):
     """Options that make of `imagenette-rae-s` a run of moments, on 32x32 pictures."""
@@ -37,7 +47,7 @@ def words(encoder, prepared):
     ]  # fmt: skip
 
 
-def test_train_and_resume(words, encoder, done, refused, tmp_path):
+def test_train_and_resume(words, encoder, prepared, done, refused, tmp_path):
     run = tmp_path / "run"
     assert "is at step 3 of 6; go on with the same command and --resume" in done(
         "train", *words, "--out", run, "--until", "3"
@@ -53,6 +63,15 @@ def test_train_and_resume(words, encoder, done, refused, tmp_path):
     images = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
     assert rae.decode(rae.encode(images)).shape == images.shape
     assert rae.statistics.count == 2 * (30 - 6)
+    judge = ("eval", run / "rae", "--metrics", "fd-pixels", "--device", "cpu")
+    report = tmp_path / "restored.json"
+    done(*judge, "--ref", prepared, "--json", report)
+    told = json.loads(report.read_text())
+    assert told["images"]["kind"] == "restored"
+    assert told["images"]["count"] == told["reference"]["count"] == 30
+    originals, _ = Mapped(open_prepared(prepared)).gather(torch.arange(30))
+    assert told["metrics"]["fd-pixels"]["value"] == pytest.approx(_restored_distance(rae, originals), rel=1e-6)
+    assert "give images for it to restore: --ref IMAGES" in refused(*judge)
     (run / "rae" / "rae.json").unlink()
     (run / "rae" / "decoder.safetensors").unlink()
     (run / "rae" / "statistics.safetensors").unlink()

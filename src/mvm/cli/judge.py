@@ -41,6 +41,17 @@ class Asked:
             raise ValueError(f"'{name}' is no run, no shipped model and no file{hint}")
         return open_side(name, size=self.size, resize=self.resize, channels=self.channels, split=self.split)
 
+    def restored(self, name: str, ref: str, place: "Processes") -> "Side":
+        """Return what an autoencoder makes of the reference's images."""
+        from mvm.evaluation.evaluate import Side
+        from mvm.evaluation.images import of_restored
+        from mvm.latent import load_rae
+
+        if not ref or (stored := self.side(ref, place).images) is None:
+            raise ValueError(f"'{name}' is an autoencoder; give images for it to restore: --ref IMAGES")
+        base = Path(name).name
+        return Side(base, of_restored(load_rae(Path(name)).to(place.device), stored, base))
+
     @property
     def count(self) -> int:
         """How many images a run samples."""
@@ -120,7 +131,8 @@ def evaluate(
 
     IMAGES and REF are each a run or shipped model (sampled now by its own sampler), a folder or zip of pictures,
     parquet, webdataset tars, an .npz or .npy of uint8 images, what `mvm data prepare` wrote, a file of moments
-    (`mvm data stats`, ADM, EDM, pytorch-fid), or data:digits. Under torchrun the processes share the work.
+    (`mvm data stats`, ADM, EDM, pytorch-fid), or data:digits. IMAGES may also be an autoencoder (RUN/rae of stage 1):
+    then it is REF's own images, restored, that are judged: rFID. Under torchrun the processes share the work.
 
     Parameters
     ----------
@@ -163,6 +175,7 @@ def evaluate(
     from mvm.evaluation.gather import Judge
     from mvm.evaluation.measures import parse_metrics, usual_metric
     from mvm.files import write_text
+    from mvm.latent import is_rae
     from mvm.model import choose_device, is_model
     from mvm.options import at_least, choose
     from mvm.precision import PRECISIONS
@@ -181,7 +194,8 @@ def evaluate(
         json_file.resolve().parent.mkdir(parents=True, exist_ok=True)  # if that fails, before the work
     with processes(choose_device(device)) as place:
         judge = Judge(sources(inception, encoder), place, batch, blocks=blocks, kid_size=kid_size)
-        side = asked.side(images, place)
+        restores = is_rae(Path(images))
+        side = asked.restored(images, ref, place) if restores else asked.side(images, place)
         names = names or (usual_metric(side.images.shape[0] if side.images else 3),)
         found = run_evaluation(judge, side, _reference(side, ref, asked, place), names)
         for warning in found.warnings:

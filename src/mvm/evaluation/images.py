@@ -21,8 +21,10 @@ from mvm.data.sources.arrays import channels_last, keys_of, shape_of, stream_row
 from mvm.data.sources.records import stamp_of
 from mvm.files import sha256
 from mvm.generate import generate_all
+from mvm.latent import RAE
 from mvm.model import Model
 from mvm.options import at_least, choose
+from mvm.pixels import to_uint8
 from mvm.recipes import SampleConfig
 from mvm.samples import Draw, Parts
 from mvm.training.runtime import Processes
@@ -216,6 +218,22 @@ def of_model(
     more = {"draw": asdict(draw), "sampler": asdict(settings), "precision": precision, "origin": model.origin}
     shape = model.recipe.data.shape
     return ImageSet(shape, _facts("run", name, shape, count=draw.num, **more), chunks)
+
+
+def of_restored(rae: RAE, images: ImageSet, name: str = "autoencoder") -> ImageSet:
+    """Return what an autoencoder makes of images, decode(encode(x)), as they are read: the r of rFID."""
+    if images.shape != rae.image_shape:
+        shapes = f"{rae.image_shape}, the images to restore are {images.shape}"
+        raise ValueError(f"'{name}' makes images {shapes}; prepare them at its size: mvm data prepare --size N")
+    device = rae.decoder.head.weight.device
+
+    @torch.no_grad()
+    def chunks(batch: int, wanted: Wanted) -> Iterator[Chunk]:
+        for start, part in images.chunks(batch, wanted):
+            yield start, to_uint8(rae.reconstruct(part.to(device))).cpu()
+
+    more = {"of": images.facts, "decoder": rae.decoder.fingerprint, "encoder": rae.encoder.fingerprint}
+    return ImageSet(images.shape, _facts("restored", name, images.shape, **more), chunks)
 
 
 def of_known(name: str) -> ImageSet:

@@ -4,7 +4,7 @@ from mvm.latent.cache import Latents, LoadedLatents, open_latents, write_latents
 from mvm.latent.codec import Codec, Pixels
 from mvm.latent.decoder import Decoder, DecoderConfig
 from mvm.latent.encoder import EncoderConfig, LatentEncoder, load_latent_encoder
-from mvm.latent.rae import RAE, load_rae
+from mvm.latent.rae import RAE, is_rae, load_rae
 from mvm.latent.statistics import LatentMoments, Statistics, load_statistics, measure
 from mvm.latent.vae import VAE, load_vae
 
@@ -21,6 +21,7 @@ __all__ = [
     "LoadedLatents",
     "Pixels",
     "Statistics",
+    "is_rae",
     "load_latent_encoder",
     "load_rae",
     "load_statistics",

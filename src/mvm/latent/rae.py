@@ -138,6 +138,11 @@ class RAE(nn.Module, Codec):
         write_text(folder / INDEX, json.dumps(told, indent=2) + "\n")
 
 
+def is_rae(folder: Path) -> bool:
+    """Return whether a folder holds an autoencoder."""
+    return (folder / INDEX).is_file()
+
+
 def _read_index(folder: Path) -> dict[str, Any]:
     path = folder / INDEX
     if not path.is_file():
