@@ -10,6 +10,7 @@ from mvm import bench
 from mvm.bench import RandomBank, bench_sampling, bench_training, growth, random_images, table
 from mvm.network import multiply_adds, parameters
 from mvm.recipes import load_recipe, override
+from mvm.recipes.memory import training_memory
 from mvm.training.runtime import Processes
 from mvm.training.trainer import Trainer
 
@@ -81,6 +82,7 @@ def test_all_that_is_told_of_a_recipe():
         "parameters": parameters(recipe.network, (1, 8, 8), 10),
         "multiply_adds": multiply_adds(recipe.network, (1, 8, 8), 10),
         "batch": 4,
+        "memory_estimate_gb": training_memory(recipe, 4).total / 1e9,
         "precision": "float32",
         "compile": "off",
         "recompute": 1.0,

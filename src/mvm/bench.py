@@ -14,6 +14,7 @@ from mvm.data import Images
 from mvm.generate import cycle_labels, generate
 from mvm.network import multiply_adds, parameters
 from mvm.recipes import FOLDER, CodecConfig, DataConfig, Recipe
+from mvm.recipes.memory import training_memory
 from mvm.recipes.page import training_flops
 from mvm.training.engine import compile_mode
 from mvm.training.features import FeatureBank, TensorBank
@@ -163,6 +164,7 @@ def bench(
         "recompute": recipe.engine.recompute,
         "keep": recipe.engine.keep,
         "machine": machine(place.device),
+        "memory_estimate_gb": training_memory(recipe, recipe.train.batch).total / 1e9,
         "training": bench_training(recipe, place, steps=steps, teacher=teacher, progress=progress),
     }
     if num:

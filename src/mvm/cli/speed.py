@@ -59,6 +59,7 @@ def bench(
         found = run_bench(chosen, place, steps=steps, num=samples, progress=place.main)
         tell = print if place.main else lambda text: None  # one of torchrun's processes speaks
         tell(table([{"training": chosen.name, **found["training"]}], "training"))
+        tell(f"memory estimated beforehand: {found['memory_estimate_gb']:.4g} GB (bf16, compiled, on one GPU)")
         if samples:
             made = found["sampling"]
             tell(f"sampling: {made['images_per_second']:.4g} images/s at {made['nfe']} evaluations")

@@ -5,12 +5,14 @@ import shlex
 from mvm.latent.decoder import decoder_cost
 from mvm.network import multiply_adds, parameters
 from mvm.recipes.autoencoder import DecoderRecipe
+from mvm.recipes.memory import training_memory
 from mvm.recipes.reading import AnyRecipe, load_recipe, options, shipped
 from mvm.recipes.schema import Recipe
 
 # Share of the matrix ceiling that training reached on one NVIDIA H200 (790 TFLOP/s), by network size;
 # measured by benchmarks/training_speed.py.
 H200_FLOPS = 790e12
+SHOWN_BATCH = 256  # images a GPU that memory is told for, at most
 H200_MFU = {"S": 0.335, "B": 0.485, "L": 0.50, "XL": 0.518}  # L: not measured, put between B and XL
 
 
@@ -59,12 +61,23 @@ def _field_costs(recipe: Recipe, training: str) -> list[str]:
         f"network   {parameters(recipe.network, shape, classes) / 1e6:.1f} M parameters, "
         f"{multiply_adds(recipe.network, shape, classes) / 1e9:.3g} G multiply-adds per image",
         training,
+        _memory_line(recipe),
     ]
     if has_estimate(recipe):
         basis = "a guess between B and XL" if recipe.network.size == "L" else "from measured throughput"
         without = ", without REPA's encoder and projector" if recipe.repa.encoder else ""
         lines.append(f"estimate  {hours_on_h200(recipe):.2g} hours on one NVIDIA H200 ({basis}{without})")
     return lines
+
+
+def _memory_line(recipe: Recipe) -> str:
+    """Return the memory of a step of at most SHOWN_BATCH images a GPU."""
+    batch = min(recipe.train.batch, SHOWN_BATCH)
+    need = training_memory(recipe, batch)
+    return (
+        f"memory    about {need.total / 1e9:.3g} GB for {batch} images a GPU in bf16, compiled, of which "
+        f"{need.states / 1e9:.3g} GB are weights, optimizer and averages"
+    )
 
 
 def page(name: str) -> str:
