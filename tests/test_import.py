@@ -48,7 +48,7 @@ def test_the_command_starts_without_torch():
 
 
 def test_dir():
-    assert dir(mvm) == sorted(["Model", "__version__", "load", "noise", "oracle", "path", "sample", "solver"])
+    assert dir(mvm) == sorted(["Model", "__version__", "bridge", "load", "noise", "oracle", "path", "sample", "solver"])
     for name in dir(mvm):
         assert getattr(mvm, name) is not None
 

@@ -10,7 +10,7 @@ import torch
 import mvm
 from mvm import likelihood, noise
 from mvm.data import digits
-from mvm.model import Model, choose_device, export, load, shipped_models
+from mvm.model import Model, choose_device, load, shipped_models
 from mvm.path import LinearFlow, MeanVelocity, VariancePreserving
 from mvm.recipes import load_recipe, override
 from mvm.solver import Internal
@@ -293,24 +293,6 @@ def test_weights_of_another_network_are_refused_by_name(run, tmp_path):
     (copy / "recipe.json").write_text(json.dumps(stored))
     with pytest.raises(ValueError, match="run"):
         load(copy)
-
-
-def test_export_samples_alike_and_holds_little(run, tmp_path):
-    export(run, tmp_path / "small")
-    assert sorted(p.name for p in (tmp_path / "small").rglob("*") if p.is_file()) == [
-        "ema.safetensors",
-        "manifest.json",
-        "recipe.json",
-    ]
-    full, small = load(run), load(tmp_path / "small")
-    assert small.network.embed.weight.dtype == torch.float32
-    x, t, labels = inputs()
-    assert torch.allclose(full(x, t, labels), small(x, t, labels), atol=2e-3)
-    assert checkpoint.read_manifest(checkpoint.latest(tmp_path / "small"))["step"] == 3
-    with pytest.raises(ValueError, match=r"weights='model'.*small has no such weights; it has: ema$"):
-        load(tmp_path / "small", "model")
-    with pytest.raises(ValueError, match="no checkpoint"):
-        export(tmp_path / "nothing", tmp_path / "other")
 
 
 def test_device():

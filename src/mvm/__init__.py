@@ -2,6 +2,7 @@
 
     mvm.sample(field, noise, ...)   images from any callable (x, t, condition) -> x0_hat
     mvm.load(run_or_name)           a trained model: a field, with its recipe
+    mvm.bridge                      other people's models as fields, and fields as other people's models
     mvm.path, mvm.solver, mvm.oracle
 
 Nothing heavy is imported until it is used: `import mvm` takes milliseconds.
@@ -13,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from mvm import noise, oracle, path, solver
+    from mvm import bridge, noise, oracle, path, solver
     from mvm.model import Model, load
     from mvm.solver.sampling import sample
 
 _LAZY = {"sample": "mvm.solver.sampling", "load": "mvm.model", "Model": "mvm.model"}
-_MODULES = ("noise", "oracle", "path", "solver")
+_MODULES = ("bridge", "noise", "oracle", "path", "solver")
 
-__all__ = ["Model", "__version__", "load", "noise", "oracle", "path", "sample", "solver"]
+__all__ = ["Model", "__version__", "bridge", "load", "noise", "oracle", "path", "sample", "solver"]
 
 
 def __getattr__(name: str) -> Any:

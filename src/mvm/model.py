@@ -1,23 +1,30 @@
 """The object users hold: schedule + prediction kind + network + codec, which together are a Field."""
 
 from collections.abc import Mapping
-from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mvm.files import write_text
 from mvm.latent import Codec, Pixels, load_rae
 from mvm.network import DDT, Condition, Output, build_network
 from mvm.options import nearest
 from mvm.path import Schedule, to_x0
-from mvm.recipes import RECIPE, Recipe, as_field, parse_recipe
+from mvm.published import (
+    is_published,
+    open_stored,
+    read_codec,
+    read_config,
+    read_weights,
+    require_the_one,
+    shipped_folder,
+    shipped_models,
+)
+from mvm.published.hub import as_hub_id, fetch
+from mvm.recipes import RECIPE, Recipe
 from mvm.solver.sharing import SharingPlan
 from mvm.training import checkpoint
-
-SHIPPED = "models"  # folder of run directories inside the package
 
 
 def choose_device(name: str) -> torch.device:
@@ -64,14 +71,15 @@ class Model(nn.Module):
     """A Field: model(x, t, condition) -> x0_hat, with `pair` where the network has an inner head.
 
     Of a DDT also a SharedField: its backbone may be computed on some evaluations only (mvm.solver.sharing).
+    codec: in place of the recipe's own.
     """
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: Recipe, codec: Codec | None = None) -> None:
         super().__init__()
         self.recipe = recipe
         self.schedule: Schedule = recipe.path.build()
         self.classes = recipe.data.class_names
-        self.codec: Codec = build_codec(recipe)
+        self.codec: Codec = codec or build_codec(recipe)
         self.compiled = False
         self.plans: dict[Any, SharingPlan] = {}  # of encoder sharing, by settings of the sampler
         self.origin: dict[str, Any] = {}  # where the weights came from, of a model that was loaded
@@ -139,29 +147,18 @@ class Model(nn.Module):
         return self._inner_x0(condition.inner, x, t)
 
 
-def _no_checkpoint(run: Path, which: str) -> ValueError:
-    """Return the error that says which checkpoints there are instead."""
-    asked = "" if which == "latest" else f" '{which}'"
-    steps = [folder.name.removeprefix("step-").lstrip("0") or "0" for folder in checkpoint.folders(run)]
-    remedy = f"it has those of the steps {', '.join(steps)}" if steps else "train it first"
-    return ValueError(f"{run} holds a recipe but no checkpoint{asked} yet; {remedy}")
+def _filled(model: Model, weights: checkpoint.Weights, source: Path) -> Model:
+    """Return the model with these weights, in float32, ready to sample."""
+    try:
+        model.network.load_state_dict({name: value.float() for name, value in weights.items()})
+    except RuntimeError as error:
+        raise ValueError(f"{source} does not fit its recipe; was that edited? ({error})") from None
+    return model.eval().requires_grad_(False)
 
 
 def _run_model(run: Path, weights: str, which: str) -> Model:
-    recipe = as_field(parse_recipe((run / RECIPE).read_text(encoding="utf-8"), ".json", str(run / RECIPE)), str(run))
-    folder = checkpoint.find(run, which)
-    if folder is None:
-        raise _no_checkpoint(run, which)
-    manifest = checkpoint.read_manifest(folder)
-    known = checkpoint.sampled_from(manifest)
-    if weights not in known:
-        raise ValueError(f"weights='{weights}': {run} has no such weights; it has: {', '.join(known)}")
-    model = Model(recipe)
-    found = checkpoint.load(folder, weights)
-    try:
-        model.network.load_state_dict({name: value.float() for name, value in found.items()})
-    except RuntimeError as error:
-        raise ValueError(f"{folder} does not fit {run / RECIPE}; was the recipe edited? ({error})") from None
+    recipe, folder, manifest = open_stored(run, weights, which)
+    model = _filled(Model(recipe), checkpoint.load(folder, weights), folder)
     require_codec(folder, manifest, model.codec)
     model.origin = {
         **model.codec.identity,
@@ -173,45 +170,67 @@ def _run_model(run: Path, weights: str, which: str) -> Model:
         "data": recipe.data.name,
         "data_stamp": manifest.get("data"),
     }
-    return model.eval().requires_grad_(False)
+    return model
 
 
-def export(run: Path, folder: Path) -> None:
-    """Write a run directory that only samples: recipe and averaged weights in half precision, nothing else."""
-    newest = checkpoint.latest(run)
-    if newest is None:
-        raise ValueError(f"{run} holds no checkpoint to export")
-    info = {key: value for key, value in checkpoint.read_manifest(newest).items() if key != "sha256"}
-    weights = {name: value.half() for name, value in checkpoint.load(newest, "ema").items()}
-    checkpoint.save(folder / "checkpoints" / newest.name, {"ema": weights}, info)
-    write_text(folder / RECIPE, (run / RECIPE).read_text(encoding="utf-8"))
-
-
-def shipped_models() -> list[str]:
-    """Return the names of models inside the package."""
-    folder = files("mvm") / SHIPPED
-    return sorted(entry.name for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else []
+def _published_model(folder: Path, weights: str, which: str, root: Path | None = None) -> Model:
+    """Return the model in the folder of a published one; root: where its links may lead to."""
+    config = read_config(folder, root)
+    require_the_one(folder, config, weights, which)
+    recipe, source = config.recipe, config.source
+    values = read_weights(folder, config)
+    model = _filled(Model(recipe, read_codec(folder, recipe)), values, folder)
+    require_codec(folder, {"codec": source.codec}, model.codec)
+    model.classes = config.classes
+    model.origin = {
+        **model.codec.identity,
+        "run": source.run,
+        "recipe": recipe.name,
+        "step": source.step,
+        "weights": source.weights,
+        "sha256": config.sha256,
+        "data": recipe.data.name,
+        "data_stamp": source.data_stamp,
+    }
+    return model
 
 
 def is_model(name: str) -> bool:
-    """Return whether `load` would take this name: a run directory, or a shipped model."""
-    return (Path(name) / RECIPE).is_file() or name in shipped_models()
+    """Return whether `load` would take this name: a run, an exported model, a shipped one, or an id of the hub."""
+    place = Path(name)
+    known = (place / RECIPE).is_file() or is_published(place) or name in shipped_models()
+    return known or as_hub_id(name) is not None
 
 
 def load(run_or_name: str | Path, weights: str = "ema", which: str = "latest") -> Model:
-    """Return the model of a run directory, or one shipped in the package by name.
+    """Return the model of a run directory, of a folder that `mvm export` wrote, shipped in the package, or on the hub.
 
-    weights: "ema" (default), "model" (the raw weights), or another average the run keeps ("ema-0.999",
-    "power-0.1"). which: the checkpoint: "latest", "best" (by previews), or a step number.
+    A hub id is OWNER/NAME or OWNER/NAME@REVISION; what lies here under a name goes before all else. Nothing is
+    executed or unpickled. weights: "ema" (default), "model" (the raw weights), or another average the run keeps
+    ("ema-0.999", "power-0.1"). which: the checkpoint: "latest", "best" (by previews), or a step number. An exported
+    model has one set of weights, of one step.
     """
-    run = Path(run_or_name)
-    if (run / RECIPE).is_file():
-        return _run_model(run, weights, which)
+    place, name, names = Path(run_or_name), str(run_or_name), shipped_models()
+    if (place / RECIPE).is_file():
+        return _run_model(place, weights, which)
+    if is_published(place):
+        return _published_model(place, weights, which)
+    if name in names:
+        return _published_model(shipped_folder(name), weights, which)
+    asked = as_hub_id(name)
+    if asked is None:
+        raise _unknown(name, "a model on the hub is OWNER/NAME or OWNER/NAME@REVISION")
+    try:
+        folder, root = fetch(asked)
+    except ValueError as error:
+        raise _unknown(name, f"from the hub: {error}") from None
+    return _published_model(folder, weights, which, root)
+
+
+def _unknown(name: str, hub: str) -> ValueError:
+    """Return the error that names the ways to a model; hub: what is to be said of that one."""
     names = shipped_models()
-    if str(run_or_name) in names:
-        with as_file(files("mvm") / SHIPPED / str(run_or_name)) as folder:
-            return _run_model(folder, weights, which)
-    raise ValueError(
-        f"'{run_or_name}' is neither a run directory (no {RECIPE} in it) nor a shipped model"
-        f"{nearest(str(run_or_name), names)}; shipped: {', '.join(names) or 'none'}"
+    return ValueError(
+        f"'{name}' is neither a run directory (no {RECIPE} in it) nor an exported model (no config.json) nor a shipped "
+        f"one{nearest(name, names)}; shipped: {', '.join(names) or 'none'}; {hub}"
     )

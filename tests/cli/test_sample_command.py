@@ -123,7 +123,7 @@ def test_the_same_command_goes_on_after_a_stop(tmp_path, monkeypatch, capsys):
         (["--out", "x.png", "--num", "1025"], "out=x.png is one grid, of 1024 images at most, not 1025; use .npz"),
         (["--labels", "all"], "labels='all' is unknown; allowed: balanced, random"),
         (["--precision", "fp64"], "precision='fp64' is unknown"),
-        (["--checkpoint", "7"], "no checkpoint '7' yet; it has those of the steps 1500"),
+        (["--checkpoint", "7"], "has that of step 1500 alone"),
     ],
 )
 def test_misuse_is_told_before_the_work(refused, tmp_path, monkeypatch, tokens, message):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mvm.model import export
+from mvm.published import export
 from mvm.recipes import load_recipe, options, override, parse_recipe
 from mvm.training import checkpoint
 from mvm.training.data import training_data

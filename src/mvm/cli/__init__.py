@@ -4,10 +4,24 @@ import sys
 
 from cyclopts import CycloptsError
 
-from mvm.cli import data, judge, look, sample, speed, sweep, train
+from mvm.cli import data, judge, look, publish, sample, speed, sweep, train
 from mvm.cli.app import INTERRUPTED, USAGE_ERROR, Overrides, app
+from mvm.cli.export_onnx import onnx as onnx
 
-__all__ = ["app", "data", "judge", "look", "main", "run", "sample", "speed", "split_overrides", "sweep", "train"]
+__all__ = [
+    "app",
+    "data",
+    "judge",
+    "look",
+    "main",
+    "publish",
+    "run",
+    "sample",
+    "speed",
+    "split_overrides",
+    "sweep",
+    "train",
+]
 
 
 def split_overrides(tokens: list[str]) -> tuple[list[str], Overrides]:

@@ -4,7 +4,7 @@ from mvm.latent.cache import Latents, LoadedLatents, open_latents, write_latents
 from mvm.latent.codec import Codec, Pixels
 from mvm.latent.decoder import Decoder, DecoderConfig
 from mvm.latent.encoder import EncoderConfig, LatentEncoder, load_latent_encoder
-from mvm.latent.rae import RAE, is_rae, load_rae
+from mvm.latent.rae import RAE, DecoderOnly, LatentDecoder, is_rae, load_decoder_only, load_rae
 from mvm.latent.statistics import LatentMoments, Statistics, load_statistics, measure
 from mvm.latent.vae import VAE, load_vae
 
@@ -14,7 +14,9 @@ __all__ = [
     "Codec",
     "Decoder",
     "DecoderConfig",
+    "DecoderOnly",
     "EncoderConfig",
+    "LatentDecoder",
     "LatentEncoder",
     "LatentMoments",
     "Latents",
@@ -22,6 +24,7 @@ __all__ = [
     "Pixels",
     "Statistics",
     "is_rae",
+    "load_decoder_only",
     "load_latent_encoder",
     "load_rae",
     "load_statistics",

@@ -3,6 +3,7 @@
     rae = RAE(encoder, decoder, statistics)
     rae.decode(rae.encode(images))                     # uint8 -> uint8, always the same
     rae.save(folder); load_rae(folder)
+    load_decoder_only(folder).decode(latents)          # what sampling needs: no encoder is opened
 
 Stage 1 trains the decoder on raw latents, without statistics: rae.decoder(rae.noised(rae.raw(images), seeds)).
 """
@@ -35,25 +36,27 @@ DECODER, STATISTICS = "decoder.safetensors", "statistics.safetensors"
 TAU = 0.8  # published strength of the noise that the decoder is trained under
 
 
-class RAE(nn.Module, Codec):
-    """encode: uint8 images -> normalised latents; decode: the reverse. Parts of different encoders are refused."""
+class LatentDecoder(nn.Module, Codec):
+    """decode: normalised latents -> uint8 images, by the decoder and the statistics of one encoder's latents.
 
-    def __init__(self, encoder: LatentEncoder, decoder: Decoder, statistics: Statistics | None = None) -> None:
+    encoder_config: which encoder that is. Parts of different encoders are refused.
+    """
+
+    def __init__(self, encoder_config: EncoderConfig, decoder: Decoder, statistics: Statistics | None = None) -> None:
         super().__init__()
-        decoder.require(encoder.origin, encoder.latent_shape)
-        self.encoder, self.decoder = encoder, decoder
-        self.latent_shape: tuple[int, ...] = encoder.latent_shape
+        self.encoder_config, self.decoder = encoder_config, decoder
+        self.latent_shape: tuple[int, ...] = decoder.latent_shape
         self.statistics: Statistics | None = None
         if statistics is not None:
             self.set_statistics(statistics)
 
     def set_statistics(self, statistics: Statistics) -> None:
-        """Take the statistics of this encoder's latents; any others are refused."""
-        require_same("statistics", statistics.encoder, self.encoder.origin)
+        """Take the statistics of the encoder's latents; any others are refused."""
+        require_same("statistics", statistics.encoder, self.decoder.encoder)
         if statistics.mean.shape != self.latent_shape:
             shapes = f"{tuple(statistics.mean.shape)}, the encoder gives {self.latent_shape}"
             raise ValueError(f"the statistics are of latents {shapes}; measure them anew")
-        self.statistics = statistics.to(next(self.encoder.parameters()).device)
+        self.statistics = statistics.to(self.decoder.head.weight.device)
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -63,7 +66,7 @@ class RAE(nn.Module, Codec):
     @property
     def fingerprint(self) -> str:
         """Return the sha256 that latents depend on: encoder and statistics; a decoder may be trained further."""
-        return fingerprint({"encoder": self.encoder.fingerprint, "statistics": self._measured.fingerprint})
+        return fingerprint({"encoder": self.decoder.encoder.fingerprint, "statistics": self._measured.fingerprint})
 
     @property
     def identity(self) -> dict[str, str]:
@@ -74,6 +77,56 @@ class RAE(nn.Module, Codec):
         if self.statistics is None:
             raise ValueError("the autoencoder has no latent statistics yet; measure them and call set_statistics")
         return self.statistics
+
+    def decode_float(self, samples: Tensor) -> Tensor:
+        """Return normalised latents as images (B, 3, H, W), float32, about [-1, 1]; with gradient."""
+        latents = self._measured.restore(samples)
+        return self.decoder(latents.to(self.decoder.head.weight.dtype)).float()
+
+    @torch.no_grad()
+    def decode(self, samples: Tensor) -> Tensor:
+        return to_uint8(self.decode_float(samples))
+
+    def save(self, folder: Path) -> None:
+        """Write the decoder, the statistics and what they belong to; the encoder's weights stay where they are."""
+        if folder.is_dir() and any(folder.iterdir()) and not (folder / INDEX).is_file():
+            raise ValueError(f"'{folder}' is not empty and holds no autoencoder; give another folder")
+        folder.resolve().parent.mkdir(parents=True, exist_ok=True)
+        temporary = temporary_beside(folder)
+        try:
+            temporary.mkdir()
+            self._write(temporary)
+            put_in_place(temporary, folder)
+        except Exception:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+
+    def _write(self, folder: Path) -> None:
+        origin = self.decoder.encoder
+        weights = {name: value.cpu().contiguous() for name, value in self.decoder.state_dict().items()}
+        save_file(weights, folder / DECODER, origin.told)
+        (folder / DECODER).chmod(0o644)  # safetensors makes files private
+        told: dict[str, Any] = {
+            "format": FORMAT,
+            "encoder": {**asdict(self.encoder_config), "fingerprint": origin.fingerprint},
+            "words": origin.words,
+            "latent_shape": self.latent_shape,
+            "decoder": {**asdict(self.decoder.config), "fingerprint": self.decoder.fingerprint},
+            "statistics": None,
+        }
+        if self.statistics is not None:
+            self.statistics.save(folder / STATISTICS)
+            told["statistics"] = {"fingerprint": self.statistics.fingerprint}
+        write_text(folder / INDEX, json.dumps(told, indent=2) + "\n")
+
+
+class RAE(LatentDecoder):
+    """encode: uint8 images -> normalised latents, too."""
+
+    def __init__(self, encoder: LatentEncoder, decoder: Decoder, statistics: Statistics | None = None) -> None:
+        decoder.require(encoder.origin, encoder.latent_shape)
+        super().__init__(encoder.config, decoder, statistics)
+        self.encoder = encoder
 
     def raw(self, images: Tensor) -> Tensor:
         """Return latents as the encoder gives them, which is what the decoder takes."""
@@ -93,49 +146,28 @@ class RAE(nn.Module, Codec):
         measured = self._measured
         return measured.normalise(self.raw(images))
 
-    def decode_float(self, samples: Tensor) -> Tensor:
-        """Return normalised latents as images (B, 3, H, W), float32, about [-1, 1]; with gradient."""
-        latents = self._measured.restore(samples)
-        return self.decoder(latents.to(self.decoder.head.weight.dtype)).float()
-
-    @torch.no_grad()
-    def decode(self, samples: Tensor) -> Tensor:
-        return to_uint8(self.decode_float(samples))
-
     def reconstruct(self, images: Tensor) -> Tensor:
         """Return decoder(encoder(images)), float (B, 3, H, W) about [-1, 1]; needs no statistics."""
         return self.decoder(self.raw(images).to(self.decoder.head.weight.dtype)).float()
 
-    def save(self, folder: Path) -> None:
-        """Write the decoder, the statistics and what they belong to; the encoder's weights stay where they are."""
-        if folder.is_dir() and any(folder.iterdir()) and not (folder / INDEX).is_file():
-            raise ValueError(f"'{folder}' is not empty and holds no autoencoder; give another folder")
-        folder.resolve().parent.mkdir(parents=True, exist_ok=True)
-        temporary = temporary_beside(folder)
-        try:
-            temporary.mkdir()
-            self._write(temporary)
-            put_in_place(temporary, folder)
-        except Exception:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
 
-    def _write(self, folder: Path) -> None:
-        weights = {name: value.cpu().contiguous() for name, value in self.decoder.state_dict().items()}
-        save_file(weights, folder / DECODER, self.encoder.origin.told)
-        (folder / DECODER).chmod(0o644)  # safetensors makes files private
-        told: dict[str, Any] = {
-            "format": FORMAT,
-            "encoder": {**asdict(self.encoder.config), "fingerprint": self.encoder.fingerprint},
-            "words": self.encoder.origin.words,
-            "latent_shape": self.latent_shape,
-            "decoder": {**asdict(self.decoder.config), "fingerprint": self.decoder.fingerprint},
-            "statistics": None,
-        }
-        if self.statistics is not None:
-            self.statistics.save(folder / STATISTICS)
-            told["statistics"] = {"fingerprint": self.statistics.fingerprint}
-        write_text(folder / INDEX, json.dumps(told, indent=2) + "\n")
+class DecoderOnly(LatentDecoder):
+    """An autoencoder without its encoder: it makes pictures of latents, not latents of pictures."""
+
+    def encode(self, images: Tensor) -> Tensor:
+        raise ValueError(
+            f"this autoencoder was opened without its encoder '{self.encoder_config.name}': it decodes, and a model "
+            "in its latents samples; to encode images, open it with load_rae(folder, encoder)"
+        )
+
+    def renamed(self, encoder: str) -> "DecoderOnly":
+        """Return the same, with another name for the encoder: where it lies on one machine says nothing on others."""
+        config, origin = replace(self.encoder_config, name=encoder), self.decoder.encoder
+        words = origin.words.replace(self.encoder_config.name, encoder)
+        for part in (self.decoder, self._measured):
+            part.encoder = origin._replace(words=words)
+        self.encoder_config = config
+        return self
 
 
 def is_rae(folder: Path) -> bool:
@@ -143,7 +175,8 @@ def is_rae(folder: Path) -> bool:
     return (folder / INDEX).is_file()
 
 
-def _read_index(folder: Path) -> dict[str, Any]:
+def read_index(folder: Path) -> dict[str, Any]:
+    """Return what a folder tells of its autoencoder."""
     path = folder / INDEX
     if not path.is_file():
         raise ValueError(f"'{folder}' holds no autoencoder (no {INDEX})")
@@ -151,7 +184,7 @@ def _read_index(folder: Path) -> dict[str, Any]:
         told = json.loads(path.read_text(encoding="utf-8"))
         version = told["format"]
         parts = told["encoder"]["fingerprint"], told["decoder"]["fingerprint"], told["latent_shape"], told["words"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"'{path}' is damaged ({error}); restore it") from None
     if version != FORMAT or not all(parts):
         raise ValueError(f"'{path}' has format {version}; this version of mvm reads {FORMAT}")
@@ -203,10 +236,20 @@ def load_rae(folder: Path, encoder: LatentEncoder | str = "") -> RAE:
     encoder: one already loaded, or where its weights lie now; "": where they lay when the folder was written.
     An encoder, statistics or a decoder that do not belong together are a ValueError that names both sides.
     """
-    told = _read_index(folder)
+    told = read_index(folder)
     if isinstance(encoder, str):
         config = EncoderConfig(**_without_fingerprint(told["encoder"]))
         encoder = load_latent_encoder(replace(config, name=encoder or config.name))
     require_same(f"autoencoder '{folder}'", _origin(told), encoder.origin)
     decoder = _load_decoder(folder, told, _origin(told))
     return RAE(encoder, decoder, _load_statistics(folder, told)).eval()
+
+
+def load_decoder_only(folder: Path) -> DecoderOnly:
+    """Return the autoencoder in a folder without its encoder, whose weights need not be anywhere."""
+    told = read_index(folder)
+    try:
+        config = EncoderConfig(**_without_fingerprint(told["encoder"]))
+    except TypeError as error:
+        raise ValueError(f"'{folder / INDEX}' is damaged ({error}); restore it") from None
+    return DecoderOnly(config, _load_decoder(folder, told, _origin(told)), _load_statistics(folder, told)).eval()

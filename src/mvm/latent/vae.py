@@ -48,7 +48,7 @@ class VAE(nn.Module, Codec):
 def load_vae(name: str, size: int) -> VAE:
     """Return a diffusers VAE by hub name or local folder, for images of size x size pixels."""
     try:
-        from diffusers import AutoencoderKL  # ty: ignore[import-not-found]
+        from diffusers import AutoencoderKL
     except ImportError as error:
         raise ValueError(f"codec.vae='{name}' needs the package diffusers: pip install diffusers") from error
     try:

@@ -145,6 +145,8 @@ def _check_tensors(noise: Tensor, condition: Tensor | None) -> None:
 def _check_labels(field: Field, condition: Tensor | None) -> None:
     if not isinstance(field, TrainedField) or condition is None:
         return
+    if field.num_classes == 0:
+        raise ValueError("condition is given, but this model knows no classes; leave it out")
     if not bool(((condition >= 0) & (condition < field.num_classes)).all()):
         raise ValueError(f"condition holds labels outside 0 to {field.num_classes - 1}, the classes of this model")
 

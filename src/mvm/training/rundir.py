@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mvm.files import alone, write_text
+from mvm.published import is_published, read_config, read_weights, require_the_one
 from mvm.recipes import RECIPE, AnyRecipe, options, parse_recipe
 from mvm.training import checkpoint
 from mvm.training.checkpoint import sampled_from
@@ -60,7 +61,13 @@ def held(run: Path) -> AbstractContextManager[None]:
 
 
 def initial_weights(source: Path, weights: str) -> tuple[checkpoint.Weights, dict[str, Any]]:
-    """Return the weights of another run to start from, and where they came from."""
+    """Return the weights of another run, or of an exported model, to start from, and where they came from."""
+    if is_published(source):
+        config = read_config(source)
+        require_the_one(source, config, weights, "latest")
+        told = config.source
+        origin = {"run": source.name, "step": told.step, "weights": told.weights, "sha256": config.sha256}
+        return read_weights(source, config), origin
     folder = checkpoint.latest(source)
     if folder is None:
         raise ValueError(f"--init-from {source}: no checkpoint there; give a run directory that has one")

@@ -1,0 +1,26 @@
+"""Models of other Gaussian paths as fields of MVM's samplers, and MVM's models for other samplers.
+
+Incoming: `from_diffusers`, `from_flow`, `from_edm`, `from_model`. Outgoing: `as_eps`, `as_v`, `as_flow`, `as_denoiser`.
+"""
+
+from mvm.bridge.diffusers import SCHEDULERS, beta_table, from_diffusers
+from mvm.bridge.incoming import PATHS, BridgedField, from_edm, from_flow, from_model
+from mvm.bridge.outgoing import as_denoiser, as_eps, as_flow, as_v
+from mvm.bridge.paths import BetaTable, VarianceExploding
+
+__all__ = [
+    "PATHS",
+    "SCHEDULERS",
+    "BetaTable",
+    "BridgedField",
+    "VarianceExploding",
+    "as_denoiser",
+    "as_eps",
+    "as_flow",
+    "as_v",
+    "beta_table",
+    "from_diffusers",
+    "from_edm",
+    "from_flow",
+    "from_model",
+]

@@ -1,0 +1,184 @@
+"""diffusers' models and schedulers as fields. Known by name and config: diffusers itself is never imported here."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mvm.bridge.incoming import BridgedField, Network, from_edm, from_flow, from_model
+from mvm.bridge.paths import BetaTable
+from mvm.options import choose
+from mvm.path import LinearFlow, like
+
+# A table of betas; how a scheduler steps through it is no matter of the model.
+BETA_SCHEDULERS = (
+    "DDPMScheduler",
+    "DDPMParallelScheduler",
+    "DDIMScheduler",
+    "DDIMParallelScheduler",
+    "PNDMScheduler",
+    "DEISMultistepScheduler",
+    "DPMSolverMultistepScheduler",
+    "DPMSolverSinglestepScheduler",
+    "DPMSolverSDEScheduler",
+    "UniPCMultistepScheduler",
+    "SASolverScheduler",
+    "EulerDiscreteScheduler",
+    "EulerAncestralDiscreteScheduler",
+    "HeunDiscreteScheduler",
+    "LMSDiscreteScheduler",
+    "KDPM2DiscreteScheduler",
+    "KDPM2AncestralDiscreteScheduler",
+)
+FLOW_SCHEDULERS = ("FlowMatchEulerDiscreteScheduler", "FlowMatchHeunDiscreteScheduler")
+EDM_SCHEDULERS = ("EDMEulerScheduler", "EDMDPMSolverMultistepScheduler")
+
+PREDICTIONS = {"epsilon": "eps", "sample": "x0", "v_prediction": "diffusion_v", "flow_prediction": "flow"}
+EDM_SIGNS = {"epsilon": 1, "v_prediction": -1}  # of c_out
+
+_DENOISERS = ("unet", "transformer")  # names of the network among a pipeline's components
+
+
+def _family(scheduler: Any, known: Mapping[str, Any]) -> Any:
+    """Return what is known of the scheduler's class, or of one it descends from; an unknown one is named."""
+    for kind in type(scheduler).__mro__:
+        if kind.__name__ in known:
+            return known[kind.__name__]
+    raise ValueError(f"scheduler={type(scheduler).__name__} is not one this bridge knows; it knows: {', '.join(known)}")
+
+
+def beta_table(scheduler: Any) -> BetaTable:
+    """Return the path of a scheduler with a table of betas, its own numbers."""
+    _family(scheduler, dict.fromkeys(BETA_SCHEDULERS))
+    if scheduler.config.get("use_flow_sigmas", False):
+        raise ValueError("use_flow_sigmas=True: the scheduler runs on the straight path, not on its betas; use as_flow")
+    return BetaTable(tuple(scheduler.alphas_cumprod.double().tolist()))
+
+
+def _unpacked(pipe_or_model: Any, scheduler: Any) -> tuple[nn.Module, Any]:
+    """Return network and scheduler; a pipeline brings its own."""
+    if isinstance(pipe_or_model, nn.Module):
+        if scheduler is None:
+            raise ValueError("scheduler=None: a network alone does not tell its path; pass the scheduler it belongs to")
+        return pipe_or_model, scheduler
+    parts = getattr(pipe_or_model, "components", None)
+    if not isinstance(parts, Mapping):
+        raise ValueError(f"{type(pipe_or_model).__name__} is neither a network nor a pipeline of diffusers")
+    networks = [parts[name] for name in _DENOISERS if isinstance(parts.get(name), nn.Module)]
+    if len(networks) != 1:
+        raise ValueError(f"{type(pipe_or_model).__name__} has no single unet or transformer; pass the network itself")
+    return networks[0], scheduler if scheduler is not None else parts["scheduler"]
+
+
+def _classes(config: Mapping[str, Any]) -> tuple[int, int | None]:
+    """Return the number of classes and the null label: DiT's stands behind its classes, a UNet has none."""
+    if config.get("norm_type") == "ada_norm_zero":
+        return int(config["num_embeds_ada_norm"]), int(config["num_embeds_ada_norm"])
+    return int(config.get("num_class_embeds") or 0), None
+
+
+def _network(model: Any, arguments: Mapping[str, Any]) -> Network:
+    """Return (x, timestep, labels) -> prediction, in the model's dtype; learned variances are left out."""
+
+    def predict(x: Tensor, timestep: Tensor, *labels: Tensor | None) -> Tensor:
+        if labels and labels[0] is None:
+            raise ValueError("condition=None: this model has classes and no null label; pass condition or null_label")
+        named = {"class_labels": labels[0]} if labels else {}
+        out = model(x.to(model.dtype), timestep=timestep.float(), **named, **arguments).sample
+        learned_variance = out.shape[1] == 2 * x.shape[1]
+        return (out[:, : x.shape[1]] if learned_variance else out).to(x.dtype)
+
+    return predict
+
+
+def _preconditioned(network: Network, sigma_data: float, sign: int) -> Network:
+    """Return EDM's D(x; sigma) = c_skip x + c_out F(c_in x; log(sigma)/4)."""
+
+    def denoise(x: Tensor, sigma: Tensor, *labels: Tensor | None) -> Tensor:
+        square = sigma**2 + sigma_data**2
+        c_skip, c_out, c_in = sigma_data**2 / square, sign * sigma * sigma_data / square**0.5, square**-0.5
+        answer = network(x * like(c_in, x), torch.log(sigma) / 4, *labels)
+        return like(c_skip, x) * x + like(c_out, x) * answer
+
+    return denoise
+
+
+def _from_beta_scheduler(network: Network, scheduler: Any, rounded: bool, **options: Any) -> BridgedField:
+    config = scheduler.config
+    kind = choose("prediction_type", config.prediction_type, PREDICTIONS)
+    if config.get("use_flow_sigmas", False):
+        return from_model(network, LinearFlow(), kind, timestep=_scaled(config.num_train_timesteps, rounded), **options)
+    if config.get("timestep_type", "discrete") == "continuous":
+        return _from_continuous(network, config, **options)
+    table = beta_table(scheduler)
+    clock = (lambda t: table.timestep(t).round()) if rounded else table.timestep
+    return from_model(network, table, kind, timestep=clock, **options)
+
+
+def _from_continuous(network: Network, config: Any, **options: Any) -> BridgedField:
+    """EulerDiscreteScheduler told log(sigma)/4: EDM's network with sigma_data = 1."""
+    if config.prediction_type != "v_prediction" or not (config.sigma_min and config.sigma_max):
+        raise ValueError("timestep_type='continuous' needs prediction_type='v_prediction', sigma_min and sigma_max")
+    denoiser = _preconditioned(network, 1.0, EDM_SIGNS["v_prediction"])
+    return from_edm(denoiser, sigma_min=config.sigma_min, sigma_max=config.sigma_max, **options)
+
+
+def _scaled(steps: int, rounded: bool) -> Callable[[Tensor], Tensor]:
+    return (lambda t: (t * steps).round()) if rounded else (lambda t: t * steps)
+
+
+def _from_flow_scheduler(network: Network, scheduler: Any, rounded: bool, **options: Any) -> BridgedField:
+    data_at = int(scheduler.config.get("invert_sigmas", False))
+
+    def told(x: Tensor, time: Tensor, *labels: Tensor | None) -> Tensor:
+        return network(x, time.round() if rounded else time, *labels)
+
+    return from_flow(told, data_at=data_at, time_scale=scheduler.config.num_train_timesteps, **options)
+
+
+def _from_edm_scheduler(network: Network, scheduler: Any, rounded: bool, **options: Any) -> BridgedField:
+    config = scheduler.config
+    if rounded:
+        raise ValueError("round_timesteps=True: this scheduler tells its network log(sigma)/4; leave it False")
+    sign = choose("prediction_type", config.prediction_type, EDM_SIGNS)
+    denoiser = _preconditioned(network, config.sigma_data, sign)
+    return from_edm(denoiser, sigma_min=config.sigma_min, sigma_max=config.sigma_max, **options)
+
+
+SCHEDULERS: dict[str, Callable[..., BridgedField]] = {
+    **dict.fromkeys(BETA_SCHEDULERS, _from_beta_scheduler),
+    **dict.fromkeys(FLOW_SCHEDULERS, _from_flow_scheduler),
+    **dict.fromkeys(EDM_SCHEDULERS, _from_edm_scheduler),
+}
+
+
+def from_diffusers(
+    pipe_or_model: Any,
+    scheduler: Any = None,
+    *,
+    arguments: Mapping[str, Any] | None = None,
+    num_classes: int | None = None,
+    null_label: int | None = None,
+    round_timesteps: bool = False,
+    path: str = "mvm",
+) -> BridgedField:
+    """Return a Field by a diffusers pipeline, or by its network and the scheduler it was trained with (put in eval).
+
+    arguments: more keywords for every call of the network, e.g. encoder_hidden_states. num_classes, null_label: by
+    default from the network's config (DiT's null label is the one behind its classes). round_timesteps: tell the
+    network the nearest whole training step. path: as of `from_model`. The scheduler's grid, clipping and thresholding
+    are its sampler's and play no part.
+    """
+    model, scheduler = _unpacked(pipe_or_model, scheduler)
+    build = _family(scheduler, SCHEDULERS)
+    config: Any = model.config
+    found, null = _classes(config)
+    return build(
+        _network(model.eval(), dict(arguments or {})),
+        scheduler,
+        round_timesteps,
+        num_classes=found if num_classes is None else num_classes,
+        null_label=null if null_label is None else null_label,
+        path=path,
+    )

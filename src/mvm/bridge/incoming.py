@@ -1,0 +1,154 @@
+"""Any model of a Gaussian path x' = alpha' x0 + sigma' eps as a Field, without training.
+
+From the state x at time t of MVM's path: the level t' of equal log-SNR on the model's own path, the state
+x' = x norm'/norm there, the model's answer, and the x0_hat it means at (x', t').
+
+A model knows its levels between two ends only. Beyond them t' stays at the nearest one and x' keeps the norm that the
+model has seen there; the answer is read with alpha' and sigma' of that very level, as read with those of x it would
+diverge where alpha -> 0. So:
+
+- noisier than the model knows (t near 1): it sees noise of its last level and gives its best guess there, as in its
+  own sampler; but the state itself starts at alpha = 0, so no signal that the noise lacks is taken for granted;
+- an eps or score model of a path that ends in pure noise is asked up to alpha/sigma = 1/256 only: beyond, its answer
+  says ever less of x0;
+- cleaner than it knows (t near 0): x0_hat is its denoised image at its first level, where its own sampler ends.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mvm.bridge.paths import BetaTable, FlowConvention, VarianceExploding
+from mvm.options import at_least, choose
+from mvm.path import (
+    KINDS,
+    MEAN_VELOCITY,
+    MEAN_VELOCITY_KINDS,
+    NOISE_KINDS,
+    LinearFlow,
+    MeanVelocity,
+    Schedule,
+    equal_snr_time,
+    like,
+    to_x0,
+)
+
+# (x, timestep (B,)), and labels (B,) or None where there are classes -> a prediction of x's shape
+Network = Callable[..., Tensor]
+Clock = Callable[[Tensor], Tensor]
+
+PATHS = {"mvm": "MVM's path, by equal log-SNR", "own": "the model's own path"}
+WEAKEST_SIGNAL = 2.0**-8  # alpha/sigma below which eps is not asked: in x0_hat its error grows by the inverse
+
+
+@dataclass(frozen=True)
+class BridgedField:
+    """A Field on `schedule` by a network of the path `own`; it knows its own times from `first` to `last`."""
+
+    network: Network
+    own: Schedule
+    kind: str
+    schedule: Schedule
+    clock: Clock
+    first: float
+    last: float
+    num_classes: int
+    null_label: int | None
+
+    def _level(self, t: Tensor) -> Tensor:
+        same = self.schedule is self.own
+        return (t if same else equal_snr_time(t, self.schedule, self.own)).clamp(self.first, self.last)
+
+    def _labels(self, x: Tensor, condition: Tensor | None) -> Tensor | None:
+        if condition is not None or self.null_label is None:
+            return condition
+        return torch.full((x.shape[0],), self.null_label, dtype=torch.int64, device=x.device)
+
+    def __call__(self, x: Tensor, t: Tensor, condition: Tensor | None = None) -> Tensor:
+        level = self._level(t)
+        seen = x * like(self.own.norm(level) / self.schedule.norm(t), x)
+        labels = (self._labels(x, condition),) if self.num_classes else ()
+        value = self.network(seen, self.clock(level), *labels)
+        if value.shape != x.shape:
+            raise ValueError(f"the model answers with shape {tuple(value.shape)} to a state of {tuple(x.shape)}")
+        return to_x0(self.kind, value.to(x.dtype), seen, level, self.own)
+
+
+def _check(schedule: Schedule, kind: str, first: float, num_classes: int, null_label: int | None) -> None:
+    choose("kind", kind, KINDS)
+    if not isinstance(schedule, Schedule):
+        raise ValueError(f"schedule={schedule!r} must be a Schedule of mvm.path or mvm.bridge")
+    if kind in MEAN_VELOCITY_KINDS and not isinstance(schedule, MeanVelocity):
+        raise ValueError(f"kind='{kind}' is MVM's mean velocity; on {schedule} say 'diffusion_v' or 'flow'")
+    at_least("first", first, 0)
+    if first >= schedule.end:
+        raise ValueError(f"first={first} must lie below {schedule.end}, the end of {schedule}")
+    at_least("num_classes", num_classes, 0)
+    if null_label is not None and not num_classes:
+        raise ValueError(f"null_label={null_label}: a model without classes takes no label; set num_classes")
+
+
+def from_model(
+    network: Network,
+    schedule: Schedule,
+    kind: str,
+    *,
+    timestep: Clock | None = None,
+    first: float | None = None,
+    num_classes: int = 0,
+    null_label: int | None = None,
+    path: str = "mvm",
+) -> BridgedField:
+    """Return a Field by a network that was trained on `schedule` to predict `kind` (a name of mvm.path.KINDS).
+
+    network: (x, timestep), or (x, timestep, labels) where num_classes > 0; labels are None for the null class,
+    or null_label where that is given. timestep: what the network is told at own times t, float64 (B,); default: t
+    itself, of a BetaTable the fractional training step. first: the cleanest time that the network knows; default: 0,
+    of a BetaTable its training step 0. path: "mvm", or "own", where the solver runs on the model's own path.
+    """
+    choose("path", path, PATHS)
+    table = isinstance(schedule, BetaTable)
+    clock = timestep or (schedule.timestep if table else _itself)
+    start = first if first is not None else (schedule.first if table else 0.0)
+    _check(schedule, kind, start, num_classes, null_label)
+    seen_from = MEAN_VELOCITY if path == "mvm" else schedule
+    last = _last(schedule, kind)
+    return BridgedField(network, schedule, kind, seen_from, clock, start, last, num_classes, null_label)
+
+
+def _last(schedule: Schedule, kind: str) -> float:
+    """Return the noisiest time at which a model of this kind is asked."""
+    return float(schedule.t_from_lam(math.log(WEAKEST_SIGNAL))) if kind in NOISE_KINDS else schedule.end
+
+
+def _itself(t: Tensor) -> Tensor:
+    return t
+
+
+def from_flow(
+    network: Network, *, data_at: int = 0, velocity_to: str | None = None, time_scale: float = 1.0, **options: Any
+) -> BridgedField:
+    """Return a Field by a velocity model of the straight path between data and noise (rectified flow).
+
+    data_at, velocity_to, time_scale: its `FlowConvention`. options: those of `from_model`.
+    """
+    convention = FlowConvention(data_at, velocity_to, time_scale)
+
+    def flow(x: Tensor, time: Tensor, *labels: Tensor | None) -> Tensor:
+        return convention.sign * network(x, time, *labels)
+
+    return from_model(flow, LinearFlow(), "flow", timestep=convention.told, **options)
+
+
+def from_edm(network: Network, *, sigma_min: float = 0.002, sigma_max: float = 80.0, **options: Any) -> BridgedField:
+    """Return a Field by a denoiser D(x0 + sigma eps; sigma) that knows sigma_min to sigma_max.
+
+    options: those of `from_model`.
+    """
+    if not 0 <= sigma_min < sigma_max:
+        raise ValueError(f"sigma_min={sigma_min}, sigma_max={sigma_max}: they must satisfy 0 <= sigma_min < sigma_max")
+    return from_model(network, VarianceExploding(sigma_max), "x0", first=sigma_min, **options)

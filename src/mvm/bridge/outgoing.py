@@ -1,0 +1,76 @@
+"""A field of MVM in the language of other samplers: eps, v, flow velocity or denoiser, on their path and clock."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mvm.bridge.diffusers import beta_table
+from mvm.bridge.incoming import Clock
+from mvm.bridge.paths import BetaTable, FlowConvention, VarianceExploding
+from mvm.path import MEAN_VELOCITY, Field, LinearFlow, Schedule, TrainedField, as_time, convert, equal_snr
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """(x, time, condition) -> a prediction of `kind` on `path`; `clock` maps the caller's time to the path's."""
+
+    field: Field
+    path: Schedule
+    kind: str
+    clock: Clock
+    sign: int = 1
+
+    def __call__(self, x: Tensor, time: Tensor | float, condition: Tensor | None = None) -> Tensor:
+        t = self.clock(as_time(time).to(x.device)).expand(x.shape[0])
+        return self.sign * convert(self.field(x, t, condition), "x0", self.kind, x, t, self.path)
+
+
+def _outgoing(
+    field: Field, source: Schedule | None, path: Schedule, kind: str, clock: Clock, sign: int = 1
+) -> Outgoing:
+    known = field.schedule if isinstance(field, TrainedField) else MEAN_VELOCITY
+    return Outgoing(equal_snr(field, source or known, path), path, kind, clock, sign)
+
+
+def _path_and_clock(scheduler: Any) -> tuple[Schedule, Clock]:
+    path = scheduler if isinstance(scheduler, Schedule) else beta_table(scheduler)
+    return path, path.time if isinstance(path, BetaTable) else torch.clone
+
+
+def as_eps(field: Field, scheduler: Any, *, schedule: Schedule | None = None) -> Outgoing:
+    """Return (x, timestep, condition=None) -> eps_hat, for a diffusers scheduler of a beta table.
+
+    scheduler: such a scheduler, or the Schedule itself: of a BetaTable times are training steps, of another its own t.
+    x is what the scheduler's scale_model_input gives. schedule: the field's path; default: the model's own, or MVM's.
+    """
+    path, clock = _path_and_clock(scheduler)
+    return _outgoing(field, schedule, path, "eps", clock)
+
+
+def as_v(field: Field, scheduler: Any, *, schedule: Schedule | None = None) -> Outgoing:
+    """Return (x, timestep, condition=None) -> alpha eps - sigma x0, v-prediction; arguments as of `as_eps`."""
+    path, clock = _path_and_clock(scheduler)
+    return _outgoing(field, schedule, path, "diffusion_v", clock)
+
+
+def as_flow(
+    field: Field,
+    *,
+    data_at: int = 0,
+    velocity_to: str | None = None,
+    time_scale: float = 1.0,
+    schedule: Schedule | None = None,
+) -> Outgoing:
+    """Return (x, time, condition=None) -> the velocity of the straight path; options as of `from_flow`.
+
+    time_scale=1000 suits the timesteps of diffusers' FlowMatchEulerDiscreteScheduler.
+    """
+    convention = FlowConvention(data_at, velocity_to, time_scale)
+    return _outgoing(field, schedule, LinearFlow(), "flow", convention.time, convention.sign)
+
+
+def as_denoiser(field: Field, *, schedule: Schedule | None = None) -> Outgoing:
+    """Return (x, sigma, condition=None) -> D(x; sigma) for x = x0 + sigma eps, as k-diffusion's samplers call it."""
+    return _outgoing(field, schedule, VarianceExploding(), "x0", torch.clone)

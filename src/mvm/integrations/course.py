@@ -1,0 +1,116 @@
+"""A plan seen from outside: in the time and the coordinates of the schedule that the network was trained on."""
+
+import inspect
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from mvm.options import choose, nearest
+from mvm.path import MEAN_VELOCITY, Schedule, equal_snr_scale, equal_snr_time
+from mvm.solver import SOLVERS, Plan, Solver, State
+
+PROBE = 4  # evaluations: enough to see whether a solver makes more than one a step
+
+
+def _one_a_step(name: str) -> bool:
+    solver = SOLVERS[name]()
+    if not isinstance(solver, Solver):
+        return False
+    plan = solver.plan(MEAN_VELOCITY, PROBE, 0.0)
+    return plan.nfe == plan.steps
+
+
+def fitting_solvers() -> list[str]:
+    """Return the names of the solvers that evaluate the field once a step, which is what a scheduler can do."""
+    return [name for name in SOLVERS if _one_a_step(name)]
+
+
+def build_solver(name: str, options: dict[str, float | str]) -> Solver:
+    """Return the solver of that name with these options; one that does not evaluate once a step is refused."""
+    make = choose("solver", name, SOLVERS)
+    fitting = fitting_solvers()
+    if name not in fitting:
+        raise ValueError(
+            f"solver='{name}' does not evaluate the network once a step, as a scheduler must; use one of: "
+            f"{', '.join(fitting)}, or sample with mvm.sample"
+        )
+    known = [option for option in inspect.signature(make).parameters if option != "name"]
+    for option in options:
+        if option not in known:
+            raise ValueError(
+                f"solver_options: '{option}' is unknown to '{name}'{nearest(option, known)}; "
+                f"allowed: {', '.join(known) or 'none'}"
+            )
+    solver = make(**options)
+    assert isinstance(solver, Solver)
+    return solver
+
+
+@dataclass(frozen=True)
+class Course:
+    """A plan with its times as the schedule's, what turns the solver's states into its own, and noise into the first.
+
+    first is 1, but where a grid begins short of the end: native solvers take the noise as a state of the end.
+    """
+
+    plan: Plan
+    times: tuple[float, ...]
+    scales: tuple[float, ...]
+    first: float = 1.0
+
+    def inward(self, index: int, sample: Tensor) -> Tensor:
+        """Return a sample at times[index] as the solver's state, float32 at least; a copy, as samples get changed."""
+        wide = sample if sample.dtype == torch.float64 else sample.float()
+        return wide / self.scales[index]
+
+    def outward(self, state: State) -> Tensor:
+        """Return the solver's state as a sample; a copy, as samples get changed."""
+        return state.x * self.scales[state.index]
+
+    def met(self, state: State, sample: Tensor) -> State:
+        """Return the state to go on from; a sample that is no longer the state's counts as it is, uncorrected.
+
+        The corrector would start from the state one step back, which knows nothing of the change.
+        """
+        if torch.equal(sample, self.outward(state).to(sample.dtype)):
+            return state
+        return replace(state, x=self.inward(state.index, sample), anchor=None, kick=None)
+
+
+def course_of(plan: Plan, solver: Solver, schedule: Schedule) -> Course:
+    """Return the plan as the schedule sees it."""
+    if solver.own_time or schedule == MEAN_VELOCITY:
+        return Course(plan, plan.times, (1.0,) * len(plan.times))
+    times = tuple(float(equal_snr_time(t, MEAN_VELOCITY, schedule)) for t in plan.times)
+    scales = tuple(float(equal_snr_scale(t, MEAN_VELOCITY, schedule)) for t in plan.times)
+    return Course(plan, times, scales, scales[0] * float(equal_snr_scale(schedule.end, schedule, MEAN_VELOCITY)))
+
+
+def solver_times(times: tuple[float, ...], solver: Solver, schedule: Schedule) -> tuple[float, ...]:
+    """Return times of the schedule as the solver's."""
+    if solver.own_time or schedule == MEAN_VELOCITY:
+        return times
+    return tuple(float(equal_snr_time(t, schedule, MEAN_VELOCITY)) for t in times)
+
+
+@dataclass(frozen=True)
+class Trail:
+    """A run: where it began, its course from there, and its last two states (the first is for a step done again)."""
+
+    begin: int
+    course: Course
+    states: tuple[State, ...]
+
+    @property
+    def due(self) -> int:
+        """The step of the whole plan that comes next."""
+        return self.begin + self.states[-1].index
+
+    def state_at(self, index: int) -> State | None:
+        """Return the state that this step of the whole plan starts from, or None."""
+        return next((state for state in self.states if state.index + self.begin == index), None)
+
+    def after(self, start: State, state: State) -> "Trail":
+        """Return the trail that a step from `start` to `state` makes."""
+        return replace(self, states=(start, state))

@@ -1,0 +1,18 @@
+"""mvm in diffusers: a scheduler, a transformer and a class-conditional pipeline, loaded without remote code."""
+
+try:
+    import diffusers as _diffusers  # noqa: F401
+except ImportError as error:
+    raise ImportError("this needs diffusers; install it with: pip install 'mvm[diffusers]'") from error
+
+from mvm.integrations.diffusers.pipeline import MVMPipeline
+from mvm.integrations.diffusers.scheduler import MVMScheduler, MVMSchedulerOutput
+from mvm.integrations.diffusers.transformer import MVMTransformer2DModel, MVMTransformer2DOutput
+
+__all__ = [
+    "MVMPipeline",
+    "MVMScheduler",
+    "MVMSchedulerOutput",
+    "MVMTransformer2DModel",
+    "MVMTransformer2DOutput",
+]

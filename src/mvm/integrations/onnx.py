@@ -1,0 +1,162 @@
+"""Networks outside of mvm: as a program of torch.export, and as ONNX with a sampler's tables in its metadata.
+
+With the tables a sampler is a loop of a few lines in any language: examples/onnx_sampler.py.
+"""
+
+import json
+import logging
+import warnings
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from mvm.files import put_in_place, temporary_beside
+from mvm.integrations.course import Course, build_solver, course_of
+from mvm.model import Model
+from mvm.path import to_x0
+from mvm.recipes import SampleConfig
+from mvm.solver.adams import TablePlan
+from mvm.solver.guidance import Interval
+from mvm.solver.table import Row
+
+METADATA = "mvm"  # the key of the tables in the file's metadata
+FORMAT = 1
+INPUTS, OUTPUT = ("x", "level", "label"), "prediction"
+LIMIT = 2**31 - 2**24  # bytes of weights: a protobuf file ends at 2 GiB
+
+
+class Prediction(nn.Module):
+    """(x, level, label) -> prediction: a network without its inner head."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor, level: Tensor, label: Tensor) -> Tensor:
+        return self.network(x, level, label).prediction
+
+
+def _example(model: Model) -> tuple[Tensor, Tensor, Tensor]:
+    """Return inputs to trace with; two, as a batch of one would be taken for a constant."""
+    device = model.device
+    return (
+        torch.zeros(2, *model.sample_shape, device=device),
+        torch.full((2,), 0.5, device=device),
+        torch.zeros(2, dtype=torch.int64, device=device),
+    )
+
+
+def _any_batch() -> tuple[dict[int, Any], ...]:
+    batch = Dim("batch", min=1)
+    return tuple({0: batch} for _ in INPUTS)
+
+
+def export_network(model: Model) -> ExportedProgram:
+    """Return the network as a program of torch.export for any batch: (x, level, label) -> prediction.
+
+    level (B,) float32: the schedule's noise level; label (B,) int64: the number of classes is the null class.
+    """
+    return torch.export.export(Prediction(model.network).eval(), _example(model), dynamic_shapes=_any_batch())
+
+
+def _step(model: Model, course: Course, index: int, row: Row, guided: bool) -> dict[str, Any]:
+    """Return one evaluation and the step after it, as numbers.
+
+    x0_hat is affine in the state and the prediction: its weights are what (1, 0) and (0, 1) give.
+    """
+    t = course.times[index]
+    one, zero = torch.ones(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+    kind = model.recipe.objective.kind
+    return {
+        "t": t,
+        "level": float(model.schedule.level(t)),
+        "scale": course.scales[index],
+        "from_x": float(to_x0(kind, zero, one, t, model.schedule)),
+        "from_prediction": float(to_x0(kind, one, zero, t, model.schedule)),
+        "guided": guided,
+        "decay": row.decay,
+        "std": row.std,
+        "predict": list(row.predict),
+        "correct": list(row.correct),
+    }
+
+
+def sampler_tables(model: Model, settings: SampleConfig) -> dict[str, Any]:
+    """Return everything but the network that a sampler needs, ready for JSON: who, what, and numbers for every step."""
+    if settings.internal != 1:
+        raise ValueError(f"internal={settings.internal}: the exported network has no inner head; use internal 1")
+    solver = build_solver(settings.solver, {})
+    plan = solver.plan(model.schedule, settings.nfe, settings.rho)
+    assert isinstance(plan, TablePlan)
+    course = course_of(plan, solver, model.schedule)
+    inside = Interval(settings.low, settings.high)
+    guided = [settings.cfg != 1 and bool(inside.contains(t, model.schedule)) for t in course.times[:-1]]
+    return {
+        "format": FORMAT,
+        "recipe": model.recipe.name,
+        "weights": model.origin.get("sha256", ""),
+        "codec": model.recipe.codec.kind,
+        "shape": list(model.sample_shape),
+        "classes": list(model.classes),
+        "null": model.network.null,
+        "conditional": model.recipe.objective.conditional,
+        "schedule": model.recipe.path.schedule,
+        "kind": model.recipe.objective.kind,
+        "solver": settings.solver,
+        "nfe": settings.nfe,
+        "rho": settings.rho,
+        "cfg": settings.cfg,
+        "low": settings.low,
+        "high": settings.high,
+        "first": course.first / course.scales[0],
+        "steps": [_step(model, course, i, row, guided[i]) for i, row in enumerate(plan.rows)],
+    }
+
+
+@contextmanager
+def _quietly() -> Generator[None]:
+    """Hold back what the exporter tells of its own workings."""
+    names = ("torch.onnx", "onnxscript", "onnx_ir")
+    before = {name: logging.getLogger(name).level for name in names}
+    for name in names:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for name, level in before.items():
+            logging.getLogger(name).setLevel(level)
+
+
+def write_onnx(model: Model, out: Path, settings: SampleConfig | None = None) -> dict[str, Any]:
+    """Write the network, float32, for any batch, with a sampler's tables in its metadata; return these.
+
+    settings: the sampler's; default: the recipe's.
+    """
+    tables = sampler_tables(model, settings or model.recipe.sample)
+    count = sum(parameter.numel() for parameter in model.network.parameters())
+    if 4 * count > LIMIT:
+        raise ValueError(
+            f"{count:,} parameters in float32 do not fit in one ONNX file, which ends at 2 GiB; "
+            "use mvm.integrations.onnx.export_network"
+        )
+    try:
+        import onnxscript  # noqa: F401  torch's exporter asks for it late, and not by name
+    except ImportError as error:
+        raise ValueError("mvm onnx needs onnx and onnxscript; install them with: pip install 'mvm[onnx]'") from error
+    with _quietly():
+        program = torch.onnx.export(
+            export_network(model), input_names=list(INPUTS), output_names=[OUTPUT], dynamo=True, verbose=False
+        )
+        assert program is not None
+        program.model.metadata_props[METADATA] = json.dumps(tables)
+        temporary = temporary_beside(out)
+        program.save(temporary, external_data=False)
+    put_in_place(temporary, out)
+    return tables

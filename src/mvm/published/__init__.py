@@ -1,0 +1,28 @@
+"""Models that only sample, in a folder or on the hub: written by `export`, read by `mvm.load`, sent by `push`."""
+
+from mvm.published.format import (
+    Config,
+    is_published,
+    read_codec,
+    read_config,
+    read_weights,
+    require_the_one,
+    shipped_folder,
+    shipped_models,
+)
+from mvm.published.source import Stored, open_stored
+from mvm.published.write import export
+
+__all__ = [
+    "Config",
+    "Stored",
+    "export",
+    "is_published",
+    "open_stored",
+    "read_codec",
+    "read_config",
+    "read_weights",
+    "require_the_one",
+    "shipped_folder",
+    "shipped_models",
+]

@@ -1,0 +1,220 @@
+"""The format of a published model, read strictly: config.json, and tensors that must be the network's, no others."""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import nn
+
+from mvm.files import sha256
+from mvm.latent import Decoder, DecoderConfig, DecoderOnly, load_decoder_only
+from mvm.latent.fingerprint import Origin
+from mvm.latent.rae import DECODER, read_index
+from mvm.network import build_network
+from mvm.published.files import CODEC, CONFIG, MOST_JSON, WEIGHTS, check_files
+from mvm.recipes import FOLDER, Recipe, as_field, options
+from mvm.recipes.reading import from_dict, recipe_of
+from mvm.training.checkpoint import Weights
+
+LIBRARY, FORMAT = "mvm", 1
+SHIPPED = "models"  # folder inside the package
+MOST_TOKENS = 1 << 18  # 512 x 512: a larger grid is a mistake or an attack on the memory
+STORED = ("F16", "BF16", "F32")
+LICENSE = re.compile(r"[a-z0-9][a-z0-9.-]*")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the weights came from; sha256: of the file in the run, codec: the fingerprint of its latents."""
+
+    run: str
+    step: int
+    weights: str
+    dtype: str
+    sha256: str
+    mvm: str
+    data_stamp: str = ""
+    codec: str = ""
+
+
+@dataclass(frozen=True)
+class Config:
+    """What config.json tells; license: an identifier as the hub has them, sha256: of model.safetensors."""
+
+    recipe: Recipe
+    classes: tuple[str, ...]
+    license: str
+    source: Source
+    sha256: str
+
+    def __post_init__(self) -> None:
+        data = self.recipe.data
+        count = data.classes if data.name == FOLDER else len(data.class_names)
+        if count != len(self.classes):
+            raise ValueError(f"classes has {len(self.classes)} names, the recipe's data have {count} classes")
+        if not all(isinstance(name, str) and name.isprintable() for name in self.classes):
+            raise ValueError("classes must be printable names")
+        check_license(self.license)
+        side, patch = self.recipe.sample_shape[-1], self.recipe.network.patch
+        if (side // patch) ** 2 > MOST_TOKENS:
+            raise ValueError(f"samples of side {side} in patches of {patch} are more than {MOST_TOKENS} tokens")
+
+    def to_json(self) -> str:
+        """Return it as JSON, every default written out."""
+        told = asdict(self)
+        return json.dumps({"library_name": LIBRARY, "format": FORMAT, **told}, indent=2, ensure_ascii=False) + "\n"
+
+
+def version() -> str:
+    """Return the version of the package; asked for by name, as its front door stands above this module."""
+    return import_module(LIBRARY).__version__
+
+
+def check_license(name: str) -> None:
+    """Refuse what could not be the hub's name of a licence."""
+    if not LICENSE.fullmatch(name):
+        raise ValueError(f"license={name!r} is no identifier of a licence; give one as apache-2.0, cc-by-4.0, other")
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key is there twice")
+    return found
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number")
+
+
+def _strict_json(text: str) -> dict[str, Any]:
+    """Return a JSON table in which no key is twice and every number is one."""
+    try:
+        found = json.loads(text, object_pairs_hook=_each_once, parse_constant=_no_constant)
+    except RecursionError:
+        raise ValueError("too deeply nested") from None
+    if not isinstance(found, dict):
+        raise ValueError("a table is needed")
+    return found
+
+
+def _of_table(told: Mapping[str, Any], where: str) -> Config:
+    if told.get("library_name") != LIBRARY:
+        raise ValueError(f"library_name is {told.get('library_name')!r}, not '{LIBRARY}': a model of something else")
+    if told.get("format") != FORMAT:
+        raise ValueError(f"format is {told.get('format')!r}; this version of mvm reads {FORMAT}")
+    wanted = {"library_name", "format", "recipe", "classes", "license", "source", "sha256"}
+    if set(told) != wanted:
+        raise ValueError(f"the keys must be {', '.join(sorted(wanted))}; there are: {', '.join(sorted(told))}")
+    if not isinstance(told["classes"], list) or not all(isinstance(told[key], str) for key in ("license", "sha256")):
+        raise ValueError("classes must be a list; license and sha256 must be text")
+    recipe, source = as_field(recipe_of(told["recipe"]), where), from_dict(Source, told["source"], "source.")
+    return Config(recipe, tuple(told["classes"]), told["license"], source, told["sha256"])
+
+
+def is_published(folder: Path) -> bool:
+    """Return whether a folder is to be read as a published model."""
+    return (folder / CONFIG).is_file()
+
+
+def read_config(folder: Path, root: Path | None = None) -> Config:
+    """Return the config of a folder in which nothing lies but the format's files; root: where links may lead to."""
+    check_files(folder, root)
+    path = folder / CONFIG
+    if not path.is_file():
+        raise ValueError(f"{folder} holds no published model (no {CONFIG} in it)")
+    try:
+        with path.open("rb") as file:
+            return _of_table(_strict_json(file.read(MOST_JSON).decode()), str(folder))
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _stored(path: Path) -> tuple[dict[str, tuple[int, ...]], set[str]]:
+    """Return the shapes of the tensors in a file, by name, and their dtypes, from its header alone."""
+    try:
+        with safe_open(path, "pt") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+            return (
+                {name: tuple(part.get_shape()) for name, part in slices.items()},
+                {part.get_dtype() for part in slices.values()},
+            )
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{path} is missing or no whole safetensors file ({error}); get it again") from None
+
+
+def _require_tensors(path: Path, build: Callable[[], nn.Module], depth: int) -> None:
+    """Refuse tensors that are not those of the module, before any memory is taken for it."""
+    shapes, dtypes = _stored(path)
+    if not dtypes <= set(STORED):
+        raise ValueError(f"{path} holds {', '.join(sorted(dtypes))}; weights are one of {', '.join(STORED)}")
+    try:
+        if depth > len(shapes):  # else even a network without memory would take for ever to build
+            raise ValueError(f"{len(shapes)} tensors for {depth} blocks")
+        with torch.device("meta"):
+            wanted = {name: tuple(value.shape) for name, value in build().state_dict().items()}
+    except (RuntimeError, ValueError, TypeError, OverflowError) as error:
+        raise ValueError(f"{path} does not fit its {CONFIG} ({error})") from None
+    if other := sorted(name for name in shapes.keys() | wanted.keys() if shapes.get(name) != wanted.get(name)):
+        raise ValueError(f"{path} does not fit its {CONFIG}: {', '.join(other[:3])} ...; get both again")
+
+
+def read_weights(folder: Path, config: Config) -> Weights:
+    """Return the network's weights as they are stored; they fit the recipe, and have the checksum in config.json."""
+    path, recipe = folder / WEIGHTS, config.recipe
+    depth = max(value for name, value in options(recipe.network).items() if "depth" in name)
+    _require_tensors(path, lambda: build_network(recipe.network, recipe.sample_shape, len(config.classes)), depth)
+    if (found := sha256(path)) != config.sha256:
+        raise ValueError(f"{path} is damaged (sha256 {found[:12]}..., expected {config.sha256[:12]}...); get it again")
+    return load_file(path)
+
+
+def read_codec(folder: Path, recipe: Recipe) -> DecoderOnly | None:
+    """Return the decoder of a latent model; None where pixels need none. Shapes must be the recipe's."""
+    if recipe.codec.kind == "pixels":
+        return None
+    place = folder / CODEC
+    told = read_index(place)
+    try:
+        config = DecoderConfig(**{name: value for name, value in told["decoder"].items() if name != "fingerprint"})
+        shape = tuple(told["latent_shape"])
+        shapes = (shape, (3, shape[-1] * config.patch, shape[-1] * config.patch))
+    except (TypeError, AttributeError, IndexError) as error:
+        raise ValueError(f"{place} is damaged ({error}); get it again") from None
+    if shapes != (recipe.sample_shape, recipe.data.shape):
+        raise ValueError(
+            f"{place} has latents and images {shapes}, the recipe {recipe.sample_shape, recipe.data.shape}"
+        )
+    _require_tensors(place / DECODER, lambda: Decoder(config, shape, Origin("", "")), 0)
+    try:
+        return load_decoder_only(place)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{place} is damaged ({error!r}); get it again") from None
+
+
+def require_the_one(folder: Path, config: Config, weights: str, which: str) -> None:
+    """Refuse other weights than the one set that is there; "ema" and "latest", the defaults, stand for that."""
+    source = config.source
+    if weights not in ("ema", source.weights):
+        raise ValueError(f"weights='{weights}': {folder} has no such weights; it has: {source.weights}")
+    if which not in ("latest", str(source.step)):
+        raise ValueError(f"checkpoint='{which}': {folder} has that of step {source.step} alone")
+
+
+def shipped_models() -> list[str]:
+    """Return the names of models inside the package."""
+    folder = files("mvm") / SHIPPED
+    return sorted(entry.name for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else []
+
+
+def shipped_folder(name: str) -> Path:
+    """Return the folder of a model inside the package."""
+    return Path(str(files("mvm") / SHIPPED / name))

@@ -1,0 +1,123 @@
+"""The hub: models by OWNER/NAME. The only module that imports huggingface_hub."""
+
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mvm.published.files import FILES
+from mvm.published.format import LIBRARY, read_codec, read_config, read_weights, version
+
+_ID = re.compile(r"(?P<repo>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>\w[\w./-]*))?")
+MISSING = "the hub needs huggingface_hub; install it with: pip install 'mvm[hub]'"
+
+
+class HubId(NamedTuple):
+    """OWNER/NAME, and a branch, tag or commit; None: the main branch."""
+
+    repo: str
+    revision: str | None
+
+
+def parse_hub_id(name: str) -> HubId | None:
+    """Return what OWNER/NAME or OWNER/NAME@REVISION means; None for anything else."""
+    found = _ID.fullmatch(name)
+    return HubId(found["repo"], found["revision"]) if found else None
+
+
+def as_hub_id(name: str) -> HubId | None:
+    """Return the hub id that a name is; None for a path: what is here, or would lie in a folder that is here.
+
+    A mistyped runs/NAME must not become a stranger's model; OWNER/NAME@REVISION is always a hub id.
+    """
+    found = parse_hub_id(name)
+    if found is None or Path(name).exists() or (found.revision is None and Path(name).parent.is_dir()):
+        return None
+    return found
+
+
+class Fetched(NamedTuple):
+    """A folder in the hub's cache, and the folder that its links lead to."""
+
+    folder: Path
+    root: Path
+
+
+def fetch(asked: HubId) -> Fetched:
+    """Return the published model of that id, its own files alone; ValueErrors say why there is none."""
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import EntryNotFoundError, HTTPError
+    except ImportError:
+        raise ValueError(MISSING) from None
+    try:
+        found = snapshot_download(asked.repo, revision=asked.revision, allow_patterns=list(FILES))
+    except (OSError, ValueError, EntryNotFoundError, HTTPError) as error:
+        raise ValueError(_reason(error)) from None
+    folder = Path(found)
+    return Fetched(folder, folder.parent.parent)  # CACHE/models--OWNER--NAME/{snapshots/COMMIT, blobs}
+
+
+def _status(error: BaseException) -> int:
+    return getattr(getattr(error, "response", None), "status_code", 0)
+
+
+def _reason(error: BaseException) -> str:
+    """Return what went wrong with the hub, in words."""
+    from huggingface_hub import errors
+
+    if isinstance(error, errors.GatedRepoError):
+        return "the model is gated: ask for access on its page, then log in with: hf auth login"
+    if isinstance(error, errors.RevisionNotFoundError):
+        return "the hub has no such revision of it"
+    if isinstance(error, errors.LocalTokenNotFoundError) or _status(error) == 401:
+        return "the hub knows no such model, or not who you are; log in with: hf auth login, or set HF_TOKEN"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return "the hub has no such model, or shows it to others alone (hf auth login)"
+    if _status(error) == 403:
+        return "this account may not do that there; take an OWNER it belongs to, and a token that may write"
+    if isinstance(error, errors.HFValidationError):
+        return f"the hub does not take the name ({error})"
+    if _status(error):
+        return f"the hub answered {_status(error)} ({_first_line(error)})"
+    return f"the hub cannot be reached ({_first_line(error)})"
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def push(folder: Path, name: str, *, private: bool = False, revision: str | None = None) -> str:
+    """Send a published model to the hub as OWNER/NAME; return its address. What does not load is not sent."""
+    asked = parse_hub_id(name)
+    if asked is None or asked.revision is not None:
+        raise ValueError(f"'{name}' is no hub id; give OWNER/NAME, and a branch with --revision")
+    config = read_config(folder)
+    read_weights(folder, config)
+    read_codec(folder, config.recipe)
+    try:
+        from huggingface_hub import HfApi
+        from huggingface_hub.errors import HTTPError
+    except ImportError:
+        raise ValueError(MISSING) from None
+    api = HfApi(library_name=LIBRARY, library_version=version())
+    try:
+        return _send(api, folder, asked.repo, private, revision, f"{config.recipe.name}, step {config.source.step}")
+    except (OSError, HTTPError) as error:
+        raise ValueError(f"{folder} was not sent to {asked.repo}: {_reason(error)}") from None
+
+
+def _send(api: Any, folder: Path, repo: str, private: bool, revision: str | None, words: str) -> str:
+    address = str(api.create_repo(repo, private=private, exist_ok=True))
+    if private and not api.repo_info(repo).private:  # it was there before, and making it did not change that
+        raise ValueError(f"--private: {repo} is there already and public; nothing was sent. Change it on the hub first")
+    if revision is not None:
+        api.create_branch(repo, branch=revision, exist_ok=True)
+    api.upload_folder(
+        repo_id=repo,
+        folder_path=folder,
+        revision=revision,
+        allow_patterns=list(FILES),
+        delete_patterns=list(FILES),  # a codec of an earlier model must not stay
+        commit_message=words,
+    )
+    return address

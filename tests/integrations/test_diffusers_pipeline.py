@@ -1,0 +1,254 @@
+"""MVMPipeline: the native sampler's images in diffusers' manner, saved and loaded without remote code."""
+
+import importlib
+import json
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from threading import Thread
+
+import numpy as np
+import pytest
+import torch
+from diffusers import DDIMScheduler
+from safetensors import safe_open
+
+import mvm
+from mvm import noise
+from mvm.generate import generate_all
+from mvm.integrations.diffusers import MVMPipeline, MVMScheduler, MVMTransformer2DModel
+from mvm.model import Model
+from mvm.network import DDTConfig
+from mvm.pictures import to_pillow
+from mvm.solver import ClassifierFree, Interval, solve
+
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "diffusers.md").read_text()
+LABELS, SEEDS, NFE = [3, 8, 0], [11, 12, 13], 8
+
+
+def quiet(pipe):
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+@pytest.fixture(scope="module")
+def model():
+    return mvm.load("digits")
+
+
+@pytest.fixture(scope="module")
+def pipe(model):
+    """Not to be changed."""
+    return quiet(MVMPipeline.from_mvm(model))
+
+
+@pytest.mark.parametrize("solver", ["adams", "sa"])
+@pytest.mark.parametrize("rho", [0.0, 1.0])
+def test_trajectory_is_the_native_solvers(model, solver, rho):
+    interval, states, seen = (0.2, 0.8), [], []
+    native = solve(model, noise.initial(torch.tensor(SEEDS), model.sample_shape), solver=solver, rho=rho, nfe=NFE,
+                   condition=torch.tensor(LABELS), seeds=SEEDS, on_step=states.append,
+                   guidance=ClassifierFree(1.5, interval=Interval(*interval)))  # fmt: skip
+    assert NFE < native.passes < 2 * NFE  # the interval is inside
+
+    def look(pipe, index, t, tensors):
+        seen.append(tensors["latents"])
+        return tensors
+
+    images = quiet(MVMPipeline.from_mvm(model, solver=solver, rho=rho))(
+        LABELS, NFE, 1.5, interval, seeds=SEEDS, output_type="latent", callback_on_step_end=look
+    ).images
+    assert len(seen) == NFE
+    assert max(float((a - b.x).abs().max()) for a, b in zip(seen, states, strict=True)) < 1e-5
+    assert float((images - native.x).abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["ddt-with-inner-head", "flow-on-linear-path"])
+def test_other_models_are_the_native_ones_too(model, name):
+    recipe = model.recipe
+    if name == "ddt-with-inner-head":
+        network = DDTConfig(size="tiny", patch=2, depth=2, inner_block=1)
+        recipe = replace(recipe, network=network, sample=replace(recipe.sample, internal=1.4, nfe=NFE, cfg=1.3))
+    else:
+        path, objective = replace(recipe.path, schedule="linear-flow"), replace(recipe.objective, kind="flow")
+        recipe = replace(recipe, path=path, objective=objective, sample=replace(recipe.sample, solver="sa", nfe=NFE))
+    other = Model(recipe).eval().requires_grad_(False)
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        for parameter in other.network.parameters():
+            parameter.copy_(0.1 * torch.randn_like(parameter))
+    native = generate_all(other, torch.tensor(LABELS), torch.tensor(SEEDS), recipe.sample, progress=False)
+    images = quiet(MVMPipeline.from_mvm(other))(LABELS, seeds=SEEDS).images
+    for image, expected in zip(images, native.images, strict=True):
+        assert np.abs(np.asarray(image, dtype=int) - np.asarray(to_pillow(expected), dtype=int)).max() <= 1
+
+
+def test_folder_round_trip(pipe, tmp_path):
+    pipe.save_pretrained(tmp_path)
+    files = sorted(path.suffix for path in tmp_path.rglob("*") if path.is_file())
+    assert files == [".json", ".json", ".json", ".safetensors"]  # nothing that could be executed
+    with safe_open(tmp_path / "transformer" / "diffusion_pytorch_model.safetensors", "pt") as weights:
+        assert len(weights.keys()) == len(pipe.transformer.state_dict())
+    loaded = quiet(MVMPipeline.from_pretrained(tmp_path))
+    assert loaded.config.settings == pipe.config.settings
+    assert loaded.labels == {str(digit): digit for digit in range(10)}
+    options = {"num_inference_steps": NFE, "seeds": SEEDS, "output_type": "pt"}
+    assert torch.equal(loaded(LABELS, **options).images, pipe(LABELS, **options).images)
+    index = json.loads((tmp_path / "model_index.json").read_text())
+    assert index["scheduler"] == ["mvm.integrations.diffusers.scheduler", "MVMScheduler"]
+
+
+def test_download_asks_for_numbers_and_text_only(monkeypatch):
+    asked = {}
+
+    def fetch(name, **rest):
+        asked.update(rest, name=name)
+        return "folder"
+
+    monkeypatch.setattr("diffusers.pipelines.pipeline_utils.snapshot_download", fetch)
+    assert MVMPipeline.download("owner/name", revision="abc", token=None, custom_pipeline=None) == "folder"
+    assert asked == {"name": "owner/name", "revision": "abc", "allow_patterns": ["*.json", "*.safetensors"]}
+
+
+def test_output_types_agree(pipe):
+    options = {"num_inference_steps": NFE, "seeds": SEEDS}
+    found = {kind: pipe(LABELS, output_type=kind, **options).images for kind in ("pil", "np", "pt", "latent")}
+    assert found["np"].shape == (3, 8, 8, 1)
+    assert np.array_equal(found["np"], found["pt"].permute(0, 2, 3, 1).numpy())
+    assert float(found["pt"].min()) >= 0
+    assert float(found["pt"].max()) <= 1
+    assert torch.allclose(found["pt"], (found["latent"] / 2 + 0.5).clamp(0, 1), atol=1e-6)
+    assert np.abs(np.stack([np.asarray(image) for image in found["pil"]]) - 255 * found["np"][..., 0]).max() < 0.51
+    assert np.array_equal(pipe(LABELS, output_type="np", return_dict=False, **options)[0], found["np"])
+
+
+@pytest.mark.parametrize("rho", [0.0, 1.0])
+def test_images_belong_to_their_generators(model, rho):
+    pipe = quiet(MVMPipeline.from_mvm(model, rho=rho))
+
+    def images(labels, seeds):
+        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        return pipe(labels, NFE, generator=generators, output_type="pt").images
+
+    assert torch.allclose(images(LABELS, SEEDS)[1:2], images(LABELS[1:2], SEEDS[1:2]), atol=1e-5)
+
+
+def test_classes_by_name_and_number(pipe):
+    options = {"num_inference_steps": 2, "output_type": "pt"}
+    by_name = pipe(["3", "8"], seeds=[1, 2], **options).images
+    assert torch.equal(by_name, pipe([3, 8], seeds=[1, 2], **options).images)
+    assert torch.allclose(by_name[:1], pipe("3", seeds=[1], **options).images, atol=1e-6)  # a batch rounds otherwise
+
+
+def test_latents_are_the_noise_to_start_from(pipe):
+    given = noise.initial(torch.tensor(SEEDS), (1, 8, 8))
+    options = {"num_inference_steps": NFE, "output_type": "pt"}
+    found = pipe(LABELS, latents=given, **options).images
+    assert torch.equal(found, pipe(LABELS, seeds=SEEDS, **options).images)
+
+
+def test_callback_may_change_latents(pipe):
+    def blank(pipe, index, t, tensors):
+        return {"latents": torch.zeros_like(tensors["latents"])} if index == NFE - 1 else None
+
+    images = pipe(LABELS, NFE, seeds=SEEDS, output_type="pt", callback_on_step_end=blank).images
+    assert torch.equal(images, torch.full_like(images, 0.5))
+
+
+def test_calls_do_not_disturb_each_other(pipe):
+    options = {"num_inference_steps": NFE, "seeds": SEEDS, "output_type": "pt"}
+    expected = pipe(LABELS, **options).images
+
+    def nested(pipe, index, t, tensors):
+        pipe([1], 3, seeds=[0])
+        return tensors
+
+    assert torch.equal(pipe(LABELS, callback_on_step_end=nested, **options).images, expected)
+    found = {}
+
+    def work(number):
+        found[number] = pipe(LABELS, **options).images
+
+    threads = [Thread(target=work, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(found[number], expected) for number in range(3))
+
+
+def test_half_precision_weights_run(model):
+    half = quiet(MVMPipeline.from_mvm(model)).to(torch.bfloat16)
+    options = {"num_inference_steps": NFE, "seeds": SEEDS, "output_type": "pt"}
+    exact = quiet(MVMPipeline.from_mvm(model))(LABELS, **options).images
+    assert float((half(LABELS, **options).images - exact).abs().mean()) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"class_labels": [10]}, "classes=10 out of range"),
+        ({"class_labels": ["ten"]}, "class_labels='ten' is no class of this model"),
+        ({"class_labels": []}, "class_labels is empty"),
+        ({"num_inference_steps": 0}, "nfe=0"),
+        ({"guidance_interval": (0.8, 0.2)}, r"interval=\[0.8, 0.2\]"),
+        ({"output_type": "pill"}, "did you mean 'pil'"),
+        ({"seeds": [1, 2]}, "seeds has 2 entries for a batch of 1"),
+        ({"seeds": [1], "generator": torch.Generator()}, "generator and seeds are both given"),
+        ({"generator": [torch.Generator()] * 2}, "generator has 2 entries for a batch of 1"),
+        ({"latents": torch.zeros(1, 1, 4, 4)}, r"latents of shape \(1, 1, 4, 4\) must be of shape \(1, 1, 8, 8\)"),
+        ({"callback_on_step_end_tensor_inputs": ["prompt"]}, "only latents can be had"),
+    ],
+)
+def test_bad_arguments_are_refused(pipe, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        pipe(**{"class_labels": [1], **arguments})
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "message"),
+    [
+        (DDIMScheduler(), "scheduler=DDIMScheduler: this network needs an MVMScheduler"),
+        (MVMScheduler(prediction_type="x0"), "prediction_type='x0': this network was trained with prediction_type='u'"),
+        (MVMScheduler(schedule="linear-flow"), "trained with schedule='mean-velocity'"),
+    ],
+)
+def test_wrong_scheduler_is_refused(model, scheduler, message):
+    with pytest.raises(ValueError, match=message):
+        MVMPipeline(MVMTransformer2DModel.from_mvm(model), scheduler)
+    pipe = quiet(MVMPipeline.from_mvm(model))
+    pipe.scheduler = scheduler
+    with pytest.raises(ValueError, match=message):
+        pipe([1])
+
+
+def test_models_that_do_not_fit_are_refused(model):
+    latent = Model(model.recipe)
+    latent.codec = object()
+    with pytest.raises(ValueError, match="MVMPipeline makes pixels, not latents"):
+        MVMPipeline.from_mvm(latent)
+    slow = Model(replace(model.recipe, sample=replace(model.recipe.sample, solver="heun")))
+    with pytest.raises(ValueError, match="solver='heun'"):
+        MVMPipeline.from_mvm(slow)
+    assert MVMPipeline.from_mvm(slow, solver="adams").scheduler.config.solver == "adams"
+    blind = MVMPipeline.from_mvm(
+        Model(replace(model.recipe, objective=replace(model.recipe.objective, label_drop=1.0)))
+    )
+    with pytest.raises(ValueError, match=r"guidance_scale=2.0: this network knows no classes"):
+        blind([1], guidance_scale=2.0)
+    with pytest.raises(ValueError, match="no inner head"):
+        MVMPipeline(blind.transformer, blind.scheduler, settings={"internal": 1.5})([1])
+
+
+def test_missing_library_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "diffusers", None)
+    monkeypatch.delitem(sys.modules, "mvm.integrations.diffusers")
+    with pytest.raises(ImportError, match=r"pip install 'mvm\[diffusers\]'"):
+        importlib.import_module("mvm.integrations.diffusers")
+
+
+@pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", DOCUMENT, re.DOTALL))
+def test_document_runs(code, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "diffusers.md", "exec"), {})

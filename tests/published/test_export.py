@@ -1,0 +1,206 @@
+"""From a run to a folder that only samples, and back: the same weights, all files or none, a card that is true."""
+
+import json
+import re
+import shutil
+
+import pytest
+import torch
+
+import mvm
+from mvm.generate import generate_all
+from mvm.published import export, read_config, write
+from mvm.training import checkpoint
+from mvm.training.rundir import initial_weights
+
+yaml = pytest.importorskip("yaml", reason="comes with mvm[hub]")
+
+
+def names(folder):
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def drawn(model, count=6):
+    seeds = torch.arange(count)
+    return generate_all(model, seeds % model.num_classes, seeds, model.recipe.sample, progress=False).images
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize(("weights", "which"), [("ema", "latest"), ("model", "2")])
+def test_round_trip_is_bit_equal(run, tmp_path, dtype, weights, which):
+    export(run, tmp_path / "model", weights=weights, which=which, dtype=dtype)
+    there, back = mvm.load(run, weights, which), mvm.load(tmp_path / "model")
+    kind = getattr(torch, dtype)
+    for name, value in there.network.state_dict().items():
+        value.copy_(value.to(kind).float())
+        found = back.network.state_dict()[name]
+        assert found.dtype == torch.float32
+        assert torch.equal(found, value), name
+    assert torch.equal(drawn(there), drawn(back))
+    assert back.recipe == there.recipe
+    assert not back.training
+    same = ("run", "recipe", "step", "weights", "data", "data_stamp")
+    assert {key: back.origin[key] for key in same} == {key: there.origin[key] for key in same}
+    assert read_config(tmp_path / "model").source.sha256 == there.origin["sha256"]
+
+
+def test_the_folder_holds_three_files_of_any_reader(run, folder):
+    assert names(folder) == ["README.md", "config.json", "model.safetensors"]
+    assert all(path.stat().st_mode & 0o777 == 0o644 for path in folder.iterdir())
+    told = json.loads((folder / "config.json").read_text())
+    assert told["library_name"] == "mvm"
+    assert told["classes"] == list("0123456789")
+    assert told["source"]["step"] == 4
+    assert told["source"]["mvm"] == mvm.__version__
+    assert told["recipe"]["train"]["batch"] == 16
+    head = (folder / "model.safetensors").read_bytes()[8:200]
+    assert b'"format":"pt"' in head
+    assert (folder / "model.safetensors").stat().st_size < 0.6 * (
+        checkpoint.latest(run) / "ema.safetensors"
+    ).stat().st_size
+
+
+def test_one_set_of_weights_of_one_step(folder):
+    assert mvm.load(folder, which="4").origin["step"] == 4
+    with pytest.raises(ValueError, match=r"weights='model': .*model has no such weights; it has: ema$"):
+        mvm.load(folder, "model")
+    with pytest.raises(ValueError, match=r"checkpoint='2': .*model has that of step 4 alone"):
+        mvm.load(folder, which="2")
+
+
+def test_a_card_that_the_hub_and_people_can_read(folder, monkeypatch):
+    text = (folder / "README.md").read_text()
+    _, header, body = text.split("---\n", 2)
+    told = yaml.safe_load(header)
+    assert told["license"] == "mit"
+    assert told["library_name"] == "mvm"
+    assert told["pipeline_tag"] == "unconditional-image-generation"
+    assert {"mvm", "mean-velocity", "class-conditional"} <= set(told["tags"])
+    assert "datasets" not in told
+    assert "# model\n" in body
+    assert "4 steps of 16 images: 64 images shown" in body
+    assert re.search(r"Last logged loss: \d", body)
+    assert "## Figures\n\nNot measured." in body
+    assert "adams, 4 evaluations, rho 0, no guidance" in body
+    code = re.search(r"```python\n(.*?)```", body, re.DOTALL)[1].replace("MODEL", "model")
+    monkeypatch.chdir(folder.parent)
+    found: dict = {}
+    exec(code, found)
+    assert torch.equal(found["images"], drawn(mvm.load(folder), 16))
+
+
+def test_own_words_and_a_known_data_set(run, tmp_path):
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    (copy / "metrics.jsonl").unlink()
+    export(copy, tmp_path / "model", words="Made in *autumn*.\n")
+    text = (tmp_path / "model" / "README.md").read_text()
+    assert "\n\nMade in *autumn*.\n\n## What it is" in text
+    assert "Last logged loss: not logged" in text
+    assert "license: unknown\n" in text
+    assert "Of the weights: not stated." in text
+    with pytest.raises(ValueError, match="header is made from the run"):
+        export(copy, tmp_path / "model", words="---\nlicense: x\n---\n")
+
+
+def evaluation(sha256):
+    sampler = {"solver": "adams", "nfe": 4, "rho": 1.0, "cfg": 1.5, "internal": 1.0, "low": 0.1, "high": 0.8}
+    return {
+        "metrics": {"fid": {"value": 3.14159, "error": 0.02, "note": ""}},
+        "images": {"count": 1000, "sampler": sampler, "origin": {"sha256": sha256}, "draw": {"seed": 0, "labels": "x"}},
+        "reference": {"name": "a|b", "count": 2000},
+        "warnings": ["few images"],
+        "software": {"mvm": "1", "device": "cpu"},
+    }
+
+
+def test_figures_of_these_weights_alone(run, tmp_path):
+    file, folder = tmp_path / "eval.json", tmp_path / "model"
+    sha = checkpoint.read_manifest(checkpoint.latest(run))["sha256"]["ema.safetensors"]
+    file.write_text(json.dumps(evaluation(sha)))
+    export(run, folder, figures=file)
+    text = (folder / "README.md").read_text()
+    sampler = "adams, 4 evaluations, rho 1, cfg 1.5, guided in [0.1, 0.8]"
+    row = f"| fid | 3.142 ± 0.02 | {sampler} | 1,000 | a/b, 2,000 images |"
+    assert row in text
+    assert "- few images." in text
+    file.write_text(json.dumps(evaluation(read_config(folder).sha256)))  # measured on the export
+    export(run, folder, figures=file)
+    file.write_text(json.dumps(evaluation("0" * 64)))
+    with pytest.raises(ValueError, match=r"eval\.json is of other weights \(sha256 000000000000"):
+        export(run, folder, figures=file)
+    for text in ("[]", "{}", "{", '{"results": []}'):
+        file.write_text(text)
+        with pytest.raises(ValueError, match="tells nothing of a sampled model"):
+            export(run, folder, figures=file)
+    assert row in (folder / "README.md").read_text()  # none of them replaced what was there
+
+
+@pytest.mark.parametrize("stop", ["_write_weights", "_source", "card", "_read_back", "put_in_place"])
+@pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()])
+def test_an_interrupted_export_leaves_what_was_there(run, tmp_path, monkeypatch, stop, error):
+    def fail(*args, **options):
+        raise error
+
+    export(run, tmp_path / "model", which="2")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
+    with monkeypatch.context() as patch:
+        patch.setattr(write, stop, fail)
+        for folder in ("model", "new"):
+            with pytest.raises(type(error)):
+                export(run, tmp_path / folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()} == before
+    export(run, tmp_path / "model")
+    assert read_config(tmp_path / "model").source.step == 4
+
+
+def test_only_an_export_is_replaced(run, folder, tmp_path):
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "README.md").write_text("mine")
+    (folder / ".git").mkdir()
+    (folder / ".git" / "HEAD").write_text("x")
+    (tmp_path / "link").symlink_to(folder)
+    for taken in (tmp_path / "notes", folder, run, tmp_path / "link", folder / "config.json"):
+        with pytest.raises(ValueError, match="exists and is not an exported model alone"):
+            export(run, taken)
+    assert (tmp_path / "notes" / "README.md").read_text() == "mine"
+    (tmp_path / "empty").mkdir()
+    export(run, tmp_path / "empty")
+    assert len(names(tmp_path / "empty")) == 3
+
+
+def test_refusals_of_export(run, tmp_path):
+    out = tmp_path / "model"
+    with pytest.raises(ValueError, match=r"dtype='int8' is unknown.*allowed: float16, bfloat16, float32"):
+        export(run, out, dtype="int8")
+    with pytest.raises(ValueError, match=r"license='Do: what' is no identifier"):
+        export(run, out, license="Do: what")
+    with pytest.raises(ValueError, match=r"weights='emma': .*it has: ema, model$"):
+        export(run, out, weights="emma")
+    with pytest.raises(ValueError, match=r"no checkpoint '3' yet; it has those of the steps 2, 4"):
+        export(run, out, which="3")
+    with pytest.raises(ValueError, match=r"is not a run directory \(no recipe\.json in it\)"):
+        export(tmp_path, out)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_half_precision_cannot_hold(run, tmp_path):
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    newest = checkpoint.latest(copy)
+    weights = checkpoint.load(newest, "ema")
+    weights["embed.weight"][0, 0] = 1e6
+    shutil.rmtree(newest)
+    checkpoint.save(newest, {"ema": weights}, {"step": 4})
+    with pytest.raises(ValueError, match=r"--dtype float16 cannot hold embed\.weight .*try bfloat16"):
+        export(copy, tmp_path / "model")
+    export(copy, tmp_path / "model", dtype="bfloat16")
+
+
+def test_a_new_run_may_start_from_it(folder):
+    weights, origin = initial_weights(folder, "ema")
+    assert weights["embed.weight"].dtype == torch.float16
+    assert origin == {"run": "model", "step": 4, "weights": "ema", "sha256": read_config(folder).sha256}
+    with pytest.raises(ValueError, match=r"weights='model': .* has no such weights; it has: ema"):
+        initial_weights(folder, "model")
