@@ -7,7 +7,7 @@
 # PARQUET: folder of Imagenette's parquet. ENCODER: folder of a DINOv2 ViT-S/14. LPIPS: its weights. WEIGHTS: of the FID network.
 # FID of 2,000 samples against 2,000 images has a large bias and is no published FID; fd-effnet has fewer dimensions. Both are told.
 set -euo pipefail
-parquet=$1 encoder=$2 lpips=$3 inception=$4 work=$5 stage1=${6:-10000} stage2=${7:-5000}
+parquet=$1 encoder=$2 lpips=$3 inception=$4 work=$5 stage1=${6:-5000} stage2=${7:-4000}
 mvm="python3 -m mvm"
 mkdir -p "$work"
 $mvm data prepare "$parquet" --out "$work/imagenette" --size 224 --classes 10
@@ -26,5 +26,5 @@ $mvm train imagenette-ddt-s --data.path "$work/imagenette" --codec.path "$work/r
 
 judged="--ref $work/imagenette --metrics fid,kid,fd-effnet --inception $inception --num 2000 --batch 200 --precision bf16 --compile"
 $mvm sweep "$work/ddt" $judged --nfe 90 --rho 0,0.75 --internal 1,1.45 --out "$work/rows"
-$mvm sweep "$work/ddt" $judged --nfe 90 --rho 0.75 --internal 1.2,1.7,2,2.5 --out "$work/scales"
+$mvm sweep "$work/ddt" $judged --nfe 90 --rho 0.75 --internal 2,3 --out "$work/scales"
 $mvm sweep "$work/ddt" $judged --nfe 90 --rho 0 --share 0,0.25,0.5,0.75 --out "$work/sharing"

@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from mvm import noise
 from mvm.data import Images
-from mvm.generate import cycle_labels, generate
+from mvm.generate import compile_network, cycle_labels, generate
 from mvm.network import multiply_adds, parameters
 from mvm.recipes import FOLDER, CodecConfig, DataConfig, Recipe
 from mvm.recipes.memory import training_memory
@@ -114,10 +114,12 @@ def _rates(recipe: Recipe, times: Sequence[float], ceiling: float | None) -> dic
 
 
 def bench_sampling(recipe: Recipe, place: Processes, *, num: int = 256, progress: bool = True) -> dict[str, Any]:
-    """Return images per second by the recipe's own sampler, one batch after a warm-up batch."""
+    """Return images per second by the recipe's own sampler, one batch after a warm-up batch; compiled on a GPU."""
     from mvm.model import Model
 
     model = Model(recipe).to(place.device).eval().requires_grad_(False)
+    if compile_mode(recipe.engine, place) != "off":
+        compile_network(model)
     labels, seeds = cycle_labels((), num, model.num_classes), noise.derive(0, torch.arange(num))
 
     def run() -> None:

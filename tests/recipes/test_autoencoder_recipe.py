@@ -139,7 +139,7 @@ def test_page():
     recipe = load_recipe("imagenette-rae-s")
     decoder, training = costs(recipe)
     assert decoder.startswith("decoder   14.4 M parameters, 4.1 G multiply-adds per image, without its first layer")
-    assert training == "training  0.64 M images, 10000 steps of 64"
+    assert training == "training  0.32 M images, 5000 steps of 64"
     assert training_flops(recipe) == 6 * decoder_cost(recipe.decoder, 16).multiply_adds
     text = page("imagenette-rae-s")
     assert "--held_out.count 200" in text.splitlines()

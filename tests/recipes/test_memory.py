@@ -1,4 +1,7 @@
-"""The estimate of a step's memory, against what was measured on an H200 (benchmarks/results/training-speed.md, docs/latents.md)."""
+"""The estimate of a step's memory, against what was measured on an H200.
+
+The figures are in benchmarks/results/training-speed.md, docs/latents.md and docs/log.md.
+"""
 
 from dataclasses import replace
 

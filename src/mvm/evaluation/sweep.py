@@ -26,7 +26,7 @@ from mvm.evaluation.measures import Figure, usual_metric
 from mvm.evaluation.report import provenance, require_plots
 from mvm.evaluation.sweep_report import Result, write_report
 from mvm.files import alone, put_in_place, temporary_beside, write_text
-from mvm.generate import generate_batch, grid, png_bytes
+from mvm.generate import generate_batch, grid, png_bytes, sampling_precision, sharing_plan
 from mvm.model import Model
 from mvm.network import DDT
 from mvm.options import choose
@@ -149,8 +149,7 @@ class Sweep:
                     (self.folder / "cells").mkdir(parents=True, exist_ok=True)
                     stack.enter_context(_held(self.folder))
                     self._check_shared(networks)
-            if self.model.compiled and not all(self._path(settings).is_file() for settings in cells):
-                self._compile()
+            self._prepare([settings for settings in cells if not self._path(settings).is_file()])
             found = []
             for number, settings in enumerate(cells, 1):
                 self._say(f"cell {number} of {len(cells)}: {cell_name(settings)}")
@@ -167,8 +166,17 @@ class Sweep:
         write_text(self.folder / "results.json", json.dumps({"facts": facts, "results": results}, indent=2) + "\n")
         write_report(self.folder, [Result(**result) for result in results], facts)
 
+    def _prepare(self, cells: Sequence[SampleConfig]) -> None:
+        """Compile, and plan encoder sharing, so that no cell's seconds hold what is done once."""
+        if cells and self.model.compiled:
+            self._compile()
+        with sampling_precision(self.precision, self.model.device):
+            for settings in cells:
+                if settings.share:
+                    sharing_plan(self.model, settings)
+
     def _compile(self) -> None:
-        """Let the compiler see one batch, so that no cell's seconds hold its minutes."""
+        """Let the compiler see one batch."""
         size = min(self.draw.batch, self.draw.num)
         labels, seeds = self.draw.chosen_labels(self.model.num_classes)[:size], self.draw.chosen_seeds()[:size]
         generate_batch(self.model, labels, seeds, SampleConfig(nfe=1), self.precision)
