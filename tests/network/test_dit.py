@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from torch.nn.functional import silu
+from torch.nn.functional import conv2d, silu
 
 from mvm.network import SIZES, DiT, DiTConfig
-from mvm.network.layers import patchify, unpatchify
+from mvm.network.layers import Local, patchify, unpatchify
 
 SMALL = {"size": "tiny", "depth": 3, "width": 16, "heads": 2, "patch": 2}
 
@@ -242,3 +242,49 @@ def test_bad_configs_name_the_option(changes, words):
 def test_bad_shapes_name_the_patch(shape):
     with pytest.raises(ValueError, match=r"network\.patch=2"):
         build(shape=shape)
+
+
+@pytest.mark.parametrize("options", [{"skip": True}, {"local": True}, {"skip": True, "local": True}], ids=str)
+def test_options_change_nothing_at_the_start(options):
+    """What they add is zero: blocks are the identity, and the same seed gives the same other weights' shapes."""
+    network = build(**options)
+    x, level, labels = inputs()
+    tokens = network.embed(patchify(x, 2))
+    out = network(x, level, labels, taps=(1, 2, 3))
+    assert all(torch.equal(out.features[n], tokens) for n in (1, 2, 3))
+    assert set(build().state_dict()) < set(network.state_dict())
+
+
+@pytest.mark.parametrize("depth", [3, 4])
+def test_skips_join_mirrored_blocks(depth):
+    network = shaken(skip=True, depth=depth)
+    x, level, labels = inputs()
+    taps = tuple(range(1, depth + 1))
+    features = network(x, level, labels, taps=taps).features
+    condition = silu(network.level(level) + network.label(labels))
+    for number in taps[1:]:
+        seen, mirrored = features[number - 1], depth + 1 - number
+        if mirrored < number:
+            seen = seen + network.skips[mirrored - 1](features[mirrored])
+        assert torch.equal(features[number], network.blocks[number - 1](seen, condition, network.cos, network.sin))
+    assert len(network.skips) == depth // 2
+
+
+def test_local_is_a_depthwise_convolution():
+    torch.manual_seed(0)
+    local = Local(6, 5)
+    torch.nn.init.normal_(local.weight)
+    x = torch.randn(2, 25, 6)
+    kernel = local.weight.permute(2, 0, 1)[:, None]  # (d, 1, 3, 3)
+    grid = x.unflatten(1, (5, 5)).permute(0, 3, 1, 2)
+    expected = conv2d(grid, kernel, padding=1, groups=6).permute(0, 2, 3, 1).flatten(1, 2)
+    assert torch.allclose(local(x), expected, atol=1e-6)
+    assert local(x.bfloat16()).dtype == torch.bfloat16
+
+
+def test_every_weight_of_the_options_learns():
+    network = shaken(skip=True, local=True)
+    network(*inputs()).prediction.square().sum().backward()
+    assert all(
+        p.grad is not None and p.grad.abs().sum() > 0 for name, p in network.named_parameters() if "label" not in name
+    )

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from mvm.network.ddt import DDT, PlainBlock, TokenBlock, WideHead, build_network
-from mvm.network.dit import Block, DiT, DiTConfig
+from mvm.network.dit import Block, DiT, DiTConfig, Skip
 
 HEAD = "head "  # begins the names of a DDT's head's parts; what has another name is the backbone's
 
@@ -43,6 +43,7 @@ def _of_dit(network: DiT) -> dict[str, int]:
         "embed": tokens * _products(network.embed),
         "level": _products(network.level.up, network.level.out),  # one vector an image, not one a token
         **_of_blocks(network.blocks, tokens),
+        "skips": tokens * _products(*(skip for skip in network.skips or () if isinstance(skip, Skip))),
         "heads": sum(tokens * _products(head.linear) + _products(head.modulation) for head in heads),
     }
 

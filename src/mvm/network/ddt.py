@@ -49,6 +49,9 @@ class DDTConfig(DiTConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for option in ("skip", "local"):
+            if getattr(self, option):
+                raise ValueError(f"network.{option}=True is for network.kind='dit'; a ddt has none")
         choose("network.conditioning", self.conditioning, dict.fromkeys(CONDITIONINGS))
         at_least("network.time_tokens", self.time_tokens, 1)
         at_least("network.class_tokens", self.class_tokens, 1)

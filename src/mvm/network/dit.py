@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 from mvm.network.layers import (
     Attention,
     LevelEmbedding,
+    Local,
     SwiGLU,
     modulate,
     patchify,
@@ -33,6 +34,8 @@ class DiTConfig:
     width: int = 0
     heads: int = 0
     inner_block: int = 0  # an inner head after this block (1-based), for internal guidance; 0: none
+    skip: bool = False  # the output of block n is added, by a learned map, before block depth + 1 - n (U-ViT)
+    local: bool = False  # a depthwise 3x3 convolution of the tokens is added before every block
     kind: str = "dit"
 
     def __post_init__(self) -> None:
@@ -119,6 +122,10 @@ class Head(nn.Module):
         return self.linear(modulate(x, shift, scale))
 
 
+class Skip(nn.Linear):
+    """What an early block's output adds to the tokens of a late one."""
+
+
 class DiT(nn.Module):
     """network(x, level, condition, taps) -> Output.
 
@@ -144,6 +151,9 @@ class DiT(nn.Module):
         self.level = LevelEmbedding(dim)
         self.label = nn.Embedding(num_classes + 1, dim)  # the last is the null class
         self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(depth))
+        halves = depth // 2
+        self.skips = nn.ModuleList(Skip(dim, dim, bias=False) for _ in range(halves)) if config.skip else None
+        self.locals = nn.ModuleList(Local(dim, self.side) for _ in range(depth)) if config.local else None
         self.head = Head(dim, pixels)
         self.inner_head = Head(dim, pixels) if config.inner_block else None
         cos, sin = rotary_waves(rotary_table(self.side, dim // heads))
@@ -152,7 +162,7 @@ class DiT(nn.Module):
         self.reset()
 
     def reset(self) -> None:
-        """Initialise: Xavier everywhere, zero biases; every modulation and head zero (adaLN-Zero)."""
+        """Initialise: Xavier everywhere, zero biases; zero what adds to the tokens: modulations, heads, skips, locals."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
@@ -164,6 +174,8 @@ class DiT(nn.Module):
                 nn.init.zeros_(module.modulation.weight)
             if isinstance(module, Head):
                 nn.init.zeros_(module.linear.weight)
+            if isinstance(module, Local | Skip):
+                nn.init.zeros_(module.weight)
 
     @property
     def null(self) -> int:
@@ -181,15 +193,23 @@ class DiT(nn.Module):
         kept = partial(create_selective_checkpoint_contexts, PRODUCTS)
         return checkpoint(block, tokens, condition, self.cos, self.sin, use_reentrant=False, context_fn=kept)
 
+    def _before(self, number: int, tokens: Tensor, outputs: Sequence[Tensor]) -> Tensor:
+        """Return the tokens that block `number` sees, from the outputs of all blocks before it."""
+        mirrored = len(self.blocks) + 1 - number
+        if self.skips is not None and mirrored < number:
+            tokens = tokens + self.skips[mirrored - 1](outputs[mirrored - 1])
+        return tokens if self.locals is None else tokens + self.locals[number - 1](tokens)
+
     def forward(self, x: Tensor, level: Tensor, condition: Tensor, taps: Sequence[int] = ()) -> Output:
         if any(not 1 <= tap <= len(self.blocks) for tap in taps):
             raise ValueError(f"taps={tuple(taps)} must be block numbers, 1 to {len(self.blocks)}")
         tokens = self.embed(patchify(x, self.patch))
         c = silu(self.level(level) + self.label(condition))
         features: dict[int, Tensor] = {}
-        inner = None
+        inner, outputs = None, []
         for number, block in enumerate(self.blocks, start=1):
-            tokens = self._run(block, number, tokens, c)
+            tokens = self._run(block, number, self._before(number, tokens, outputs), c)
+            outputs.append(tokens)
             if number in taps:
                 features[number] = tokens
             if self.inner_head is not None and number == self.inner_block:

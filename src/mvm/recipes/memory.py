@@ -47,7 +47,7 @@ def _kept(recipe: Recipe) -> float:
     again = math.ceil(recipe.engine.recompute * depth)  # as the engine does
     tokens, head = network.side**2, 0.0
     if isinstance(network, DDT):
-        head_depth, head_width, _ = recipe.network.head_dimensions  # ty: ignore[unresolved-attribute]
+        head_depth, head_width, _ = recipe.network.head_dimensions  # ty: ignore[missing-attribute]
         head = tokens * head_depth * head_width * KEPT["all"]
         tokens += 0 if network.context is None else len(network.context.time) + len(network.context.kind)
     return tokens * width * ((depth - again) * KEPT["all"] + again * KEPT[recipe.engine.keep]) + head

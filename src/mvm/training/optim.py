@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mvm.options import at_least, between, choose
+from mvm.training.muon import Muon
 from mvm.training.power_ema import exponent
 
 # How far the rate has come on its way from lr to final * lr, for the share in [0, 1] of the falling steps that is done.
@@ -93,7 +94,7 @@ def learning_rate(config: TrainConfig, step: int) -> float:
 def optimizers(config: TrainConfig, parameters: Iterable[tuple[str, nn.Parameter]]) -> list[torch.optim.Optimizer]:
     """Return [AdamW], or [Muon, AdamW], over the named parameters that learn; each obeys one learning rate.
 
-    AdamW is fused: that kernel alone skips a step on the device where `found_inf` is 1. Muon knows no such switch.
+    AdamW is fused: that kernel alone of torch's skips a step on the device where `found_inf` is 1; our Muon does too.
     """
     learned = [(name, p) for name, p in parameters if p.requires_grad]
     if config.optimizer == "adamw":
@@ -107,7 +108,8 @@ def optimizers(config: TrainConfig, parameters: Iterable[tuple[str, nn.Parameter
 
 def _is_hidden_matrix(name: str, parameter: nn.Parameter) -> bool:
     """Tell a block's matrix from vectors, embeddings and heads: the first and last layers are better off with AdamW."""
-    return parameter.ndim == 2 and "blocks" in name.split(".")  # a wrapper may have put its own name in front
+    parts = name.split(".")  # a wrapper may have put its own name in front
+    return parameter.ndim == 2 and ("blocks" in parts or "skips" in parts)
 
 
 def _adamw(config: TrainConfig, parameters: list[nn.Parameter]) -> torch.optim.AdamW:
@@ -118,9 +120,9 @@ def _adamw(config: TrainConfig, parameters: list[nn.Parameter]) -> torch.optim.A
     return torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), fused=True)
 
 
-def _muon(config: TrainConfig, matrices: list[nn.Parameter]) -> torch.optim.Muon:
+def _muon(config: TrainConfig, matrices: list[nn.Parameter]) -> Muon:
     """Return Muon whose steps are about as long as AdamW's (0.2 lr a value), so that one rate serves both."""
-    return torch.optim.Muon(
+    return Muon(
         matrices,
         lr=config.lr,
         weight_decay=config.weight_decay,
@@ -138,21 +140,5 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 def step_unless(optimizer: torch.optim.Optimizer, bad: Tensor) -> None:
     """Step, or leave weights and state as they are where `bad` (a bool on the device) is true; nobody waits for it."""
-    if isinstance(optimizer, torch.optim.AdamW):
-        optimizer.found_inf = bad.float()  # ty: ignore[missing-attribute]  # what torch's own GradScaler sets
-        optimizer.step()
-    else:
-        _muon_step_unless(optimizer, bad)
-
-
-@torch.no_grad()
-def _muon_step_unless(optimizer: torch.optim.Optimizer, bad: Tensor) -> None:
-    """Step on a copy's terms: Muon has no switch of its own, so what it changed is put back where `bad`."""
-    moving = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    for p in moving:
-        optimizer.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
-    held = [tensor for p in moving for tensor in (p, optimizer.state[p]["momentum_buffer"])]
-    before = [tensor.clone() for tensor in held]
+    optimizer.found_inf = bad.float()  # ty: ignore[missing-attribute]  # what torch's own GradScaler sets
     optimizer.step()
-    for tensor, old in zip(held, before, strict=True):
-        tensor.copy_(torch.where(bad, old, tensor))

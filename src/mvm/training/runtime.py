@@ -152,7 +152,7 @@ def _meeting_place() -> tuple[dist.Store, int, int]:
 
     torchrun keeps one store over its restarts, where the new processes would find the addresses of the dead and
     wait for them (pytorch#135712): each attempt has its own part of it. Only on one node is the count of restarts
-    everyone's; several nodes set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 (docs/many-gpus.md).
+    everyone's; several nodes set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 (docs/scale-out.md).
     """
     store, rank, world = next(rendezvous("env://", timeout=PATIENCE))
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if os.environ.get("GROUP_WORLD_SIZE") == "1" else "0"

@@ -1,0 +1,67 @@
+"""Muon over stacks of equal matrices: torch's own walks them one by one, thousands of small kernels a step."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+MATCH = 0.2  # root mean square of an AdamW step, in rates: the published match
+
+
+def orthogonal(stack: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
+    """Return matrices (k, m, n) with their singular values brought near 1 by Newton-Schulz steps, in bf16."""
+    a, b, c = coefficients
+    tall = stack.shape[-2] > stack.shape[-1]
+    x = (stack.mT if tall else stack).bfloat16()
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=eps)
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x
+
+
+class Muon(torch.optim.Muon):
+    """torch.optim.Muon, its formulas and its state, for all matrices of one shape at a time.
+
+    found_inf: None, or a number on the device: where it is not 0, weights and momentum stay as they are, as AdamW's do.
+    """
+
+    found_inf: Tensor | None = None
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # ty: ignore[invalid-method-override]
+        """Move every matrix that has a gradient."""
+        for group in self.param_groups:
+            moving = [p for p in group["params"] if p.grad is not None]
+            for p in moving:
+                self.state[p].setdefault("momentum_buffer", torch.zeros_like(p.grad))
+            for alike in _by_shape(moving):
+                self._move(alike, group)
+
+    def _move(self, matrices: list[Tensor], group: dict[str, Any]) -> None:
+        """Step matrices of one shape."""
+        rate, momentum = float(group["lr"]), group["momentum"]
+        kept = [self.state[p]["momentum_buffer"] for p in matrices]
+        gradient = torch.stack([p.grad for p in matrices if p.grad is not None])  # (k, m, n)
+        before = torch.stack(kept)
+        average = before.lerp(gradient, 1 - momentum)
+        direction = gradient.lerp(average, momentum) if group["nesterov"] else average
+        update = orthogonal(direction, group["ns_coefficients"], group["ns_steps"], group["eps"])
+        weights = torch.stack(matrices)
+        length = rate * MATCH * math.sqrt(max(update.shape[-2:]))
+        moved = (weights * (1 - rate * group["weight_decay"])).add_(update, alpha=-length)
+        if self.found_inf is not None:
+            bad = self.found_inf != 0
+            moved, average = torch.where(bad, weights, moved), torch.where(bad, before, average)
+        torch._foreach_copy_(matrices, list(moved.unbind()))
+        torch._foreach_copy_(kept, list(average.unbind()))
+
+
+def _by_shape(matrices: Iterable[Tensor]) -> Iterable[list[Tensor]]:
+    found: dict[tuple[torch.Size, torch.dtype], list[Tensor]] = defaultdict(list)
+    for matrix in matrices:
+        found[matrix.shape, matrix.dtype].append(matrix)
+    return found.values()
