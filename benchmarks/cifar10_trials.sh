@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Short runs that choose the CIFAR-10 recipe, one change at a time; each is trained for a fixed number of steps and judged by FID of 5,000 images.
+#
+#   bash benchmarks/cifar10_trials.sh DATA REFERENCE WEIGHTS WORK STEPS TRIAL...
+#
+# DATA: prepared CIFAR-10. REFERENCE: its moments (mvm data stats). WEIGHTS: of the FID network. EXTRA: more options for all of them.
+# FID of 5,000 images has a bias of about +5: good for comparing trials, not with published figures. WORK/TRIAL.json holds each result.
+set -euo pipefail
+data=$1 reference=$2 inception=$3 work=$4 steps=$5
+shift 5
+mkdir -p "$work"
+
+options() {  # options TRIAL: what differs from the recipe
+  case $1 in
+    adamw) ;;
+    muon) echo "--train.optimizer muon" ;;
+    muon-fast) echo "--train.optimizer muon --train.lr 3e-3" ;;
+    skip) echo "--train.optimizer muon --network.skip true" ;;
+    local) echo "--train.optimizer muon --network.skip true --network.local true" ;;
+    clean) echo "--train.optimizer muon --network.skip true --network.local true --path.law.mean 1.2 --path.law.std 1.2" ;;
+    small-batch) echo "--train.optimizer muon --network.skip true --network.local true --train.batch 256" ;;
+    repa) echo "--train.optimizer muon --network.skip true --network.local true --repa.encoder efficientnet-lite0 --repa.resolution 256" ;;
+    *) echo "unknown trial '$1'" >&2; exit 2 ;;
+  esac
+}
+
+for trial in "$@"; do
+  changes=$(options "$trial")
+  SECONDS=0
+  # shellcheck disable=SC2086
+  python3 -m mvm train cifar10 --data.path "$data" --train.steps "$steps" --train.warmup 200 --train.save_every "$steps" --train.snapshot_every 0 \
+    --train.power 0.1 --train.keep_best false --preview.every 0 $changes ${EXTRA:-} --out "$work/$trial" > "$work/$trial.log" 2>&1
+  trained=$SECONDS
+  python3 -m mvm sweep "$work/$trial" --ref "$reference" --metrics fid --inception "$inception" --num "${NUM:-5000}" --batch "${BATCH:-1000}" \
+    --nfe 26 --rho 0,1 --precision bf16 --out "$work/$trial-sweep" >> "$work/$trial.log" 2>&1
+  python3 - "$work" "$trial" "$trained" <<'P'
+import csv, json, pathlib, sys
+work, trial, seconds = pathlib.Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+lines = [json.loads(line) for line in (work / trial / "metrics.jsonl").read_text().splitlines()]
+steps = [line for line in lines if "loss" in line]
+rates = sorted(line["images_per_second"] for line in steps)
+rows = list(csv.DictReader((work / f"{trial}-sweep" / "results.csv").open()))
+told = {"trial": trial, "seconds": seconds, "steps": steps[-1]["step"], "loss": steps[-1]["loss"], "images_per_second": rates[len(rates) // 2]}
+told |= {f"fid rho {row['rho']}": float(row["fid value"]) for row in rows}
+(work / f"{trial}.json").write_text(json.dumps(told) + "\n")
+print(json.dumps(told), flush=True)
+P
+done
