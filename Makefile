@@ -3,12 +3,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test verify lint clean help
+.PHONY: demo test verify lint docs clean help
 help:
 	@echo "make demo    train on the embedded digits, sample with ODE and SDE, write runs/demo/report.html"
 	@echo "make test    the whole test suite (under 10 minutes on 2 cores)"
 	@echo "make verify  check the mathematics on exact oracles (under a minute)"
 	@echo "make lint    style, types, import layers, dependencies, spelling"
+	@echo "make docs    the API reference as HTML, site/index.html"
 	@echo "make clean   remove .venv and caches; runs/ stays"
 
 $(INSTALLED): pyproject.toml constraints.txt
@@ -37,6 +38,9 @@ lint: $(INSTALLED)
 	$(BIN)/deptry .
 	$(BIN)/codespell
 
+docs: $(INSTALLED)
+	$(BIN)/python docs/build_api.py site
+
 clean:
-	rm -rf .venv .pytest_cache .ruff_cache .coverage .import_linter_cache .hypothesis
+	rm -rf .venv site .pytest_cache .ruff_cache .coverage .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

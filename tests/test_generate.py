@@ -14,6 +14,7 @@ from mvm import generate as module
 from mvm import noise
 from mvm.generate import (
     check_output,
+    class_numbers,
     compile_network,
     cycle_labels,
     generate,
@@ -363,3 +364,12 @@ def test_a_crash_leaves_the_old_file(tmp_path, monkeypatch, name):
     write_images(out, pictures(), LABELS)
     assert out.read_bytes() != b"old"
     assert [p.name for p in tmp_path.iterdir()] == [name]
+
+
+def test_classes_by_number_and_name():
+    names = ("cat", "dog", "7", "ship")
+    assert class_numbers("", names) == ()
+    assert class_numbers("dog, 0,ship", names) == (1, 0, 3)
+    assert class_numbers("7", names) == (2,)  # a name wins
+    with pytest.raises(ValueError, match=r"classes=sihp is unknown \(did you mean 'ship'\?\); .*: cat, dog, 7, ship$"):
+        class_numbers("cat,sihp", names)

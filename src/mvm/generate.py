@@ -1,6 +1,6 @@
 """Seeds -> noise -> field -> solver -> decode -> images, as a stream."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ from tqdm import tqdm
 from mvm import noise
 from mvm.model import Model
 from mvm.network import DDT
-from mvm.options import at_least
+from mvm.options import at_least, nearest
 from mvm.pictures import WRITERS, check_output, grid, png_bytes, to_pillow, write_images
 from mvm.precision import arithmetic
 from mvm.recipes import SampleConfig
@@ -23,6 +23,7 @@ __all__ = [
     "Generated",
     "asked_classes",
     "check_output",
+    "class_numbers",
     "compile_network",
     "cycle_labels",
     "generate",
@@ -57,6 +58,23 @@ def asked_classes(classes: Sequence[int], num_classes: int) -> list[int]:
             f"classes={','.join(map(str, bad))} out of range; this model has classes 0 to {num_classes - 1}"
         )
     return chosen
+
+
+def class_numbers(text: str, names: Sequence[str]) -> tuple[int, ...]:
+    """Return the classes in "3,cat": numbers, or a model's own names; none in ""."""
+    known = {name: number for number, name in enumerate(names)}  # a name wins: digits' class "3" is number 3 anyway
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    return tuple(known[part] if part in known else _class_number(part, known) for part in parts)
+
+
+def _class_number(text: str, known: Mapping[str, int]) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        shown = ", ".join(list(known)[:10]) + (", ..." if len(known) > 10 else "")
+        raise ValueError(
+            f"classes={text} is unknown{nearest(text, known)}; give numbers or names of this model: {shown}"
+        ) from None
 
 
 def cycle_labels(classes: Sequence[int], num: int, num_classes: int) -> Tensor:

@@ -41,14 +41,6 @@ def say_from_first(text: str, *, error: bool = False) -> None:
         print(text, file=sys.stderr if error else sys.stdout)
 
 
-def parse_numbers(option: str, text: str) -> list[int]:
-    """Return the whole numbers in "3,5"; none in ""."""
-    try:
-        return [int(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        raise ValueError(f"--{option} {text}: whole numbers separated by commas are needed, e.g. 3,5") from None
-
-
 def parse_interval(text: str) -> tuple[float, float]:
     """Return LOW and HIGH of "0.6,0.8"."""
     try:

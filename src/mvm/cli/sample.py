@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from mvm.cli.app import INTERRUPTED, Whole, app, parse_interval, parse_numbers, say_from_first
+from mvm.cli.app import INTERRUPTED, Whole, app, parse_interval, say_from_first
 
 if TYPE_CHECKING:
     from mvm.recipes import SampleConfig
@@ -64,7 +64,7 @@ def sample(
     Parameters
     ----------
     model
-        A run directory, or the name of a shipped model.
+        A run directory, an exported folder, the name of a shipped model (mvm models), or OWNER/NAME on the hub.
     num
         How many images. Under torchrun write -n, since torchrun takes --num for an option of its own.
     nfe
@@ -86,7 +86,7 @@ def sample(
     labels
         balanced goes round the classes; random draws one for each image, from its seed.
     classes
-        Class numbers to go round or to draw from, e.g. 3,5; all when empty.
+        Classes to go round or to draw from, by number or name, e.g. 3,5 or cat,dog; all when empty.
     seed
         Image i has seed SEED + i: the same picture whatever NUM and BATCH.
     batch
@@ -104,14 +104,14 @@ def sample(
     out
         X.png is one grid; X.npz and X.npy are uint8 NHWC; X.parquet, X.zip or a folder holds PNG files.
     """
-    from mvm.generate import compile_network
+    from mvm.generate import class_numbers, compile_network
     from mvm.model import choose_device, load
     from mvm.samples import Draw, check_set, sample_parts, write_set
     from mvm.training.runtime import processes
 
     check_set(out, num)
     out.resolve().parent.mkdir(parents=True, exist_ok=True)  # if that fails, before the work
-    draw = Draw(num, seed, labels, tuple(parse_numbers("classes", classes)), batch)
+    draw = Draw(num, seed, labels, batch=batch)  # refuses what it can before the model is read
     parts_folder = out.resolve().with_name(f".{out.resolve().name}.parts")
     asked = {
         "nfe": nfe,
@@ -125,6 +125,7 @@ def sample(
     try:
         with processes(choose_device(device)) as place:
             loaded = load(model, weights, checkpoint).to(place.device)
+            draw = replace(draw, classes=class_numbers(classes, loaded.classes))
             settings = _settings(loaded.recipe.sample, asked, interval)
             if compile:
                 compile_network(loaded)

@@ -2,12 +2,13 @@
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from cyclopts import Parameter
 
-from mvm.cli.app import INTERRUPTED, Whole, app, parse_interval, parse_numbers, say_from_first
+from mvm.cli.app import INTERRUPTED, Whole, app, parse_interval, say_from_first
 from mvm.cli.judge import jackknife_blocks, sources
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def sweep(
     labels
         balanced: classes in turn; random: drawn from each image's seed.
     classes
-        Class numbers to take, e.g. 3,5; all when empty.
+        Classes to take, by number or name, e.g. 3,5 or cat,dog; all when empty.
     weights
         ema, model (the raw weights), or another average that the run keeps.
     checkpoint
@@ -135,7 +136,7 @@ def sweep(
     from mvm.evaluation.gather import Judge
     from mvm.evaluation.measures import parse_metrics
     from mvm.evaluation.sweep import Axes, Sweep, default_metrics
-    from mvm.generate import compile_network
+    from mvm.generate import class_numbers, compile_network
     from mvm.model import choose_device, load
     from mvm.options import at_least
     from mvm.samples import Draw
@@ -154,10 +155,11 @@ def sweep(
     cells = axes.cells()
     if interval != ("0,1",) and not any(settings.guided for settings in cells):
         raise ValueError(f"--interval {' '.join(interval)} acts on guidance; give its scale too, e.g. --cfg 1,1.5")
-    draw = Draw(num, seed, labels, tuple(parse_numbers("classes", classes)), batch)
+    draw = Draw(num, seed, labels, batch=batch)
     folder = out or Path("runs") / f"sweep-{Path(model).name}"
     with processes(choose_device(device)) as place:
         loaded = load(model, weights, checkpoint).to(place.device)
+        draw = replace(draw, classes=class_numbers(classes, loaded.classes))
         if compile:
             compile_network(loaded)
         judge = Judge(sources(inception, encoder), place, batch, blocks=jackknife_blocks(jackknife))
@@ -252,7 +254,6 @@ def compare(
     json_file
         Write the figures there as well.
     """
-    from dataclasses import replace
 
     from mvm.evaluation.compare import as_table, compare, write
     from mvm.evaluation.gather import Judge

@@ -41,7 +41,8 @@ def _needed(found: str) -> ValueError:
     folder = cache_folder() / "inception"
     return ValueError(
         f"{found}. FID needs the weights '{PUBLISHED_NAME}' (sha256 {PUBLISHED_SHA256}) or the same as safetensors: "
-        f"download {PUBLISHED_AT} and name it with {OPTION}, or put it into '{folder}'"
+        f"download {PUBLISHED_AT} and name it with {OPTION}, or put it into '{folder}'. "
+        "Distances that need no weights: --metrics fd-pixels, or fd-effnet (pip install 'mvm[efficientnet]')"
     )
 
 

@@ -1,4 +1,4 @@
-"""How long a recipe takes on many GPUs: a simple model on top of what was measured on one. Nothing here is a measurement.
+"""How long a recipe takes on many GPUs: a simple model on top of what was measured on one, no measurement.
 
 A step is the images of one GPU at the speed of one GPU, then the sum of the gradients, one after the other.
 """
@@ -61,7 +61,7 @@ def all_reduce_seconds(size: float, gpus: int) -> float:
 
 
 def estimate(recipe: Recipe, gpus: int) -> Estimate:
-    """Return what a recipe's step and its whole training take on so many H200s, each with a whole copy of the weights."""
+    """Return what a step and the whole training take on so many H200s, each with a whole copy of the weights."""
     images = recipe.train.batch / gpus
     compute = images / speed_on_h200(recipe)
     size = GRADIENT * parameters(recipe.network, recipe.sample_shape, len(recipe.data.class_names))

@@ -1,0 +1,49 @@
+"""Build the API reference of the public modules as HTML: `make docs`, or `python docs/build_api.py FOLDER`."""
+
+import importlib
+import sys
+import warnings
+from pathlib import Path
+
+import mvm
+
+MODULES = (
+    "mvm",
+    "mvm.path",
+    "mvm.oracle",
+    "mvm.noise",
+    "mvm.solver",
+    "mvm.likelihood",
+    "mvm.bridge",
+    "mvm.model",
+    "mvm.generate",
+    "mvm.published",
+    "mvm.integrations.diffusers",
+    "mvm.integrations.onnx",
+    "mvm.evaluation.metrics",
+    "mvm.latent",
+    "mvm.recipes",
+    "mvm.recipes.estimate",
+)
+
+
+def _specs() -> list[str]:
+    """Return what pdoc is to read: each module without what lies under it, parents first."""
+    return [spec for name in MODULES for spec in (name, rf"!{name}\..+")]
+
+
+def build(folder: Path) -> None:
+    """Write the reference into a folder; anything that pdoc warns of is an error."""
+    pdoc = importlib.import_module("pdoc")
+    for name in mvm.__all__:
+        setattr(mvm, name, getattr(mvm, name))  # names that are imported when they are used: pdoc looks for them there
+    pdoc.render.configure(docformat="markdown", footer_text=f"mvm {mvm.__version__}", show_source=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pdoc.pdoc(*_specs(), output_directory=folder)
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1])
+    build(target)
+    print(f"wrote {target / 'index.html'}: {len(MODULES)} modules")

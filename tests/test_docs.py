@@ -1,0 +1,233 @@
+"""What the pages in docs/ tell a user to type, typed; links lead somewhere; every page is reached from the README."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from mvm.cli import app, run, split_overrides
+from mvm.recipes import load_recipe, override
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+LOG = "log.md"  # what was done and when: not to be typed again
+OWN_TESTS = ("bridge.md", "diffusers.md", "onnx.md", "page.md")  # another file under tests/ runs what these say
+PAGES = {path.name: path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md"))}
+TYPED = {name: text for name, text in PAGES.items() if name not in (LOG, *OWN_TESTS)}
+OWN_IMAGES = "train-on-your-own-images.md"
+
+# Commands that are parsed, recipe and options included, but not run: (page, how they begin) -> why.
+PARSED = {
+    ("baselines.md", "mvm train cifar10-ddpm --objective"): "in place of the line before it; one folder is one run",
+    ("latents.md", "mvm train"): "needs an encoder and LPIPS; tests/cli/test_rae_command.py types it with small ones",
+    ("latents.md", "mvm sample runs/ddt"): "needs the run before it",
+    ("latents.md", "mvm sweep runs/ddt"): "needs the run before it",
+    ("scale-out.md", "mvm train imagenet32-dit-b"): "needs ImageNet and a GPU",
+    ("scale-out.md", "torchrun --standalone --nproc-per-node 8"): "needs ImageNet and 8 GPUs",
+    ("scale-out.md", "torchrun --nnodes 2"): "two terminals at once, in tests/training/test_processes.py",
+    ("share-a-model.md", "mvm push"): "sends to the hub",
+    ("share-a-model.md", "mvm sample OWNER/"): "asks the hub",
+}
+
+# What a page calls by a word in capitals, and where a command is made short, not other.
+STAND_INS = {"SOURCE": "pictures", "PHOTOS": "pictures", "WEIGHTS": "weights"}
+TINY = {"--network.depth": "1", "--train.batch": "4"}
+TRAIN = {**TINY, "--train.steps": "3", "--train.keep_best": "false", "--preview.every": "0"}
+SHORT = {
+    "train": TRAIN,
+    "bench": {**TINY, "--steps": "3", "--samples": "2"},
+    "sample": {"--num": "4", "--precision": "fp32"},  # a CPU is slow in bf16
+    "sweep": {"--num": "8", "--nfe": "2,3", "--metrics": "fd-pixels", "--precision": "fp32"},
+    "compare": {"--num": "8", "--nfe": "2", "--metrics": "fd-pixels", "--blocks": "2"},
+    "eval": {"--metrics": "fd-pixels"},
+    "data stats": {"--features": "pixels"},
+}
+
+
+def blocks(text: str, *languages: str) -> list[str]:
+    return re.findall(rf"```(?:{'|'.join(languages)})\n(.*?)```", text, re.DOTALL)
+
+
+def commands(block: str) -> list[list[str]]:
+    """Return the command lines of a block as words; pip is not typed, any other program is unknown here."""
+    lines = [shlex.split(line, comments=True) for line in block.replace("\\\n", " ").splitlines()]
+    lines = [words for words in lines if words and words[0] != "pip"]
+    assert all(words[0] in ("mvm", "torchrun") for words in lines), lines
+    return lines
+
+
+def changed(words: list[str], options: dict[str, str]) -> list[str]:
+    """Return the command with these values, in place of its own where it has them."""
+    words = list(words)
+    for option, value in options.items():
+        if option in words:
+            words[words.index(option) + 1] = value
+        else:
+            words += [option, value]
+    return words
+
+
+def short(words: list[str]) -> list[str]:
+    """Return a command line of mvm, without its name, that takes seconds."""
+    words = [STAND_INS.get(word, word) for word in words if word != "--compile"]  # the compiler's minute is for a GPU
+    options = SHORT.get(words[0], SHORT.get(" ".join(words[:2]), {}))
+    if "dopri5" in words:
+        options = {**options, "--tolerance": "0.01"}
+    return changed(words, options)
+
+
+def typed(words: list[str]) -> int:
+    """Return the exit code of a command, made short."""
+    if words[0] == "mvm":
+        return run(short(words[1:]))
+    program = words.index("mvm") + 1
+    launched = [sys.executable, "-m", "torch.distributed.run", *words[1:program], *short(words[program:])]
+    return subprocess.run(launched, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False).returncode
+
+
+def parse(words: list[str]) -> None:
+    """Raise if mvm would not understand the command."""
+    rest, overrides = split_overrides(words[words.index("mvm") + 1 :])
+    app.parse_args(rest, exit_on_error=False, print_error=False)
+    if rest[0] in ("train", "bench"):
+        override(load_recipe(rest[1]), overrides)
+
+
+def only_parsed(page: str, words: list[str]) -> bool:
+    return any(page == of and shlex.join(words).startswith(start) for of, start in PARSED)
+
+
+def draw_pictures(folder: Path) -> None:
+    """Pictures of ten classes, none square, some grey."""
+    for number in range(30):
+        inside = folder / f"class-{number % 10}"
+        inside.mkdir(parents=True, exist_ok=True)
+        colour = (8 * number, 100, 255 - 8 * number)
+        picture = Image.new("RGB", (48, 40), colour)
+        picture.paste((255, 255, 255), (number, 5, number + 10, 30))
+        (picture.convert("L") if number % 7 == 0 else picture).save(inside / f"{number}.png")
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the pages take for granted: pictures, prepared data, runs."""
+    folder = tmp_path_factory.mktemp("prepared")
+    draw_pictures(folder / "pictures")
+    data = str(folder / "data" / "cifar10")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert run(["data", "prepare", "pictures", "--out", "data/cifar10", "--size", "32", "--classes", "10"]) == 0
+        train = ["train", "cifar10", "--data.name", "folder", "--data.path", data, "--out", "runs/cifar10"]
+        assert run(changed(train, TRAIN)) == 0
+    shutil.copytree(folder / "data" / "cifar10", folder / "data" / "photos")
+    for name in ("a", "b"):
+        shutil.copytree(folder / "runs" / "cifar10", folder / "runs" / name)
+    return folder
+
+
+def first_of_own_images() -> str:
+    return blocks(PAGES[OWN_IMAGES], "bash")[0]
+
+
+BASH = [
+    pytest.param(page, block, id=f"{page}-{number}")
+    for page, text in TYPED.items()
+    for number, block in enumerate(blocks(text, "bash", "sh"))
+    if (page, number) != (OWN_IMAGES, 0)  # typed below, in an empty folder
+]
+
+
+@pytest.mark.parametrize(("page", "block"), BASH)
+def test_commands_run(page: str, block: str, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = tmp_path / "work"
+    shutil.copytree(prepared, work)
+    if page == "share-a-model.md":
+        (work / "runs" / "a").rename(work / "runs" / "photos")
+    monkeypatch.chdir(work)
+    for words in commands(block):
+        if only_parsed(page, words):
+            parse(words)
+        else:
+            assert typed(words) == 0, shlex.join(words)
+
+
+def test_every_exception_is_needed() -> None:
+    lines = [(page, shlex.join(words)) for page, block in (case.values for case in BASH) for words in commands(block)]
+    for of, start in PARSED:
+        assert any(page == of and line.startswith(start) for page, line in lines), start
+
+
+@pytest.mark.parametrize(
+    ("page", "code"), [pytest.param(page, code, id=page) for page in TYPED for code in blocks(TYPED[page], "python")]
+)
+def test_python_blocks_run(page: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, page, "exec"), {})
+
+
+@pytest.mark.parametrize("page", [page for page in OWN_TESTS if page in PAGES])
+def test_other_pages_have_their_own_test(page: str) -> None:
+    others = [path for path in (ROOT / "tests").rglob("test_*.py") if path != Path(__file__)]
+    assert any(f'"{page}"' in path.read_text(encoding="utf-8") for path in others)
+
+
+def test_from_a_folder_to_a_report_in_five_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    draw_pictures(tmp_path / "photos")
+    five = commands(first_of_own_images())
+    assert len(five) == 5
+    told = []
+    for words in five:
+        assert typed(words) == 0, shlex.join(words)
+        told.append(capsys.readouterr().out.splitlines()[-1])
+    assert told[0] == "data/photos: 30 images of 10 classes, 0 skipped; see: mvm data info data/photos"
+    assert told[2] == "runs/photos is at step 3 of 3; sample: mvm sample runs/photos --out grid.png"
+    assert told[3] == "wrote 4 images to runs/photos.png; adams, 26 evaluations, 26 network passes each"
+    assert told[4] == "wrote runs/photos-report/report.html: 4 cells of 8 images"
+    for line in (told[0], told[2], told[3], told[4]):  # the page quotes them, with its own numbers
+        assert re.sub(r"\d+", "N", line) in re.sub(r"\d+", "N", PAGES[OWN_IMAGES])
+    assert Image.open("runs/photos.png").size[0] > 32
+    report = Path("runs/photos-report/report.html").read_text(encoding="utf-8")
+    assert "<svg" in report
+    assert "data:image/png;base64," in report
+    assert not re.search(r'<(script|link|img|iframe)[^>]*(src|href)="(?!data:)', report)
+    assert "url(http" not in report
+
+
+def links(text: str) -> list[str]:
+    """Return the targets of links to files here, without what stands in code and without anchors."""
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)
+    return [target for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text) if "://" not in target]
+
+
+def documents() -> list[Path]:
+    tracked = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    found = [ROOT / line for line in tracked.stdout.splitlines()] or [ROOT / "README.md", *DOCS.glob("*.md")]
+    return [path for path in found if path.is_file()]
+
+
+@pytest.mark.parametrize("document", documents(), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(document: Path) -> None:
+    for target in links(document.read_text(encoding="utf-8")):
+        assert (document.parent / target).exists(), target
+
+
+def test_every_page_is_reached_from_the_readme() -> None:
+    waiting, seen = [ROOT / "README.md"], set()
+    while waiting:
+        page = waiting.pop()
+        seen.add(page)
+        found = {(page.parent / target).resolve() for target in links(page.read_text(encoding="utf-8"))}
+        waiting += [path for path in found - seen if path.suffix == ".md" and path.is_file()]
+    assert not [name for name in PAGES if (DOCS / name).resolve() not in seen]
