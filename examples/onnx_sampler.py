@@ -91,6 +91,8 @@ def main():
     if tables["codec"] != "pixels":
         parser.error(f"{options.model} makes latents of '{tables['codec']}', which need its decoder")
     classes = [int(part) for part in options.classes.split(",") if part] or list(range(len(tables["classes"])))
+    if not all(0 <= label < len(tables["classes"]) for label in classes):
+        parser.error(f"--classes {options.classes}: this model has classes 0 to {len(tables['classes']) - 1}")
     labels = np.array([classes[i % len(classes)] for i in range(options.num)], dtype=np.int64)
     x = sample(session, tables, labels, [options.seed + i for i in range(options.num)])
     images = ((x + 1) * 127.5).round().clip(0, 255).astype(np.uint8)

@@ -138,3 +138,23 @@ def test_a_crash_within_the_swap_loses_nothing(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="power"):
         files.put_in_place(new, tmp_path / "x")
     assert {(p / "file").read_text() for p in tmp_path.iterdir()} == {"old", "new"}
+
+
+def test_a_file_never_replaces_a_folder(tmp_path):
+    folder = tmp_path / "kept"
+    folder.mkdir()
+    (folder / "work.txt").write_text("weeks of it")
+    with pytest.raises(ValueError, match=r"'.*kept' is a folder, and a file would replace it"):
+        files.write_text(folder, "{}")
+    assert (folder / "work.txt").read_text() == "weeks of it"
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
+def test_all_of_a_folder_is_flushed(tmp_path, monkeypatch):
+    (tmp_path / "new" / "deep").mkdir(parents=True)
+    (tmp_path / "new" / "deep" / "a").write_text("a")
+    flushed = []
+    monkeypatch.setattr(files, "_sync", lambda path: flushed.append(path.name))
+    files.put_in_place(tmp_path / "new", tmp_path / "out")
+    assert set(flushed) >= {"new", "deep", "a"}
+    assert flushed.index("a") < flushed.index("new")

@@ -33,13 +33,16 @@ def _sync(path: Path) -> None:
 
 
 def flush(path: Path) -> None:
-    """Flush a file, or a folder with its files, to the disk: a rename must never overtake contents."""
-    for entry in [*path.iterdir(), path] if path.is_dir() else [path]:
+    """Flush a file, or a folder with all in it, to the disk: a rename must never overtake contents."""
+    for entry in [*path.rglob("*"), path] if path.is_dir() else [path]:
         _sync(entry)
 
 
 def put_in_place(temporary: Path, path: Path) -> None:
-    """Rename a finished file or folder to its name; an older folder of that name steps aside first."""
+    """Rename a finished file or folder to its name; an older folder steps aside for a folder, never for a file."""
+    if path.is_dir() and not temporary.is_dir():
+        temporary.unlink()
+        raise ValueError(f"'{path}' is a folder, and a file would replace it; give another name")
     flush(temporary)
     if path.is_dir():
         old = _aside(path)

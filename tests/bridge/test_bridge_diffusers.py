@@ -65,6 +65,17 @@ def test_x0_hat_is_the_schedulers_own(name, betas, prediction):
         assert float((got - want).abs().max()) < 1e-5 * scale
 
 
+@pytest.mark.parametrize("name", ["EulerDiscreteScheduler", "DPMSolverMultistepScheduler", "UniPCMultistepScheduler"])
+def test_zero_snr_of_schedulers_that_divide_by_alpha(name):
+    """They write 2^-24 for the last alpha^2, which the network never saw and which is above the one before."""
+    options = {"rescale_betas_zero_snr": True, "prediction_type": "v_prediction"}
+    mended, plain = getattr(diffusers, name)(**options), diffusers.DDIMScheduler(**options)
+    assert float(mended.alphas_cumprod[-1]) > float(mended.alphas_cumprod[-2])
+    model, x = unet(), noise.initial(torch.arange(2), SHAPE)
+    found, want = (sample(from_diffusers(model, scheduler), x, nfe=4) for scheduler in (mended, plain))
+    torch.testing.assert_close(found, want, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("prediction", ["epsilon", "v_prediction"])
 def test_euler_has_the_same_model(prediction):
     """Its states are x0 + sigma eps; the network sees them scaled to the table's path."""
@@ -146,6 +157,34 @@ def test_every_known_scheduler_samples(name):
     assert bool(torch.isfinite(x).all())
 
 
+def test_of_twice_the_channels_the_first_half_is_the_prediction():
+    scheduler = diffusers.DDPMScheduler(variance_type="learned_range", clip_sample=False)
+    model, x, step = unet(out_channels=2), state(), 300
+    with torch.no_grad():
+        answer = model(x.float(), step).sample.double()
+        want = scheduler.step(answer, step, x).pred_original_sample
+        field = from_diffusers(model, scheduler)
+        torch.testing.assert_close(at(field, x, float(field.own.time(step))), want, rtol=0, atol=1e-4)
+
+
+def test_dit_without_labels_is_told_the_label_behind_its_classes():
+    model, t = dit(), torch.full((3,), 0.4, dtype=torch.float64)
+    field = from_diffusers(model, diffusers.DDPMScheduler())
+    with torch.no_grad():
+        assert torch.equal(field(state(), t), field(state(), t, torch.full((3,), 10)))
+        assert not torch.equal(field(state(), t), field(state(), t, torch.full((3,), 9)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_networks_of_other_dtypes(dtype):
+    x = noise.initial(torch.arange(2), SHAPE)
+    options = {"prediction_type": "v_prediction"}
+    found = sample(from_diffusers(unet().to(dtype), diffusers.DDPMScheduler(**options)), x, nfe=3)
+    want = sample(from_diffusers(unet(), diffusers.DDPMScheduler(**options)), x, nfe=3)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, want, rtol=0, atol=0.05)
+
+
 @pytest.mark.parametrize("path", ["mvm", "own"])
 @pytest.mark.parametrize("rho", [0.0, 1.0])
 def test_dit_with_labels_guided(rho, path):
@@ -174,6 +213,19 @@ def test_a_unet_with_classes_needs_labels():
     assert sample(from_null, x, nfe=2).shape == x.shape
 
 
+def test_other_inputs_reach_the_network():
+    torch.manual_seed(0)
+    blocks = {"down_block_types": ("CrossAttnDownBlock2D",), "up_block_types": ("CrossAttnUpBlock2D",)}
+    size = {"sample_size": 8, "in_channels": 1, "out_channels": 1, "layers_per_block": 1, "norm_num_groups": 4}
+    rest = {"block_out_channels": (8,), "cross_attention_dim": 4, "attention_head_dim": 4}
+    model = diffusers.UNet2DConditionModel(**size, **rest, **blocks)
+    words, t = torch.randn(2, 3, 2, 4), torch.full((3,), 0.4, dtype=torch.float64)
+    fields = [from_diffusers(model, diffusers.DDPMScheduler(), arguments={"encoder_hidden_states": w.expand(3, -1, -1)})
+              for w in words]  # fmt: skip
+    with torch.no_grad():
+        assert not torch.equal(fields[0](state(), t), fields[1](state(), t))
+
+
 def test_pipelines_bring_their_scheduler():
     model, scheduler = unet(), diffusers.DDPMScheduler(beta_schedule="squaredcos_cap_v2")
     piped, plain = from_diffusers(diffusers.DDPMPipeline(model, scheduler)), from_diffusers(model, scheduler)
@@ -181,7 +233,15 @@ def test_pipelines_bring_their_scheduler():
     assert torch.equal(piped(x, t), plain(x, t))
 
 
-def test_whole_timesteps_are_told():
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("DDPMScheduler", {}),
+        ("FlowMatchEulerDiscreteScheduler", {}),
+        ("DPMSolverMultistepScheduler", {"use_flow_sigmas": True, "prediction_type": "flow_prediction"}),
+    ],
+)
+def test_whole_timesteps_are_told(name, options):
     told = []
 
     class Spy(diffusers.UNet2DModel):
@@ -192,7 +252,7 @@ def test_whole_timesteps_are_told():
     spied = Spy.from_config(unet().config)
     x, t = state(), torch.full((3,), 0.4, dtype=torch.float64)
     for rounded in (False, True):
-        from_diffusers(spied, diffusers.DDPMScheduler(), round_timesteps=rounded)(x, t)
+        from_diffusers(spied, getattr(diffusers, name)(**options), round_timesteps=rounded)(x, t)
     assert float(told[0][0]) % 1 != 0
     assert float(told[1][0]) == round(float(told[0][0]))
     assert not spied.training
@@ -206,6 +266,11 @@ def test_whole_timesteps_are_told():
         (lambda: from_diffusers("a/name", diffusers.DDPMScheduler()), "str is neither a network nor a pipeline"),
         (lambda: from_diffusers(unet(), diffusers.DDPMScheduler(prediction_type="noise")), "prediction_type='noise'"),
         (lambda: from_diffusers(unet(), diffusers.EDMEulerScheduler(), round_timesteps=True), "round_timesteps"),
+        (
+            lambda: from_diffusers(unet(), diffusers.UniPCMultistepScheduler(prediction_type="flow_prediction")),
+            "set use_flow_sigmas=True",
+        ),
+        (lambda: from_diffusers(torch.nn.Linear(1, 1), diffusers.DDPMScheduler()), "Linear is no network of diffusers"),
         (lambda: from_diffusers(unet(), diffusers.DDPMScheduler(), path="theirs"), "path='theirs'"),
     ],
 )

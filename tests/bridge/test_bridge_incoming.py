@@ -9,7 +9,7 @@ from closed_form import MEANS, SHAPE, STD, STDS, WEIGHTS, Ddpm, betas, denoise, 
 from mvm.bridge import BetaTable, from_edm, from_flow, from_model
 from mvm.oracle import mixture
 from mvm.path import MEAN_VELOCITY, LinearFlow, VariancePreserving
-from mvm.solver import sample
+from mvm.solver import adams, sample
 
 NFE = 52
 
@@ -110,6 +110,43 @@ def test_a_coarse_table_ends_at_its_own_end_with_sa():
     assert sa[1] < adams[1] / 2
     own = from_ddpm("scaled_linear", path="own")
     assert errors(sample(own, x, schedule=own.schedule, nfe=NFE))[0] > 5 * adams[0]
+
+
+@pytest.mark.parametrize("rho", [0.0, 1.0])
+@pytest.mark.parametrize("name", ["scaled_linear", "linear", "squaredcos_cap_v2"])
+def test_its_solver_asks_nothing_cleaner_than_it_knows(name, rho):
+    """The law is right for a coarse table, too; the last evaluation, and no other, is of training step 0."""
+    network = Ddpm(name)
+    field = from_model(network, table(name), "eps")
+    seeds, x = start()
+    assert max(errors(sample(field, x, nfe=NFE, rho=rho, seeds=seeds, solver=field.solver))) < 0.004
+    assert len(network.told) == NFE
+    assert network.told[-1] == pytest.approx(0, abs=1e-6)
+    assert all(step > 1e-3 for step in network.told[:-1])
+
+
+def test_its_solver_leaves_no_noise_in_sharp_data():
+    """Where the data are points, x0_hat of the cleanest level is one of them."""
+
+    told = []
+
+    def points(x, sigma):
+        told.append(float(sigma[0]))
+        return torch.where(x > 0.5, 1.0, 0.0).to(x)
+
+    _, x = start()
+    field = from_edm(points, sigma_min=0.03)
+    found = sample(field, x, nfe=8, rho=1.0, solver=field.solver)
+    assert bool(((found == 0) | (found == 1)).all())
+    assert told[0] == 80
+    assert told[-1] == pytest.approx(0.03, abs=1e-9)
+
+
+def test_its_solver_without_a_cleanest_level_is_the_default():
+    field = MODELS["flow"]()
+    assert field.solver == adams()
+    assert from_ddpm().solver.grid.times(1) == (1.0, 0.0)
+    assert from_ddpm(path="own").solver == from_ddpm().solver
 
 
 def test_beyond_the_known_levels():

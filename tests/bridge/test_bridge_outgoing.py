@@ -112,6 +112,32 @@ def test_a_trained_model_with_labels():
 
 
 @pytest.mark.parametrize(
+    ("outgoing", "time"),
+    [
+        (as_flow(FIELD), 1000.0),  # forgotten: time_scale=1000
+        (as_flow(FIELD, data_at=1), -0.1),
+        (as_eps(FIELD, TABLE), 1000),
+        (as_v(FIELD, TABLE), -2),
+        (as_denoiser(FIELD), -1.0),
+        (as_denoiser(FIELD), float("nan")),
+    ],
+)
+def test_times_beyond_the_path_are_refused(outgoing, time):
+    with pytest.raises(ValueError, match=r"time=.* lies outside of the path"):
+        outgoing(start()[:2], time)
+
+
+def test_times_at_the_ends():
+    x = start()[:2]
+    assert bool(torch.isfinite(as_flow(FIELD)(x, torch.tensor(1 + 1e-7))).all())  # rounded in float32
+    assert bool(torch.isfinite(as_denoiser(FIELD)(x * 1e4, 1e4)).all())  # any sigma
+    torch.testing.assert_close(as_denoiser(FIELD)(x, 0.0), x, rtol=0, atol=1e-12)
+    torch.testing.assert_close(as_eps(FIELD, TABLE)(x, torch.tensor([500])), as_eps(FIELD, TABLE)(x, 500.0))
+    with pytest.raises(ValueError, match="time has 3 entries for a batch of 2"):
+        as_flow(FIELD)(x, torch.tensor([0.1, 0.2, 0.3]))
+
+
+@pytest.mark.parametrize(
     ("make", "named"),
     [
         (lambda: as_eps(FIELD, diffusers.FlowMatchEulerDiscreteScheduler()), "scheduler=FlowMatchEulerDiscrete"),

@@ -82,12 +82,14 @@ def test_the_table_is_measured(name):
         assert measured(own, x, 1.0, seeds, schedule=own.schedule) == pytest.approx(numbers(own_sde), abs=0.03)
 
 
-def test_the_line_on_sa_is_measured():
+@pytest.mark.parametrize("name", ["field.solver", '"sa"'])
+def test_the_lines_on_other_solvers_are_measured(name):
     seeds, x = start()
-    ode, sde = re.findall(r"[-+]0\.\d\d / [-+]0\.\d\d", PAGE.split('With `solver="sa"`')[1].split("\n")[0])
+    ode, sde = re.findall(r"[-+]0\.\d\d / [-+]0\.\d\d", PAGE.split(f"With `solver={name}`")[1].split("\n")[0])
     field = FIELDS["scaled_linear eps"]()
-    assert measured(field, x, 0.0, seeds, solver="sa") == pytest.approx(numbers(ode), abs=0.03)
-    assert measured(field, x, 1.0, seeds, solver="sa") == pytest.approx(numbers(sde), abs=0.03)
+    solver = field.solver if name == "field.solver" else "sa"
+    assert measured(field, x, 0.0, seeds, solver=solver) == pytest.approx(numbers(ode), abs=0.03)
+    assert measured(field, x, 1.0, seeds, solver=solver) == pytest.approx(numbers(sde), abs=0.03)
 
 
 def test_the_page_lists_the_known_schedulers():

@@ -191,6 +191,8 @@ def test_half_precision_weights_run(model):
         ({"class_labels": [10]}, "classes=10 out of range"),
         ({"class_labels": ["ten"]}, "class_labels='ten' is no class of this model"),
         ({"class_labels": []}, "class_labels is empty"),
+        ({"class_labels": [1.5]}, r"class_labels: 1\.5 is neither a number nor a name"),
+        ({"num_inference_steps": 2.5}, r"num_inference_steps=2\.5"),
         ({"num_inference_steps": 0}, "nfe=0"),
         ({"guidance_interval": (0.8, 0.2)}, r"interval=\[0.8, 0.2\]"),
         ({"output_type": "pill"}, "did you mean 'pil'"),

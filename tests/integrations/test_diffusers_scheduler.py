@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from diffusers import DDPMScheduler
 
 from mvm import noise, oracle
 from mvm.integrations.diffusers import MVMScheduler
@@ -87,10 +88,28 @@ def test_own_timesteps():
     assert torch.allclose(walk(scheduler, first())[-1], expected, atol=1e-12)
 
 
-@pytest.mark.parametrize("times", [[], [0.5, 0.7], [1.5, 0.5], [0.5, 0.0]])
+@pytest.mark.parametrize("times", [[], [0.5, 0.7], [1.5, 0.5], [0.5, 0.0], [0.5, float("nan")]])
 def test_bad_timesteps_are_refused(times):
     with pytest.raises(ValueError, match=r"timesteps=.* must fall"):
         MVMScheduler().set_timesteps(timesteps=times)
+
+
+def test_parts_of_steps_are_refused():
+    with pytest.raises(ValueError, match=r"num_inference_steps=2\.5 must be a whole number"):
+        MVMScheduler().set_timesteps(2.5)
+
+
+@pytest.mark.parametrize("times", [torch.tensor([500, 3, 1]), torch.tensor([0.5, 1.5, 0.2]), torch.tensor(-0.1)])
+def test_noise_is_added_at_times_alone(times):
+    with pytest.raises(ValueError, match=r"timesteps=.* must be times in \[0, 1\.0\]"):
+        MVMScheduler().add_noise(first(), first(), times)
+
+
+def test_configs_of_other_schedulers_are_refused():
+    """The idiom of diffusers; their networks know other times and paths, and would answer noise without a word."""
+    with pytest.raises(ValueError, match=r"of another scheduler.*mvm\.bridge\.from_diffusers"):
+        MVMScheduler.from_config(DDPMScheduler().config)
+    assert MVMScheduler.from_config(MVMScheduler(rho=0.5).config, solver="sa").config.rho == 0.5
 
 
 @pytest.mark.parametrize("solver", ["heun", "adaptive", "dopri5"])
@@ -107,6 +126,7 @@ def test_solvers_of_several_evaluations_are_refused_by_name(solver):
         ({"solver": "euler", "solver_options": {"r": 2}}, "allowed: none"),
         ({"prediction_type": "epsilon"}, "did you mean 'eps'"),
         ({"rho": -1.0}, "rho=-1.0"),
+        ({"rho": float("inf")}, "rho=inf must be finite"),
         ({"schedule": "cosine"}, "schedule='cosine'"),
     ],
 )

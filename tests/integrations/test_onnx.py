@@ -135,6 +135,13 @@ def test_example_before_rounding(model, settings, file, example):
     assert 0 < sum(step["guided"] for step in tables["steps"]) < 13
 
 
+def test_example_refuses_classes_that_are_none(file):
+    command = [sys.executable, str(EXAMPLE), file.name, "--classes", "3,10"]
+    failed = subprocess.run(command, cwd=file.parent, capture_output=True, text=True, check=False)
+    assert failed.returncode == 2
+    assert "--classes 3,10: this model has classes 0 to 9" in failed.stderr
+
+
 def test_example_imports_neither_torch_nor_mvm():
     imported = re.findall(r"^(?:import|from) (\w+)", EXAMPLE.read_text(), re.MULTILINE)
     assert set(imported) == {"argparse", "json", "math", "numpy", "onnxruntime"}
@@ -166,3 +173,12 @@ def test_missing_library_is_named(model, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(ValueError, match=r"pip install 'mvm\[onnx\]'"):
         onnx.write_onnx(model, tmp_path / "no.onnx")
+
+
+def test_a_folder_is_never_replaced(model, tmp_path):
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "keep").write_text("mine")
+    for taken in (tmp_path / "models", Path(".")):
+        with pytest.raises(ValueError, match=r"--out .* is a folder; give the name of a file"):
+            onnx.write_onnx(model, taken)
+    assert (tmp_path / "models" / "keep").read_text() == "mine"

@@ -13,7 +13,7 @@ CASES = [
     ({"size": "tiny", "patch": 4, "width": 96, "heads": 6, "inner_block": 2}, (3, 16, 16), 1000),
     ({"size": "S", "patch": 2}, (3, 16, 16), 10),
     ({"size": "S", "patch": 4, "inner_block": 8}, (4, 32, 32), 1000),
-    ({"size": "tiny", "patch": 2, "depth": 5, "skip": True, "local": True}, (1, 8, 8), 10),
+    ({"size": "tiny", "patch": 2, "depth": 5, "skip": True, "local": True, "modulation": "shared"}, (1, 8, 8), 10),
 ]
 
 
@@ -62,6 +62,7 @@ def test_parts_by_hand():
         "attention": 3 * 2 * 4 * 4 * 16,
         "out": 3 * 4 * 16 * 16,
         "mlp": 3 * 4 * (16 * 2 * hidden + hidden * 16),
+        "shared modulation": 0,
         "skips": 0,
         "heads": 2 * (16 * 32 + 4 * 16 * 4),
     }

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import conv2d, silu
 
-from mvm.network import SIZES, DiT, DiTConfig
+from mvm.network import SIZES, DDTConfig, DiT, DiTConfig
 from mvm.network.layers import Local, patchify, unpatchify
 
 SMALL = {"size": "tiny", "depth": 3, "width": 16, "heads": 2, "patch": 2}
@@ -288,3 +288,31 @@ def test_every_weight_of_the_options_learns():
     assert all(
         p.grad is not None and p.grad.abs().sum() > 0 for name, p in network.named_parameters() if "label" not in name
     )
+
+
+def test_shared_modulation_is_one_map_and_offsets():
+    """With the shared map in every block of its own, and its offset in the bias, the network is the same."""
+    shared = shaken(modulation="shared")
+    own = build(modulation="own")
+    state = {
+        name: value for name, value in shared.state_dict().items() if "shared" not in name and "offset" not in name
+    }
+    for number, block in enumerate(shared.blocks):
+        state[f"blocks.{number}.modulation.weight"] = shared.shared.weight
+        state[f"blocks.{number}.modulation.bias"] = shared.shared.bias + block.offset
+    own.load_state_dict(state)
+    for one, other in zip(shared(*inputs())[:1], own(*inputs())[:1], strict=True):
+        assert torch.allclose(one, other, atol=1e-5, rtol=1e-4)
+
+
+def test_shared_modulation_starts_as_the_identity():
+    network = build(modulation="shared")
+    x, level, labels = inputs()
+    tokens = network.embed(patchify(x, 2))
+    assert torch.equal(network(x, level, labels, taps=(3,)).features[3], tokens)
+
+
+@pytest.mark.parametrize("changes", [{"skip": True}, {"local": True}, {"modulation": "shared"}], ids=str)
+def test_a_ddt_refuses_what_is_a_dits(changes):
+    with pytest.raises(ValueError, match=rf"network\.{next(iter(changes))}="):
+        DDTConfig(size="tiny", **changes)

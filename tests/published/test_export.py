@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -103,6 +104,18 @@ def test_own_words_and_a_known_data_set(run, tmp_path):
         export(copy, tmp_path / "model", words="---\nlicense: x\n---\n")
 
 
+def test_a_torn_log(run, tmp_path):
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    with (copy / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 5, "lo')
+    export(copy, tmp_path / "model")
+    whole = tmp_path / "whole"
+    export(run, whole)
+    line = next(line for line in (whole / "README.md").read_text().splitlines() if "Last logged loss" in line)
+    assert line in (tmp_path / "model" / "README.md").read_text()
+
+
 def evaluation(sha256):
     sampler = {"solver": "adams", "nfe": 4, "rho": 1.0, "cfg": 1.5, "internal": 1.0, "low": 0.1, "high": 0.8}
     return {
@@ -129,7 +142,9 @@ def test_figures_of_these_weights_alone(run, tmp_path):
     file.write_text(json.dumps(evaluation("0" * 64)))
     with pytest.raises(ValueError, match=r"eval\.json is of other weights \(sha256 000000000000"):
         export(run, folder, figures=file)
-    for text in ("[]", "{}", "{", '{"results": []}'):
+    no_table, no_number = {**evaluation(sha), "metrics": []}, evaluation(sha)
+    no_number["metrics"]["fid"]["value"] = None
+    for text in ("[]", "{}", "{", '{"results": []}', json.dumps(no_table), json.dumps(no_number)):
         file.write_text(text)
         with pytest.raises(ValueError, match="tells nothing of a sampled model"):
             export(run, folder, figures=file)
@@ -182,6 +197,8 @@ def test_refusals_of_export(run, tmp_path):
         export(run, out, which="3")
     with pytest.raises(ValueError, match=r"is not a run directory \(no recipe\.json in it\)"):
         export(tmp_path, out)
+    with pytest.raises(ValueError, match=r"--out \. is no name of a folder"):
+        export(run, Path("."))
     assert list(tmp_path.iterdir()) == []
 
 

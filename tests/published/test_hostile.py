@@ -1,6 +1,7 @@
 """Folders that were made to harm, or went wrong: refused by name, before anything of them is used."""
 
 import json
+import os
 import pickle
 from pathlib import Path
 
@@ -91,6 +92,18 @@ def test_a_folder_that_is_a_link(folder, tmp_path):
     mvm.load(tmp_path / "link")  # the user's own way to it
 
 
+def test_a_link_to_itself(folder):
+    (folder / "LICENSE").symlink_to("LICENSE")
+    with pytest.raises(ValueError, match="'LICENSE' is a link that leads out of the folder, or nowhere"):
+        mvm.load(folder)
+
+
+def test_a_pipe_that_would_be_waited_for(folder):
+    os.mkfifo(folder / "LICENSE")
+    with pytest.raises(ValueError, match="'LICENSE' is not a plain file"):
+        mvm.load(folder)
+
+
 def test_a_config_without_end(folder):
     (folder / "config.json").write_text(" " * MOST_JSON + "{}")
     with pytest.raises(ValueError, match=r"'config\.json' is larger than"):
@@ -127,6 +140,8 @@ def test_configs_that_are_none(folder, text, reason):
         (lambda told: told.update(classes=["a"]), "classes has 1 names"),
         (lambda told: told.update(classes="0123456789"), "classes must be a list"),
         (lambda told: told.update(classes=[f"\x1b[2J{n}" for n in range(10)]), "printable"),
+        (lambda told: told["recipe"].update(name="\x1b[2Jx"), r"recipe\.name=.* must be printable"),
+        (lambda told: told["source"].update(run="\x1b]0;x"), r"source\.run=.* must be printable"),
         (lambda told: told.update(license="mit\nx: y"), "is no identifier"),
         (lambda told: told.update(recipe=[]), "a table"),
         (lambda told: told["recipe"].update(task="decoder"), "decoder|unknown key"),

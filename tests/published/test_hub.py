@@ -150,6 +150,7 @@ def test_push(folder, api):
     assert upload[2]["folder_path"] == folder
     assert upload[2]["revision"] == "v1"
     assert upload[2]["allow_patterns"] == list(FILES)
+    assert upload[2]["delete_patterns"] == list(FILES)  # what an earlier model left there
     assert upload[2]["commit_message"] == "digits, step 4"
     assert found.made == {"library_name": "mvm", "library_version": mvm.__version__}
     plain = api()

@@ -49,11 +49,16 @@ def _family(scheduler: Any, known: Mapping[str, Any]) -> Any:
 
 
 def beta_table(scheduler: Any) -> BetaTable:
-    """Return the path of a scheduler with a table of betas, its own numbers."""
+    """Return the path of a scheduler with a table of betas, its own numbers.
+
+    With rescale_betas_zero_snr the network was trained up to pure noise; schedulers that divide by alpha write 2^-24
+    in place of that 0, which is more than the step before has.
+    """
     _family(scheduler, dict.fromkeys(BETA_SCHEDULERS))
     if scheduler.config.get("use_flow_sigmas", False):
         raise ValueError("use_flow_sigmas=True: the scheduler runs on the straight path, not on its betas; use as_flow")
-    return BetaTable(tuple(scheduler.alphas_cumprod.double().tolist()))
+    table = scheduler.alphas_cumprod.double().tolist()
+    return BetaTable((*table[:-1], 0.0) if scheduler.config.get("rescale_betas_zero_snr", False) else tuple(table))
 
 
 def _unpacked(pipe_or_model: Any, scheduler: Any) -> tuple[nn.Module, Any]:
@@ -111,6 +116,8 @@ def _from_beta_scheduler(network: Network, scheduler: Any, rounded: bool, **opti
         return from_model(network, LinearFlow(), kind, timestep=_scaled(config.num_train_timesteps, rounded), **options)
     if config.get("timestep_type", "discrete") == "continuous":
         return _from_continuous(network, config, **options)
+    if kind == "flow":
+        raise ValueError("prediction_type='flow_prediction' is of the straight path; set use_flow_sigmas=True with it")
     table = beta_table(scheduler)
     clock = (lambda t: table.timestep(t).round()) if rounded else table.timestep
     return from_model(network, table, kind, timestep=clock, **options)
@@ -172,7 +179,9 @@ def from_diffusers(
     """
     model, scheduler = _unpacked(pipe_or_model, scheduler)
     build = _family(scheduler, SCHEDULERS)
-    config: Any = model.config
+    config: Any = getattr(model, "config", None)
+    if not isinstance(config, Mapping):
+        raise ValueError(f"{type(model).__name__} is no network of diffusers (it has no config); use from_model")
     found, null = _classes(config)
     return build(
         _network(model.eval(), dict(arguments or {})),

@@ -11,14 +11,17 @@ diverge where alpha -> 0. So:
   own sampler; but the state itself starts at alpha = 0, so no signal that the noise lacks is taken for granted;
 - an eps or score model of a path that ends in pure noise is asked up to alpha/sigma = 1/256 only: beyond, its answer
   says ever less of x0;
-- cleaner than it knows (t near 0): x0_hat is its denoised image at its first level, where its own sampler ends.
+- cleaner than it knows (t near 0): x0_hat is its denoised image at its first level, where its own sampler ends. Asked
+  there again and again it smooths what is smooth already; `BridgedField.solver` asks once and is done. Its answer read
+  as a score instead would smooth nothing, but leave up to 0.8 of that level's noise in sharp data.
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,6 +39,7 @@ from mvm.path import (
     like,
     to_x0,
 )
+from mvm.solver import GRID_POWER, Grid, PredictorCorrector, adams
 
 # (x, timestep (B,)), and labels (B,) or None where there are classes -> a prediction of x's shape
 Network = Callable[..., Tensor]
@@ -43,6 +47,19 @@ Clock = Callable[[Tensor], Tensor]
 
 PATHS = {"mvm": "MVM's path, by equal log-SNR", "own": "the model's own path"}
 WEAKEST_SIGNAL = 2.0**-8  # alpha/sigma below which eps is not asked: in x0_hat its error grows by the inverse
+
+
+@dataclass(frozen=True)
+class KnownGrid(Grid):
+    """t_i^(1/r) evenly from `start` to t_min, which is evaluated last; then 0. Nothing cleaner than t_min is asked."""
+
+    r: float
+    t_min: float
+
+    def times(self, nfe: int, start: float = 1.0) -> tuple[float, ...]:
+        share = np.arange(1, nfe) / max(nfe - 1, 1)
+        high, low = start ** (1 / self.r), self.t_min ** (1 / self.r)
+        return (start, *((high + (low - high) * share) ** self.r).tolist(), 0.0)
 
 
 @dataclass(frozen=True)
@@ -58,6 +75,13 @@ class BridgedField:
     last: float
     num_classes: int
     null_label: int | None
+
+    @property
+    def solver(self) -> PredictorCorrector:
+        """The default solver, with its last evaluation at the cleanest level that the model knows."""
+        if self.first == 0:
+            return adams()
+        return replace(adams(), grid=KnownGrid(GRID_POWER, float(equal_snr_time(self.first, self.own, MEAN_VELOCITY))))
 
     def _level(self, t: Tensor) -> Tensor:
         same = self.schedule is self.own

@@ -1,5 +1,6 @@
 """A field of MVM in the language of other samplers: eps, v, flow velocity or denoiser, on their path and clock."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,19 +12,37 @@ from mvm.bridge.incoming import Clock
 from mvm.bridge.paths import BetaTable, FlowConvention, VarianceExploding
 from mvm.path import MEAN_VELOCITY, Field, LinearFlow, Schedule, TrainedField, as_time, convert, equal_snr
 
+ROUNDING = 1e-6  # of the end: what float32 may do to a caller's time
+
 
 @dataclass(frozen=True)
 class Outgoing:
-    """(x, time, condition) -> a prediction of `kind` on `path`; `clock` maps the caller's time to the path's."""
+    """(x, time, condition) -> a prediction of `kind` on `path`; `clock` maps the caller's time to that in [0, end]."""
 
     field: Field
     path: Schedule
     kind: str
     clock: Clock
+    end: float
     sign: int = 1
 
+    def _times(self, x: Tensor, time: Tensor | float) -> Tensor:
+        """Return times of the path, one per sample; those beyond its ends are refused."""
+        told = as_time(time).to(x.device)
+        if told.numel() not in (1, x.shape[0]):
+            raise ValueError(
+                f"time has {told.numel()} entries for a batch of {x.shape[0]}; give one, or one per sample"
+            )
+        t, beyond = self.clock(told), ROUNDING * min(self.end, 1.0)
+        if not bool(((t >= -beyond) & (t <= self.end + beyond)).all()):
+            raise ValueError(
+                f"time={told.tolist()} lies outside of the path; give a training step of a table, t of a path, or a "
+                "sigma of at least 0; a flow in 0 to 1000 says time_scale=1000"
+            )
+        return t.clamp(0, self.end).reshape(-1).expand(x.shape[0])
+
     def __call__(self, x: Tensor, time: Tensor | float, condition: Tensor | None = None) -> Tensor:
-        t = self.clock(as_time(time).to(x.device)).expand(x.shape[0])
+        t = self._times(x, time)
         return self.sign * convert(self.field(x, t, condition), "x0", self.kind, x, t, self.path)
 
 
@@ -31,7 +50,8 @@ def _outgoing(
     field: Field, source: Schedule | None, path: Schedule, kind: str, clock: Clock, sign: int = 1
 ) -> Outgoing:
     known = field.schedule if isinstance(field, TrainedField) else MEAN_VELOCITY
-    return Outgoing(equal_snr(field, source or known, path), path, kind, clock, sign)
+    end = math.inf if isinstance(path, VarianceExploding) else path.end  # x0 + sigma eps has any sigma
+    return Outgoing(equal_snr(field, source or known, path), path, kind, clock, end, sign)
 
 
 def _path_and_clock(scheduler: Any) -> tuple[Schedule, Clock]:

@@ -28,7 +28,7 @@ def onnx(
     Parameters
     ----------
     model
-        A run directory, or the name of a shipped model.
+        A run directory, an exported model, the name of a shipped one, or OWNER/NAME on the hub.
     out
         The file to write.
     nfe

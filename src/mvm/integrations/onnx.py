@@ -139,6 +139,8 @@ def write_onnx(model: Model, out: Path, settings: SampleConfig | None = None) ->
 
     settings: the sampler's; default: the recipe's.
     """
+    if not out.name or out.is_dir():  # put_in_place would have a folder make way
+        raise ValueError(f"--out {out} is a folder; give the name of a file, e.g. {out / 'model.onnx'}")
     tables = sampler_tables(model, settings or model.recipe.sample)
     count = sum(parameter.numel() for parameter in model.network.parameters())
     if 4 * count > LIMIT:
@@ -157,6 +159,9 @@ def write_onnx(model: Model, out: Path, settings: SampleConfig | None = None) ->
         assert program is not None
         program.model.metadata_props[METADATA] = json.dumps(tables)
         temporary = temporary_beside(out)
-        program.save(temporary, external_data=False)
-    put_in_place(temporary, out)
+        try:
+            program.save(temporary, external_data=False)
+            put_in_place(temporary, out)
+        finally:
+            temporary.unlink(missing_ok=True)  # of a full disk, or Ctrl-C
     return tables

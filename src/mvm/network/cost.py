@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from mvm.network.ddt import DDT, PlainBlock, TokenBlock, WideHead, build_network
-from mvm.network.dit import Block, DiT, DiTConfig, Skip
+from mvm.network.dit import Block, DiT, DiTConfig, ModulatedBlock, Skip
 
 HEAD = "head "  # begins the names of a DDT's head's parts; what has another name is the backbone's
 
@@ -43,6 +43,7 @@ def _of_dit(network: DiT) -> dict[str, int]:
         "embed": tokens * _products(network.embed),
         "level": _products(network.level.up, network.level.out),  # one vector an image, not one a token
         **_of_blocks(network.blocks, tokens),
+        "shared modulation": 0 if network.shared is None else _products(network.shared),
         "skips": tokens * _products(*(skip for skip in network.skips or () if isinstance(skip, Skip))),
         "heads": sum(tokens * _products(head.linear) + _products(head.modulation) for head in heads),
     }
@@ -74,7 +75,7 @@ def _of_wide(wide: WideHead, tokens: int) -> dict[str, int]:
 def _of_blocks(blocks: nn.ModuleList, tokens: int) -> dict[str, int]:
     """Return the multiply-adds of equal blocks on so many tokens."""
     depth, block = len(blocks), blocks[0]
-    assert isinstance(block, Block | PlainBlock)
+    assert isinstance(block, ModulatedBlock | PlainBlock)
     return {
         "modulation": depth * _modulation(block, tokens),
         "qkv": depth * tokens * _products(block.attention.qkv),
@@ -85,9 +86,9 @@ def _of_blocks(blocks: nn.ModuleList, tokens: int) -> dict[str, int]:
     }
 
 
-def _modulation(block: Block | PlainBlock, tokens: int) -> int:
-    """Return a block's products for its modulation: none, of one vector an image, or of one a token."""
-    if isinstance(block, PlainBlock):
+def _modulation(block: ModulatedBlock | PlainBlock, tokens: int) -> int:
+    """Return a block's products for its own modulation: none, of one vector an image, or of one a token."""
+    if not isinstance(block, Block):
         return 0
     return _products(block.modulation) * (tokens if isinstance(block, TokenBlock) else 1)
 

@@ -52,6 +52,8 @@ class DDTConfig(DiTConfig):
         for option in ("skip", "local"):
             if getattr(self, option):
                 raise ValueError(f"network.{option}=True is for network.kind='dit'; a ddt has none")
+        if self.modulation != "own":
+            raise ValueError(f"network.modulation='{self.modulation}' is for network.kind='dit'; a ddt's is 'own'")
         choose("network.conditioning", self.conditioning, dict.fromkeys(CONDITIONINGS))
         at_least("network.time_tokens", self.time_tokens, 1)
         at_least("network.class_tokens", self.class_tokens, 1)

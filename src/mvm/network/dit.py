@@ -1,5 +1,6 @@
 """The pixel DiT: RMSNorm, 2-D RoPE, SwiGLU, QK-norm, adaLN-Zero, label embedding with a null class."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -36,10 +37,14 @@ class DiTConfig:
     inner_block: int = 0  # an inner head after this block (1-based), for internal guidance; 0: none
     skip: bool = False  # the output of block n is added, by a learned map, before block depth + 1 - n (U-ViT)
     local: bool = False  # a depthwise 3x3 convolution of the tokens is added before every block
+    modulation: str = (
+        "own"  # each block's; "shared": one map for all, an offset each (PixArt); a third less weights
+    )
     kind: str = "dit"
 
     def __post_init__(self) -> None:
         choose("network.size", self.size, SIZES)
+        choose("network.modulation", self.modulation, BLOCKS)
         depth, width, heads = self.dimensions
         if self.patch < 1:
             raise ValueError(f"network.patch={self.patch} is out of range; it must be at least 1")
@@ -86,23 +91,47 @@ class Output(NamedTuple):
     features: dict[int, Tensor]
 
 
-class Block(nn.Module):
+class ModulatedBlock(nn.Module, ABC):
     """Attention and SwiGLU, each modulated and gated by the condition (adaLN-Zero)."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.attention = Attention(width, heads)
         self.mlp = SwiGLU(width)
-        self.modulation = nn.Linear(width, 6 * width)
 
+    @abstractmethod
     def modulated(self, condition: Tensor) -> Tensor:
         """Return shifts, scales and gates side by side (B, 1, 6 d): those of an image serve all its tokens."""
-        return self.modulation(condition)[:, None]
 
     def forward(self, x: Tensor, condition: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = self.modulated(condition).chunk(6, dim=-1)
         x = x + gate_a * self.attention(modulate(x, shift_a, scale_a), cos, sin)
         return x + gate_m * self.mlp(modulate(x, shift_m, scale_m))
+
+
+class Block(ModulatedBlock):
+    """A block with a modulation of its own; condition (B, d)."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__(width, heads)
+        self.modulation = nn.Linear(width, 6 * width)
+
+    def modulated(self, condition: Tensor) -> Tensor:
+        return self.modulation(condition)[:, None]
+
+
+class SharedBlock(ModulatedBlock):
+    """A block that adds its offset to a modulation it shares with all others; condition (B, 6 d)."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__(width, heads)
+        self.offset = nn.Parameter(torch.zeros(6 * width))
+
+    def modulated(self, condition: Tensor) -> Tensor:
+        return (condition + self.offset.to(condition.dtype))[:, None]
+
+
+BLOCKS: dict[str, type[ModulatedBlock]] = {"own": Block, "shared": SharedBlock}
 
 
 class Head(nn.Module):
@@ -150,7 +179,9 @@ class DiT(nn.Module):
         self.embed = nn.Linear(pixels, dim)
         self.level = LevelEmbedding(dim)
         self.label = nn.Embedding(num_classes + 1, dim)  # the last is the null class
-        self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(depth))
+        block = BLOCKS[config.modulation]
+        self.shared = nn.Linear(dim, 6 * dim) if block is SharedBlock else None
+        self.blocks = nn.ModuleList(block(dim, heads) for _ in range(depth))
         halves = depth // 2
         self.skips = nn.ModuleList(Skip(dim, dim, bias=False) for _ in range(halves)) if config.skip else None
         self.locals = nn.ModuleList(Local(dim, self.side) for _ in range(depth)) if config.local else None
@@ -162,7 +193,7 @@ class DiT(nn.Module):
         self.reset()
 
     def reset(self) -> None:
-        """Initialise: Xavier everywhere, zero biases; zero what adds to the tokens: modulations, heads, skips, locals."""
+        """Initialise: Xavier everywhere, zero biases; zero all that adds to the tokens: modulations, skips, locals."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
@@ -176,6 +207,10 @@ class DiT(nn.Module):
                 nn.init.zeros_(module.linear.weight)
             if isinstance(module, Local | Skip):
                 nn.init.zeros_(module.weight)
+            if isinstance(module, SharedBlock):
+                nn.init.zeros_(module.offset)
+            if isinstance(module, DiT) and module.shared is not None:
+                nn.init.zeros_(module.shared.weight)
 
     @property
     def null(self) -> int:
@@ -206,9 +241,10 @@ class DiT(nn.Module):
         tokens = self.embed(patchify(x, self.patch))
         c = silu(self.level(level) + self.label(condition))
         features: dict[int, Tensor] = {}
+        modulation = c if self.shared is None else self.shared(c)
         inner, outputs = None, []
         for number, block in enumerate(self.blocks, start=1):
-            tokens = self._run(block, number, self._before(number, tokens, outputs), c)
+            tokens = self._run(block, number, self._before(number, tokens, outputs), modulation)
             outputs.append(tokens)
             if number in taps:
                 features[number] = tokens

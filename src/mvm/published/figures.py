@@ -82,7 +82,8 @@ def read_figures(path: Path, weights: Collection[str]) -> Figures:
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
         found, figures = _of_sweep(told) if "results" in told else _of_eval(told)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        _ = [row.cells for row in figures.rows]  # a value that is no number shows here
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"--figures {path} tells nothing of a sampled model ({error!r}); make it with: mvm eval RUN --json FILE, "
             "or give the results.json of a sweep"

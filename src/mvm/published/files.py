@@ -30,10 +30,17 @@ def _entries(folder: Path) -> Iterator[Path]:
         yield from (Path(place) / name for name in folders if (Path(place) / name).is_symlink())
 
 
+def _leads_into(link: Path, root: Path) -> bool:
+    try:
+        return link.resolve().is_relative_to(root.resolve())
+    except RuntimeError:  # a link to itself leads nowhere
+        return False
+
+
 def _refusal(path: Path, name: str, root: Path) -> str:
     """Return why a file may not be there, or ""."""
-    if path.is_symlink() and not path.resolve().is_relative_to(root.resolve()):
-        return "is a link that leads out of the folder"
+    if path.is_symlink() and not _leads_into(path, root):
+        return "is a link that leads out of the folder, or nowhere"
     if path.suffix.lower() in PICKLED:
         return "may hold pickled code; weights are safetensors alone"
     if path.suffix.lower() in CODE:

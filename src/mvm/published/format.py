@@ -62,6 +62,10 @@ class Config:
             raise ValueError(f"classes has {len(self.classes)} names, the recipe's data have {count} classes")
         if not all(isinstance(name, str) and name.isprintable() for name in self.classes):
             raise ValueError("classes must be printable names")
+        shown = {"recipe.name": self.recipe.name, "recipe.description": self.recipe.description}
+        for option, text in {**shown, "source.run": self.source.run, "source.weights": self.source.weights}.items():
+            if not text.replace("\n", "").isprintable():  # it goes to terminals, which obey escape sequences
+                raise ValueError(f"{option}={text!r} must be printable text")
         check_license(self.license)
         side, patch = self.recipe.sample_shape[-1], self.recipe.network.patch
         if (side // patch) ** 2 > MOST_TOKENS:

@@ -46,6 +46,8 @@ def export(
     check_license(license)
     if words.lstrip().startswith("---"):
         raise ValueError("the card's own words begin with '---'; its header is made from the run, leave it out")
+    if not folder.name:
+        raise ValueError(f"--out {folder} is no name of a folder; give one, as in --out ../photos")
     if not replaceable(folder):
         raise ValueError(f"--out {folder} exists and is not an exported model alone; give another folder")
     stored = open_stored(run, weights, which)
@@ -136,12 +138,11 @@ def _write_codec(folder: Path, recipe: Recipe) -> str:
 
 
 def _last_loss(run: Path, step: int) -> float | None:
-    """Return the loss logged last up to a step; None where there is no log."""
+    """Return the loss logged last up to a step; None where there is no log. A crash may have torn its last line."""
     path = run / METRICS
-    lines: list[Mapping[str, float]] = []
-    if path.is_file():
-        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    losses = [line["loss"] for line in lines if "loss" in line and line["step"] <= step]
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    told: list[Mapping[str, float]] = [json.loads(line) for line in lines if line.endswith("}")]
+    losses = [line["loss"] for line in told if "loss" in line and line["step"] <= step]
     return losses[-1] if losses else None
 
 

@@ -32,7 +32,7 @@ class Muon(torch.optim.Muon):
     found_inf: Tensor | None = None
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # ty: ignore[invalid-method-override]
+    def step(self, closure: None = None) -> None:  # ty: ignore[incompatible-method-override]
         """Move every matrix that has a gradient."""
         for group in self.param_groups:
             moving = [p for p in group["params"] if p.grad is not None]

@@ -1,5 +1,6 @@
 """MVMPipeline: class-conditional images by a network of mvm, in diffusers' manner."""
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -37,6 +38,13 @@ SETTINGS = ("nfe", "cfg", "low", "high", "internal")  # of a SampleConfig, what 
 def _to_share(x: Tensor) -> Tensor:
     """Return values in [-1, 1] as [0, 1], clipped."""
     return ((x.float() + 1) / 2).clamp(0, 1)
+
+
+def _whole(label: Any) -> int:
+    try:
+        return operator.index(label)
+    except TypeError:
+        raise ValueError(f"class_labels: {label!r} is neither a number nor a name of a class; see .labels") from None
 
 
 def _as_model(model_or_run: Model | str | Path) -> Model:
@@ -126,7 +134,7 @@ class MVMPipeline(DiffusionPipeline):
         asked = [class_labels] if isinstance(class_labels, int | str) else list(class_labels)
         if not asked:
             raise ValueError("class_labels is empty; give one class per image")
-        numbers = [self.get_label_ids(label)[0] if isinstance(label, str) else int(label) for label in asked]
+        numbers = [self.get_label_ids(label)[0] if isinstance(label, str) else _whole(label) for label in asked]
         return torch.tensor(
             asked_classes(numbers, self.transformer.config["num_classes"]), device=self._execution_device
         )
@@ -162,8 +170,7 @@ class MVMPipeline(DiffusionPipeline):
         latents: Tensor | None = None,
         output_type: str = "pil",
         return_dict: bool = True,
-        callback_on_step_end: Callable[["MVMPipeline", int, Tensor, dict[str, Any]], dict[str, Any] | None]
-        | None = None,
+        callback_on_step_end: StepCallback | None = None,
         callback_on_step_end_tensor_inputs: Sequence[str] = _callback_tensor_inputs,
     ) -> ImagePipelineOutput | tuple[Any]:
         """Return images, one per class label (numbers or names).

@@ -1,8 +1,10 @@
 """MVMScheduler: the solvers of mvm behind the protocol of diffusers' schedulers."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -56,6 +58,8 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
     ) -> None:
         choose("prediction_type", prediction_type, KINDS)
         at_least("rho", rho, 0)
+        if not math.isfinite(rho):
+            raise ValueError(f"rho={rho} must be finite; 0 is the ODE, 1 the paper's SDE")
         self.schedule = schedule_named(schedule)
         self.solver = build_solver(solver, dict(solver_options or {}))
         self.num_inference_steps: int | None = None
@@ -64,6 +68,16 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
         self._begin: int | None = None
         self._trail: Trail | None = None
 
+    @classmethod
+    def from_config(cls, config: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Return the scheduler of a config; that of another scheduler, whose network has another path, is refused."""
+        if isinstance(config, Mapping) and "num_train_timesteps" in config:
+            raise ValueError(
+                "config: it is of another scheduler, and its network knows neither the times nor the path of this one; "
+                "sample that network with mvm.bridge.from_diffusers and mvm.sample"
+            )
+        return super().from_config(config, *args, **kwargs)
+
     def _planned(self) -> tuple[Course, Tensor]:
         if self._course is None or self._timesteps is None:
             raise ValueError("no timesteps yet: call scheduler.set_timesteps(num_inference_steps) first")
@@ -71,7 +85,7 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
 
     def _plan_through(self, times: tuple[float, ...]) -> Plan:
         end = self.schedule.end
-        if len(times) < 2 or times[0] > end or any(s <= t for s, t in pairwise(times)):
+        if len(times) < 2 or times[0] > end or not all(s > t for s, t in pairwise(times)):
             raise ValueError(f"timesteps={list(times[:-1])} must fall, from {end} at most, and stay above 0")
         return self.solver.plan_times(
             self.schedule, solver_times(times, self.solver, self.schedule), self.config["rho"]
@@ -87,6 +101,8 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
         if timesteps is not None and num_inference_steps is None:
             plan = self._plan_through((*map(float, timesteps), 0.0))
         elif num_inference_steps is not None and timesteps is None:
+            if not isinstance(num_inference_steps, Integral):
+                raise ValueError(f"num_inference_steps={num_inference_steps!r} must be a whole number, at least 1")
             at_least("num_inference_steps", num_inference_steps, 1)
             plan = self.solver.plan(self.schedule, int(num_inference_steps), self.config["rho"])
         else:
@@ -136,6 +152,11 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
 
     def add_noise(self, original_samples: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
         """Return alpha x0 + sigma eps at times of the schedule, one for all or one per sample."""
+        if not timesteps.is_floating_point() or not bool(((timesteps >= 0) & (timesteps <= self.schedule.end)).all()):
+            raise ValueError(
+                f"timesteps={timesteps.tolist()} must be times in [0, {self.schedule.end}], as in scheduler.timesteps; "
+                "there are no numbered training steps here"
+            )
         alpha, sigma = self.schedule.alpha(timesteps), self.schedule.sigma(timesteps)
         return like(alpha, original_samples) * original_samples + like(sigma, original_samples) * noise
 
