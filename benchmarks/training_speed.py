@@ -73,6 +73,7 @@ CASES = {
     "XL-kernels": (recipe("XL", recompute=0.25, kernels=True), None),
     "XL": (recipe("XL", recompute=0.25), None),
     "XL-18-heads": (with_heads(recipe("XL", recompute=0.25), 18), None),  # 64 wide, as the other sizes' are
+    "XL-18-heads-kernels": (with_heads(recipe("XL", recompute=0.25, kernels=True), 18), None),
     "XL-half": (recipe("XL", recompute=0.5), None),
     "XL-products": (recipe("XL", recompute=1.0), None),
     "XL-nothing": (recipe("XL", recompute=1.0, keep="nothing"), None),

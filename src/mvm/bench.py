@@ -129,7 +129,8 @@ def bench_sampling(recipe: Recipe, place: Processes, *, num: int = 256, progress
 
     run()
     seconds = _seconds(run, place.device)
-    return {"images": num, "nfe": recipe.sample.nfe, "seconds": seconds, "images_per_second": num / seconds}
+    how = {"nfe": recipe.sample.nfe, "rho": recipe.sample.rho, "share": recipe.sample.share}
+    return {"images": num, **how, "seconds": seconds, "images_per_second": num / seconds}
 
 
 def machine(device: torch.device) -> dict[str, str]:
@@ -147,7 +148,7 @@ def bench(
     teacher: FeatureBank | None = None,
     progress: bool = True,
 ) -> dict[str, Any]:
-    """Return everything measured of one recipe, with what it was measured on. num: images to sample; 0: none."""
+    """Return everything measured of one recipe, with what it was measured on. num: images to sample; 0: none. steps: 0: no training."""
     recipe = on_random_samples(recipe)
     shape, classes = recipe.sample_shape, len(recipe.data.class_names)
     if recipe.repa.encoder and teacher is None:
@@ -167,8 +168,9 @@ def bench(
         "keep": recipe.engine.keep,
         "machine": machine(place.device),
         "memory_estimate_gb": training_memory(recipe, recipe.train.batch).total / 1e9,
-        "training": bench_training(recipe, place, steps=steps, teacher=teacher, progress=progress),
     }
+    if steps:
+        found["training"] = bench_training(recipe, place, steps=steps, teacher=teacher, progress=progress)
     if num:
         found["sampling"] = bench_sampling(recipe, place, num=num, progress=progress)
     return found

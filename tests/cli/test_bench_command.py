@@ -36,7 +36,7 @@ def test_figures_of_a_recipe(quick, tmp_path, done):
     assert found["machine"].keys() == {"device", "torch", "python"}
     assert found["training"].keys() >= SPEED
     assert found["training"]["images_per_second"] == pytest.approx(8000 / found["training"]["step_ms"])
-    assert found["sampling"].keys() == {"images", "nfe", "seconds", "images_per_second"}
+    assert found["sampling"].keys() == {"images", "nfe", "rho", "share", "seconds", "images_per_second"}
     assert (found["sampling"]["images"], found["sampling"]["nfe"]) == (4, 26)
     assert found["sampling"]["images_per_second"] == pytest.approx(4 / found["sampling"]["seconds"])
     assert [row["change"] for row in found["growth"]] == CHANGES
@@ -75,3 +75,11 @@ def test_a_bad_place_for_the_figures_is_told_before_the_work(tmp_path, refused):
     """Full size: it would take long."""
     (tmp_path / "file").write_text("mine")
     assert "file" in refused("bench", "imagenet32-dit-l", "--json", tmp_path / "file" / "x.json")
+
+
+def test_sampling_alone(tiny, done, tmp_path):
+    out = tmp_path / "bench.json"
+    said = done("bench", "digits", *tiny, "--steps", "0", "--samples", "3", "--json", out)
+    assert "| training |" not in said
+    assert "sampling: " in said
+    assert "training" not in json.loads(out.read_text())

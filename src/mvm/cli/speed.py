@@ -31,7 +31,7 @@ def bench(
     recipe
         A shipped recipe (see: mvm recipes) or a .toml file.
     steps
-        Training steps timed, after a warm-up.
+        Training steps timed, after a warm-up; 0: none.
     samples
         Images sampled; 0: none.
     grow
@@ -50,7 +50,7 @@ def bench(
     from mvm.training.data import completed
     from mvm.training.runtime import processes
 
-    at_least("steps", steps, 1)
+    at_least("steps", steps, 0)
     at_least("samples", samples, 0)
     chosen = completed(override(as_field(load_recipe(recipe), recipe), overrides or {}))
     if json_file is not None:
@@ -58,7 +58,8 @@ def bench(
     with processes(choose_device(device)) as place:
         found = run_bench(chosen, place, steps=steps, num=samples, progress=place.main)
         tell = print if place.main else lambda text: None  # one of torchrun's processes speaks
-        tell(table([{"training": chosen.name, **found["training"]}], "training"))
+        if steps:
+            tell(table([{"training": chosen.name, **found["training"]}], "training"))
         tell(f"memory estimated beforehand: {found['memory_estimate_gb']:.4g} GB (bf16, compiled, on one GPU)")
         if samples:
             made = found["sampling"]
