@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from mvm.demo import demo
+from mvm.demo import QUICK, _shipped, demo, others_shipped
+from mvm.evaluation.report import Page
+from mvm.model import load
 
 
 @pytest.mark.slow
@@ -25,3 +27,15 @@ def test_a_folder_that_is_no_demo_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds no earlier demo"):
         demo(tmp_path, quick=True)
     assert [path.name for path in tmp_path.iterdir()] == ["recipe.json"]
+
+
+def test_other_shipped_models_are_shown(tmp_path: Path) -> None:
+    """Any model that comes with the package has its section: the digits' stands for one."""
+    page = Page("title", "summary")
+    _shipped(page, "colour", load("digits"), QUICK)
+    page.write(tmp_path / "page.html")
+    said = (tmp_path / "page.html").read_text()
+    assert "A larger model that ships in the package: colour" in said
+    assert "Columns: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9." in said
+    assert said.count("data:image/png;base64,") == 2
+    assert "digits" not in others_shipped()

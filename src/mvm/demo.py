@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -19,7 +20,8 @@ from mvm.evaluation.metrics import Moments, frechet_distance, moments, pixel_fea
 from mvm.evaluation.report import Axes, Curve, Page, paragraph, picture, plot_svg, provenance, require_plots, table
 from mvm.files import put_in_place, temporary_beside, write_text
 from mvm.generate import cycle_labels, generate_all, grid
-from mvm.model import Model
+from mvm.model import Model, load
+from mvm.published import shipped_models
 from mvm.recipes import Recipe, SampleConfig, as_field, load_recipe, to_json
 from mvm.solver import DEFAULT_NFE, State, solve
 from mvm.training.data import training_data
@@ -172,6 +174,31 @@ def _grids(page: Page, model: Model) -> None:
     )
 
 
+def others_shipped() -> dict[str, Model]:
+    """Return the models of the package besides the digits'."""
+    return {name: load(name) for name in shipped_models() if name != "digits"}
+
+
+SHIPPED_NFE = 13  # of models that are not trained here: a picture of them in seconds
+
+
+def _shipped(page: Page, name: str, model: Model, size: Size) -> None:
+    """Show a model that came with the package, one column per class, ODE and SDE from the same noise."""
+    rows = 1 if size == QUICK else 2
+    start = time.perf_counter()
+    grids = [grid_of_classes(model, SampleConfig(nfe=SHIPPED_NFE, rho=rho), rows) for rho in (0.0, SDE_RHO)]
+    seconds = (time.perf_counter() - start) / 2
+    cost = f"{SHIPPED_NFE} evaluations, no guidance, not curated"
+    page.section(
+        f"A larger model that ships in the package: {name}",
+        paragraph(
+            f"Not trained here. Columns: {', '.join(model.classes)}. A grid took {seconds:.0f} s on this machine."
+        ),
+        picture(grid(grids[0], model.num_classes, scale=2, gap=3), f"ODE (rho = 0), {cost}"),
+        picture(grid(grids[1], model.num_classes, scale=2, gap=3), f"SDE (rho = {SDE_RHO:g}), {cost}"),
+    )
+
+
 def _trajectories(page: Page, model: Model) -> None:
     blocks = [paragraph("Upper row: the state x_t from pure noise (left) to image. Lower row: the network's x0_hat.")]
     for rho in (0.0, SDE_RHO):
@@ -254,6 +281,7 @@ def write_report(
     )
     parts: list[Callable[[], None]] = [
         lambda: _grids(page, model),
+        *(partial(_shipped, page, name, shipped, size) for name, shipped in others_shipped().items()),
         lambda: _trajectories(page, model),
         lambda: _distances(page, measured, size, reference, len(held_out)),
         lambda: _loss(page, log),
