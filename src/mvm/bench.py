@@ -148,7 +148,10 @@ def bench(
     teacher: FeatureBank | None = None,
     progress: bool = True,
 ) -> dict[str, Any]:
-    """Return everything measured of one recipe, with what it was measured on. num: images to sample; 0: none. steps: 0: no training."""
+    """Return everything measured of one recipe, with what it was measured on; without training where steps is 0.
+
+    num: images to sample; 0: none.
+    """
     recipe = on_random_samples(recipe)
     shape, classes = recipe.sample_shape, len(recipe.data.class_names)
     if recipe.repa.encoder and teacher is None:

@@ -142,7 +142,7 @@ def test_version(capsys):
         (["sample", "digits", "--interval", "0,2"], "interval=[0.0, 2.0]"),
         (["sample", "digits", "--classes", "10"], "classes=10 out of range; this model has classes 0 to 9"),
         (["sample", "digits", "--classes", "3,-1"], "classes=-1 out of range"),
-        (["sample", "digits", "--classes", "three"], "classes=three is unknown; give numbers or names of this model: 0, 1"),
+        (["sample", "digits", "--classes", "three"], "classes=three is unknown; give numbers or names of this model: 0"),
         (["sample", "digits", "--solver", "adam"], "did you mean 'adams'"),
         (["sample", "digits", "--solver", "heun", "--rho", "1"], "ODE solver"),
         (["sample", "digits", "--device", "gpu"], "device='gpu'"),
