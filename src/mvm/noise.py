@@ -24,6 +24,7 @@ AUGMENT = 1 << 12
 STEP = 1 << 16
 
 MAX_SEED = 2**63 - 1
+MAX_STREAM = 2**32 - 1
 
 
 def _product(word: Tensor, multiplier: int) -> tuple[Tensor, Tensor]:
@@ -50,6 +51,8 @@ def philox(counter: tuple[Tensor, ...], key: tuple[Tensor, Tensor]) -> tuple[Ten
 
 def _words(seeds: Tensor, stream: int, count: int) -> Tensor:
     """Return 32-bit words (B, count): the first `count` of each seed's stream."""
+    if not 0 <= stream <= MAX_STREAM:  # a word of the counter: beyond it uniforms leave (0, 1) and normals are NaN
+        raise ValueError(f"stream={stream} is out of range; it must lie in [0, {MAX_STREAM}]")
     block = torch.arange((count + 3) // 4, device=seeds.device)[None, :]  # (1, blocks)
     seeds = seeds.to(torch.int64)[:, None]  # (B, 1)
     zero = torch.zeros_like(block)
@@ -64,16 +67,16 @@ def _unit(words: Tensor) -> Tensor:
 
 def uniform(seeds: Tensor, stream: int, shape: Sequence[int] = ()) -> Tensor:
     """Return float64 uniforms in (0, 1) of shape (B, *shape)."""
-    return _unit(_words(seeds, stream, math.prod(shape))).reshape(-1, *shape)
+    return _unit(_words(seeds, stream, math.prod(shape))).reshape(len(seeds), *shape)
 
 
 def normal(seeds: Tensor, stream: int, shape: Sequence[int] = (), dtype: torch.dtype = torch.float32) -> Tensor:
     """Return standard normals of shape (B, *shape), of float32 precision in any dtype (Box-Muller)."""
     count = math.prod(shape)
-    u = _unit(_words(seeds, stream, count + count % 2)).unflatten(1, (-1, 2))
+    u = _unit(_words(seeds, stream, count + count % 2)).unflatten(1, ((count + 1) // 2, 2))
     radius, angle = torch.sqrt(-2 * torch.log(u[..., 0])), 2 * math.pi * u[..., 1]
     z = torch.stack((radius * torch.cos(angle), radius * torch.sin(angle)), dim=-1).flatten(1)[:, :count]
-    return z.float().to(dtype).reshape(-1, *shape)
+    return z.float().to(dtype).reshape(len(seeds), *shape)
 
 
 def initial(seeds: Tensor, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:

@@ -69,7 +69,7 @@ class Mixture:
             raise ValueError(
                 f"x has shape {tuple(x.shape)}; this oracle's samples are (B, {', '.join(map(str, self.shape))})"
             )
-        return x.reshape(x.shape[0], -1).double()
+        return x.reshape(x.shape[0], self.means.shape[1]).double()
 
     def denoise(self, x: Tensor, t: Tensor, schedule: Schedule, condition: Tensor | None = None) -> Tensor:
         """Return E[x0 | x_t = x], exact; the Field of this oracle under a schedule."""
@@ -100,7 +100,7 @@ class Mixture:
         u = noise.uniform(seeds, noise.LABEL, (1,))
         index = torch.searchsorted(weights.cumsum(1).contiguous(), u).clamp_max(len(self.weights) - 1)[:, 0]
         eps = noise.normal(seeds, noise.INITIAL, (self.means.shape[1],), torch.float64)
-        return (self.means[index] + self.stds[index, None] * eps).reshape(-1, *self.shape)
+        return (self.means[index] + self.stds[index, None] * eps).reshape(len(seeds), *self.shape)
 
     def sample_at(self, seeds: Tensor, t: float, schedule: Schedule, condition: Tensor | None = None) -> Tensor:
         """Return exact draws of x_t."""
@@ -124,7 +124,7 @@ def mixture(
     if labels is not None and labels.shape != (count,):
         raise ValueError(f"labels has shape {tuple(labels.shape)}; it must be ({count},), one per component")
     weights = weights.double() / weights.double().sum()
-    return Mixture(means.reshape(count, -1), stds, weights, tuple(means.shape[1:]), labels)
+    return Mixture(means.reshape(count, math.prod(means.shape[1:])), stds, weights, tuple(means.shape[1:]), labels)
 
 
 def gaussian(mean: Tensor | float, std: float, shape: tuple[int, ...] = (1,)) -> Mixture:

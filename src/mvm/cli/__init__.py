@@ -7,6 +7,7 @@ from cyclopts import CycloptsError
 from mvm.cli import data, judge, look, publish, sample, speed, sweep, train
 from mvm.cli.app import INTERRUPTED, USAGE_ERROR, Overrides, app
 from mvm.cli.export_onnx import onnx as onnx
+from mvm.cli.web import web as web
 
 __all__ = [
     "app",

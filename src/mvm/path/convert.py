@@ -60,11 +60,12 @@ class Moment:
         if bool(where.any()):
             raise ValueError(f"t={float(self.t.reshape(-1)[int(where.reshape(-1).nonzero()[0])])}: {what}")
 
+    # both judged in x's dtype: what is not 0 in float64 may be 0 in float16, and 0/0 no answer
     def need_noise(self, kind: str) -> None:
-        self.refuse(self.schedule.sigma(self.t) == 0, f"{kind} -> eps is indeterminate where sigma = 0")
+        self.refuse(self.sigma == 0, f"{kind} -> eps is indeterminate where sigma = 0")
 
     def need_signal(self, kind: str) -> None:
-        self.refuse(self.schedule.alpha(self.t) == 0, f"{kind} -> x0 is indeterminate where alpha = 0")
+        self.refuse(self.alpha == 0, f"{kind} -> x0 is indeterminate where alpha = 0")
 
 
 def _u_to_x0(u: Tensor, x: Tensor, at: Moment) -> Tensor:

@@ -13,6 +13,7 @@ from mvm.path.convert import Pair, from_pair
 from mvm.path.schedule import Schedule, like
 
 REFERENCE_DIMENSION = 4096  # the dimension at which the dimension shift is nothing
+INSIDE = (2.0**-60, 1 - 2.0**-53)  # of t/end: at 0 and 1 some targets and weights are infinite; wide laws round to them
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class TimeLaw:
         t = LAWS[self.name](self, p, schedule)
         if self.shift_dimension:
             t = schedule.t_from_lam(schedule.lam(t) - 0.5 * math.log(self.shift_dimension / REFERENCE_DIMENSION))
-        return t
+        return t.clamp(*(schedule.end * share for share in INSIDE))
 
     def draw(self, seeds: Tensor, schedule: Schedule) -> Tensor:
         """Return one t per seed: float64 (B,)."""

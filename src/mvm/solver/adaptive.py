@@ -38,6 +38,8 @@ class Adaptive:
             raise ValueError(
                 f"solver='{self.name}' needs torchdiffeq; install it with: pip install 'mvm[adaptive]'"
             ) from error
+        if self.t_min >= schedule.end:
+            raise ValueError(f"t_min={self.t_min} must lie below {schedule.end}, the end of {schedule}")
         power = 1.0 if self.joint else schedule.sigma_power
 
         def velocity(c: Tensor, state: Tensor) -> Tensor:

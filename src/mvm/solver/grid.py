@@ -8,6 +8,8 @@ import numpy as np
 from mvm.options import at_least
 from mvm.path import MEAN_VELOCITY, Schedule
 
+SMALLEST = 1e-100  # a time above 0 whose powers in a table are numbers
+
 
 class Grid(ABC):
     """Times t_0 > ... > t_N = 0 of MeanVelocity(T=1): N evaluations, then the clean image."""
@@ -30,7 +32,10 @@ class PowerGrid(Grid):
             raise ValueError(f"t_max={self.t_max} is out of range; it must lie in (0, 1]")
 
     def times(self, nfe: int, start: float = 1.0) -> tuple[float, ...]:
-        return tuple((min(start, self.t_max) * (1 - np.arange(nfe + 1) / nfe) ** self.r).tolist())
+        times = min(start, self.t_max) * (1 - np.arange(nfe + 1) / nfe) ** self.r
+        if times[-2] < SMALLEST:
+            raise ValueError(f"r={self.r}: the last of {nfe} times is {times[-2]}; use a smaller r or a smaller nfe")
+        return tuple(times.tolist())
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,11 @@ class LamGrid(Grid):
             raise ValueError(f"t_min={self.t_min}, t_max={self.t_max}: they must satisfy 0 < t_min < t_max < 1")
 
     def times(self, nfe: int, start: float = 1.0) -> tuple[float, ...]:
+        if start <= self.t_min:
+            raise ValueError(
+                f"t_min={self.t_min}: the field's schedule begins at {start:g} already, in time of MeanVelocity(T=1)"
+                "; use a smaller t_min, or solver 'adams'"
+            )
         first, last = (float(MEAN_VELOCITY.lam(t)) for t in (min(self.t_max, start), self.t_min))
         lams = np.linspace(first, last, nfe)
         return (*MEAN_VELOCITY.t_from_lam(lams).tolist(), 0.0)

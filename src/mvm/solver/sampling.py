@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mvm import noise as counter_noise
-from mvm.options import at_least, choose
+from mvm.options import at_least, between, choose
 from mvm.path import (
     MEAN_VELOCITY,
     Field,
@@ -38,6 +38,7 @@ SOLVERS: dict[str, Callable[[], Solver | Adaptive]] = {
 }
 
 DEFAULT_NFE = 26
+MAX_RHO = 5.0  # beyond it the noise of a step drowns the state, and tables overflow
 
 
 def solver_named(solver: str | Solver | Adaptive) -> Solver | Adaptive:
@@ -92,9 +93,16 @@ def evaluator(meter: Meter, schedule: Schedule, condition: Tensor | None, guidan
 
     def evaluate(x: Tensor, t: float) -> Tensor:
         meter.evaluations += 1
-        return guided_at(meter, rules, t, schedule)(x, full_time(x, t), condition)
+        return _as_wide(guided_at(meter, rules, t, schedule)(x, full_time(x, t), condition), x)
 
     return evaluate
+
+
+def _as_wide(x0: Tensor, x: Tensor) -> Tensor:
+    """Return the field's answer in no less than the state's dtype: a multistep table would multiply its rounding."""
+    if x0.shape != x.shape:
+        raise ValueError(f"the field answers x of shape {tuple(x.shape)} with shape {tuple(x0.shape)}; it must be x's")
+    return x0.to(torch.promote_types(x0.dtype, x.dtype))
 
 
 def on_mean_velocity(evaluate: Evaluate, schedule: Schedule) -> Evaluate:
@@ -130,12 +138,14 @@ def _check_numbers(nfe: int, rho: float) -> None:
     at_least("nfe", nfe, 1)
     if not isinstance(rho, Real) or not math.isfinite(rho):
         raise ValueError(f"rho={rho!r} must be a finite number, at least 0")
-    at_least("rho", rho, 0)
+    between("rho", rho, 0, MAX_RHO)
 
 
 def _check_tensors(noise: Tensor, condition: Tensor | None) -> None:
     if not isinstance(noise, Tensor) or not noise.is_floating_point() or noise.ndim < 2:
         raise ValueError("noise must be a floating-point tensor of shape (B, ...)")
+    if not noise.numel():
+        raise ValueError(f"noise of shape {tuple(noise.shape)} is empty; give one sample of one value at least")
     if not bool(torch.isfinite(noise).all()):
         raise ValueError("noise must be finite; it holds NaN or Inf")
     if condition is not None and (not isinstance(condition, Tensor) or condition.shape != noise.shape[:1]):

@@ -163,4 +163,10 @@ def build_row(
 
     predict = weights(past[:predictor])
     correct = weights((t, *past[: corrector - 1])) if corrector else ()
-    return Row(float(step.decay), float(step.std), predict, correct)
+    row = Row(float(step.decay), float(step.std), predict, correct)
+    if not np.isfinite((row.decay, row.std, *predict, *correct)).all():
+        raise ValueError(
+            f"rho={rho}, predictor={predictor}, corrector={corrector}: the step from t={past[0]:g} to {t:g} has no "
+            "finite coefficients; use a smaller rho, lower orders or fewer evaluations"
+        )
+    return row

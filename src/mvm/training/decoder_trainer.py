@@ -195,11 +195,16 @@ class DecoderTrainer:
         return {f"disc_{name}": value for name, value in found.items()}
 
     def _descend(
-        self, movers: list[torch.optim.Optimizer], learned: nn.Module, rate: float, gradient: Callable[[], Any]
+        self,
+        movers: list[torch.optim.Optimizer],
+        learned: nn.Module,
+        rate: float,
+        gradient: Callable[[], Any],
+        others: Tensor | float = 0.0,
     ) -> tuple[dict[str, Tensor], Tensor]:
         """Do a step of one of the two sides; return its figures and the norm of its gradient.
 
-        A gradient that is not finite leaves weights and optimizer as they are.
+        A gradient that is not finite leaves weights and optimizer as they are, and so does the other side's norm.
         """
         for optimizer in movers:
             set_rate(optimizer, rate)
@@ -207,7 +212,7 @@ class DecoderTrainer:
         figures = gradient()
         norm = nn.utils.clip_grad_norm_(learned.parameters(), self.recipe.train.clip or math.inf, foreach=True)
         for optimizer in movers:
-            step_unless(optimizer, ~torch.isfinite(norm))
+            step_unless(optimizer, ~torch.isfinite(norm + others))
         return figures, norm.detach()
 
     def advance(self) -> None:
@@ -216,7 +221,7 @@ class DecoderTrainer:
         rate, batch = learning_rate(self.recipe.train, self.step), self.batch()
         figures, norm = self._descend(self.optimizers, self.decoder, rate, lambda: self._restore_images(batch))
         if self.recipe.reconstruction.judged(self.step):
-            told, _ = self._descend(self.judge_optimizers, self.heads, rate, lambda: self._tell_apart(batch))
+            told, _ = self._descend(self.judge_optimizers, self.heads, rate, lambda: self._tell_apart(batch), norm)
             figures |= told
         self.averages.update(self.step)
         self.step += 1

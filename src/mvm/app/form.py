@@ -1,0 +1,110 @@
+"""What a visitor asks for, as it comes from the fields of the page: odd values are told field by field, in words."""
+
+import math
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+from mvm.noise import MAX_SEED
+from mvm.recipes import SampleConfig
+from mvm.samples import Draw
+from mvm.solver import SOLVERS, Solver
+
+ODE, SDE = "ODE", "SDE"
+GUIDED = "progress from noise (0) to image (1)"
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers a field takes, ends included; start: what it holds at first."""
+
+    label: str
+    low: float
+    high: float
+    start: float
+    step: float
+    meaning: str
+    whole: bool = False
+
+    @property
+    def words(self) -> str:
+        kind = "a whole number" if self.whole else "a number"
+        return f"{kind} from {self.low:g} to {self.high:g}"
+
+    def problem(self, value: Any) -> str:
+        """Return what is wrong with a value, or ""."""
+        if not isinstance(value, Real) or isinstance(value, bool) or not math.isfinite(value):
+            shown = "is empty" if value is None else f"is {value}"
+            return f"{self.label} {shown}; it must be {self.words}"
+        if not self.low <= value <= self.high or (self.whole and value != int(value)):
+            return f"{self.label} is {value:g}; it must be {self.words}"
+        return ""
+
+
+RANGES = {
+    "images": Range("Pictures", 1, 16, 4, 1, "how many", whole=True),
+    "nfe": Range("NFE", 1, 100, 13, 1, "evaluations of the network, each side", whole=True),
+    "rho": Range("rho", 0, 2, 1.0, 0.05, "noise of the SDE side; 0: none, 1: the reverse SDE"),
+    "cfg": Range("Guidance", 0, 10, 1.0, 0.1, "scale of classifier-free guidance; 1: none"),
+    "low": Range("Guide from", 0, 1, 0.0, 0.05, GUIDED),
+    "high": Range("Guide to", 0, 1, 1.0, 0.05, GUIDED),
+}
+
+
+def step_solvers() -> list[str]:
+    """Return the solvers with a number of evaluations, whose steps can be shown."""
+    return [name for name, build in SOLVERS.items() if isinstance(build(), Solver)]
+
+
+def takes_noise(solver: str) -> bool:
+    """Return whether a solver solves the SDE too."""
+    found = SOLVERS[solver]()
+    return isinstance(found, Solver) and found.weak_order > 0
+
+
+def seed_problem(text: Any, images: int = 1) -> str:
+    """Return what is wrong with the text of a seed, or ""."""
+    last = MAX_SEED - images + 1
+    if str(text).strip().isdecimal() and int(text) <= last:
+        return ""
+    return f"Seed is {str(text).strip() or 'empty'}; it must be a whole number from 0 to {last}"
+
+
+@dataclass(frozen=True)
+class Form:
+    """The fields as they are; `problems` must be empty before anything else is asked of it."""
+
+    model: str
+    classes: tuple[int, ...] = ()
+    images: Any = RANGES["images"].start
+    seed: Any = "0"
+    solver: str = "adams"
+    nfe: Any = RANGES["nfe"].start
+    rho: Any = RANGES["rho"].start
+    cfg: Any = RANGES["cfg"].start
+    low: Any = RANGES["low"].start
+    high: Any = RANGES["high"].start
+    reference: bool = False
+
+    def problems(self) -> dict[str, str]:
+        """Return what is wrong, by field."""
+        found = {name: bounds.problem(getattr(self, name)) for name, bounds in RANGES.items()}
+        found["seed"] = seed_problem(self.seed, 1 if found["images"] else int(self.images))
+        if not found["low"] and not found["high"] and self.low > self.high:
+            found["high"] = f"Guide to is {self.high:g}, below Guide from ({self.low:g}); it must be {self.low:g} to 1"
+        return {name: words for name, words in found.items() if words}
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """Return what can be made: an ODE solver has no SDE."""
+        return (ODE, SDE) if takes_noise(self.solver) else (ODE,)
+
+    def draw(self) -> Draw:
+        """Return which pictures."""
+        return Draw(int(self.images), int(self.seed), classes=tuple(self.classes))
+
+    def settings(self, side: str) -> SampleConfig:
+        """Return how one side is made; without guidance there is no interval to speak of."""
+        rho = 0.0 if side == ODE else float(self.rho)
+        how = SampleConfig(self.solver, int(self.nfe), rho, float(self.cfg))
+        return SampleConfig(how.solver, how.nfe, rho, how.cfg, float(self.low), float(self.high)) if how.guided else how

@@ -1,0 +1,246 @@
+"""The page itself. The only module that imports gradio, which is told to send nothing anywhere."""
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read by gradio when it is imported
+
+import gradio as gr
+
+from mvm.app import show
+from mvm.app.form import ODE, RANGES, SDE, Form, Range, step_solvers
+from mvm.app.plane import LAWS, PLANE_RANGES, PlaneForm
+from mvm.app.service import COMMAND, FAILURES, FIGURES, FILM, PROBLEM, PYTHON, Make, Service, code_part
+from mvm.app.shelf import Shelf
+from mvm.app.style import CSS
+from mvm.app.turns import Turn
+from mvm.app.walk import REFERENCE_NFE
+from mvm.model import Model
+
+Places = dict[str, Any]  # the component that shows a part, by the part's name
+Updates = dict[Any, Any]
+# every request starts at once: of one visitor's the newest alone goes on (mvm.app.turns)
+LIVE: dict[str, Any] = {
+    "trigger_mode": "multiple",
+    "show_progress": "hidden",
+    "concurrency_limit": None,
+    "js": "(...values) => { values[1] = window.mvmAsked = (window.mvmAsked ?? 0) + 1; return values }",
+}
+
+
+class Fields:
+    """The fields of a form by name; under those that can be odd there is a place to say so."""
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+        self.parts: dict[str, Any] = {}
+        self.problems: dict[str, Any] = {}
+
+    def add(self, name: str, part: Any) -> Any:
+        """Add a field; return it."""
+        part.elem_id = f"mvm-{self.place}-{name}"
+        self.parts[name] = part
+        return part
+
+    def checked(self, name: str, part: Any) -> Any:
+        """Add a field with a place for its problem below; return it."""
+        # not in its info line: gradio 6.31 now and then does not draw a changed info
+        self.problems[name] = gr.HTML(elem_id=f"mvm-{self.place}-{name}-problem", elem_classes="mvm-beside")
+        return self.add(name, part)
+
+    def choice(self, name: str, choices: list[Any], label: str, info: str, **how: Any) -> Any:
+        """Add a list to choose from, its first entry chosen; return it."""
+        return self.add(name, gr.Dropdown(choices, **{"value": choices[0], **how}, label=label, info=info))
+
+    def solver(self) -> None:
+        self.choice("solver", step_solvers(), "Solver", "heun and euler have no SDE")
+
+    def seed(self, info: str) -> None:
+        self.checked("seed", gr.Textbox("0", label="Seed", info=info))
+
+    def typed(self, name: str, bounds: Range) -> Any:
+        """Add a number that is typed; return it. Its range is checked by the form, in words, not here."""
+        info = f"{bounds.meaning}; {bounds.low:g} to {bounds.high:g}"
+        return self.checked(
+            name, gr.Number(bounds.start, label=bounds.label, info=info, step=bounds.step, min_width=110)
+        )
+
+    def number(self, name: str, bounds: Range) -> None:
+        """Add a number that can be typed, or set by a slider that follows it."""
+        low, high = bounds.low, bounds.high
+        with gr.Group(elem_classes="mvm-number"):
+            typed = self.typed(name, bounds)
+            how: dict[str, Any] = {"show_label": False, "container": False, "buttons": [], "elem_classes": "mvm-slider"}
+            slider = gr.Slider(low, high, bounds.start, step=bounds.step, label=bounds.label, **how)
+        slider.input(None, slider, typed, js="x => x", show_progress="hidden")
+        clamp = f"x => Math.min(Math.max(x ?? {low}, {low}), {high})"
+        typed.input(None, typed, slider, js=clamp, show_progress="hidden")
+
+    def told(self, problems: dict[str, str]) -> Updates:
+        """Return the updates that put each problem beside its field, and take away those that are solved."""
+        return {part: show.problem_html(problems.get(name, "")) for name, part in self.problems.items()}
+
+    def changes(self, but: str = "") -> list[Callable[..., Any]]:
+        """Return what happens when a field changes, for all but one of them."""
+        return [part.change for name, part in self.parts.items() if name != but]
+
+
+def _answers(service: Service, fields: Fields, places: Places, kind: type, make: Make) -> dict[str, Any]:
+    """Return what binds an event to the making of a form, as gradio takes it."""
+
+    def answer(turn: Turn, number: int, *values: Any) -> Iterator[Updates]:
+        form = kind(**dict(zip(fields.parts, values, strict=True)))
+        wrong = fields.told(form.problems())
+        for parts in service.serve(turn, number, form, make):
+            yield {**wrong, **{places[name]: value for name, value in parts.items()}}
+            wrong = {}
+        # gradio shows the last parts of an answer again when it ends: then they must not cover those of a newer one
+        yield {places[PROBLEM]: gr.skip()}
+
+    inputs = [gr.State(Turn()), gr.Number(0, visible=False), *fields.parts.values()]
+    return {"fn": answer, "inputs": inputs, "outputs": [*fields.problems.values(), *places.values()], **LIVE}
+
+
+def class_choices(model: Model) -> list[tuple[str, int]]:
+    """Return names and numbers of the classes."""
+    return [(name, number) for number, name in enumerate(model.classes)]
+
+
+def _picture_fields(service: Service) -> tuple[Fields, Any]:
+    """Add the column of fields; return them and the button."""
+    fields, names = Fields("pictures"), service.shelf.names
+    with gr.Column(elem_classes="mvm-controls", min_width=260):
+        go = gr.Button("Make pictures", variant="primary", elem_id="mvm-go")
+        fields.choice("model", names, "Model", "a run or a shipped one")
+        classes = class_choices(service.shelf.get(names[0]))
+        fields.choice("classes", classes, "Classes", "none: all of them in turn", multiselect=True, value=[])
+        fields.number("images", RANGES["images"])
+        fields.seed("a whole number; picture i has seed + i")
+        fields.solver()
+        for name in ("nfe", "rho", "cfg"):
+            fields.number(name, RANGES[name])
+        with gr.Row():
+            for name in ("low", "high"):
+                with gr.Column(min_width=110):
+                    fields.typed(name, RANGES[name])
+        info = f"how far the pictures are from a run with {REFERENCE_NFE} evaluations"
+        fields.add("reference", gr.Checkbox(False, label="Compare with a long run", info=info))
+    return fields, go
+
+
+def _code_box(side: str, kind: str, words: str, language: Any) -> Places:
+    name = code_part(side, kind)
+    how: dict[str, Any] = {"wrap_lines": True, "show_line_numbers": False, "interactive": False}
+    return {name: gr.Code(label=f"{side}: {words}", language=language, elem_id=f"mvm-{name}", **how)}
+
+
+def _picture_places() -> Places:
+    """Add the column of results; return its parts."""
+    with gr.Column(elem_classes="mvm-results", min_width=320):
+        places = {PROBLEM: gr.HTML(elem_id="mvm-problem")}
+        with gr.Row(elem_classes="mvm-pair"):
+            places |= {side: gr.HTML(elem_id=f"mvm-{side.lower()}", min_width=280) for side in (ODE, SDE)}
+        places[FIGURES] = gr.HTML(elem_id="mvm-figures")
+        with gr.Accordion("Make the same pictures again"), gr.Row(elem_classes="mvm-pair"):
+            for side in (ODE, SDE):
+                with gr.Column(min_width=280):
+                    places |= _code_box(side, COMMAND, "command", None) | _code_box(side, PYTHON, "Python", "python")
+    return places
+
+
+def _pictures_tab(service: Service, blocks: gr.Blocks) -> None:
+    """Build the tab of pictures, which makes some as soon as it is opened."""
+    with gr.Row(elem_classes="mvm-body"):
+        fields, go = _picture_fields(service)
+        places = _picture_places()
+
+    def classes_of(name: str) -> tuple[Any, str]:
+        try:
+            return gr.update(choices=class_choices(service.shelf.get(name)), value=[]), ""
+        except FAILURES as error:
+            return gr.update(choices=[], value=[]), show.problem_html(str(error))
+
+    answers = _answers(service, fields, places, Form, service.pictures)
+    gr.on([blocks.load, go.click, *fields.changes(but="model")], **answers)
+    model, classes = fields.parts["model"], fields.parts["classes"]
+    model.change(classes_of, model, [classes, places[PROBLEM]], show_progress="hidden").success(**answers)
+
+
+def _plane_tab(service: Service, tab: gr.Tab) -> None:
+    """Build the tab of the plane, which runs when it is first seen."""
+    fields = Fields("plane")
+    with gr.Row(elem_classes="mvm-body"):
+        with gr.Column(elem_classes="mvm-controls", min_width=260):
+            go = gr.Button("Run particles", variant="primary", elem_id="mvm-run")
+            fields.choice("law", list(LAWS), "Law", "of the data, exact")
+            fields.solver()
+            for name, bounds in PLANE_RANGES.items():
+                fields.number(name, bounds)
+            fields.seed("a whole number, of the first particle")
+        with gr.Column(elem_classes="mvm-results", min_width=320):
+            gr.Markdown(
+                "Grey: the exact density at time t. Lines: where the field points, from x towards its guess of the "
+                "data. Both sides start from the same noise; the way of twelve particles is drawn."
+            )
+            places = {name: gr.HTML(elem_id=f"mvm-plane-{name}") for name in (PROBLEM, FILM, FIGURES)}
+    gr.on([go.click, tab.select, *fields.changes()], **_answers(service, fields, places, PlaneForm, service.plane))
+
+
+def build(shelf: Shelf, seats: int) -> gr.Blocks:
+    """Return the page, not yet served."""
+    service = Service(shelf, seats)
+    with gr.Blocks(title="mvm", analytics_enabled=False) as blocks:
+        gr.Markdown(
+            "# Mean Velocity Matching\n"
+            "One learned field, two ways from the same noise to a picture: the ODE, "
+            "and the SDE, which adds noise on the way."
+        )
+        with gr.Tab("Pictures"):
+            _pictures_tab(service, blocks)
+        with gr.Tab("The field on the plane") as tab:
+            _plane_tab(service, tab)
+    return blocks
+
+
+def look_and_feel() -> dict[str, Any]:
+    """Return theme and style: fonts of the system, as none may be fetched."""
+    fonts: dict[str, Any] = {"font": ("system-ui", "sans-serif"), "font_mono": ("ui-monospace", "monospace")}
+    theme = gr.themes.Base(primary_hue="blue", neutral_hue="slate", **fonts)
+    return {"theme": theme.set(block_info_text_color="*neutral_600", block_title_text_color="*neutral_800"), "css": CSS}
+
+
+def _launch(blocks: gr.Blocks, host: str, port: int | None, inbrowser: bool) -> str:
+    """Return the address under which the page is served, without a tunnel to anywhere."""
+    _, address, _ = blocks.launch(
+        server_name=host,
+        server_port=port,
+        share=False,
+        inbrowser=inbrowser,
+        quiet=True,
+        prevent_thread_lock=True,
+        ssr_mode=False,
+        footer_links=[],
+        run_history=False,
+        enable_monitoring=False,
+        mcp_server=False,
+        **look_and_feel(),
+    )
+    return address
+
+
+def serve(
+    shelf: Shelf, seats: int, host: str, port: int | None, *, wait: bool = True, inbrowser: bool = False
+) -> tuple[gr.Blocks, str]:
+    """Serve the page; return it and its address, at once if it is not to wait for Ctrl-C."""
+    blocks = build(shelf, seats)
+    blocks.queue(api_open=False)
+    try:
+        address = _launch(blocks, host, port, inbrowser)
+    except OSError as error:
+        raise ValueError(f"--host {host} --port {port}: cannot listen there ({error}); give another port") from None
+    if wait:
+        print(f"mvm: the page is at {address}; Ctrl-C ends it", flush=True)
+        blocks.block_thread()
+    return blocks, address

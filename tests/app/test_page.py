@@ -1,0 +1,54 @@
+"""The page before it is opened, and the command around it."""
+
+import sys
+
+import pytest
+import torch
+
+from mvm.app.shelf import Shelf
+from mvm.cli import run
+
+page = pytest.importorskip("mvm.app.page", reason="the page needs gradio: mvm[web]", exc_type=ImportError)
+
+
+def test_the_theme_names_no_font_to_fetch():
+    theme = page.look_and_feel()["theme"]
+    assert theme._stylesheets == []
+    assert not theme._font_css
+
+
+def test_a_page_sends_no_statistics():
+    blocks = page.build(Shelf(["digits"], torch.device("cpu")), 1)
+    assert blocks.analytics_enabled is False
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["nowhere/at-all/there"], "'nowhere/at-all/there' is neither a run or an exported model"),
+        (["--queue", "0"], "queue=0 is out of range; it must be at least 1"),
+        (["--device", "abacus"], "device='abacus' is not usable here"),
+        (["--share"], "--share"),
+    ],
+)
+def test_the_command_refuses_in_words(words, told, capsys):
+    assert run(["app", *words]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_taken_port_is_told(capsys):
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert run(["app", "--no-open", "--port", str(port)]) == 2
+    assert f"--port {port}: cannot listen there" in capsys.readouterr().err
+
+
+def test_without_gradio_the_command_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "gradio", None)
+    monkeypatch.delitem(sys.modules, "mvm.app.page")
+    assert run(["app"]) == 2
+    assert "the page needs gradio; install it with: pip install 'mvm[web]'" in capsys.readouterr().err
