@@ -3,13 +3,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test verify lint docs clean help
+.PHONY: demo test faults verify lint docs licences sbom clean help
 help:
 	@echo "make demo    train on the embedded digits, sample with ODE and SDE, write runs/demo/report.html"
 	@echo "make test    the whole test suite (under 10 minutes on 2 cores)"
+	@echo "make faults  kill, fill the disk, stop workers, spoil files: nothing is lost"
 	@echo "make verify  check the mathematics on exact oracles (under a minute)"
 	@echo "make lint    style, types, import layers, dependencies, spelling"
 	@echo "make docs    the API reference as HTML, site/index.html"
+	@echo "make licences  docs/licences.md: name, version and licence of every pinned package"
+	@echo "make sbom    sbom.json: the same as a bill of materials (CycloneDX 1.6)"
 	@echo "make clean   remove .venv and caches; runs/ stays"
 
 $(INSTALLED): pyproject.toml constraints.txt
@@ -27,6 +30,11 @@ demo: $(INSTALLED)
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --cov --cov-report=term:skip-covered --cov-fail-under=90
 
+faults: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.crashes --kills 50 --seed 0 --most 12
+	OMP_NUM_THREADS=1 $(BIN)/python tests/faults/fuzz.py --cases 20000 --seed 0 --seconds 120
+	MVM_SLOW=1 $(BIN)/python -m pytest -n 2 tests/faults tests/training/test_processes.py -k "faults or killed or stopped or signals or fewer"
+
 verify: $(INSTALLED)
 	$(BIN)/mvm verify
 
@@ -40,6 +48,12 @@ lint: $(INSTALLED)
 
 docs: $(INSTALLED)
 	$(BIN)/python docs/build_api.py site
+
+licences: $(INSTALLED)
+	$(BIN)/python tools/supply.py licences docs/licences.md
+
+sbom: $(INSTALLED)
+	$(BIN)/python tools/supply.py sbom sbom.json
 
 clean:
 	rm -rf .venv site .pytest_cache .ruff_cache .coverage .import_linter_cache .hypothesis

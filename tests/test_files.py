@@ -140,6 +140,44 @@ def test_a_crash_within_the_swap_loses_nothing(tmp_path, monkeypatch):
     assert {(p / "file").read_text() for p in tmp_path.iterdir()} == {"old", "new"}
 
 
+def test_what_stands_aside_after_a_crash_is_always_whole(tmp_path, monkeypatch):
+    """The old folder was removed under the name from which it would be brought back."""
+    folder_with(tmp_path / "x", "old")
+    new = folder_with(tmp_path / ".x.tmp", "new")
+    monkeypatch.setattr(files, "_discard", lambda path: None)  # killed before the first file goes
+    files.put_in_place(new, tmp_path / "x")
+    assert names(tmp_path) == [".x.tmp", "x"]
+    monkeypatch.undo()
+    files.mend(tmp_path)
+    assert names(tmp_path) == ["x"]
+    assert (tmp_path / "x" / "file").read_text() == "new"
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_mend_brings_back_or_drops_what_stands_aside(tmp_path, there):
+    folder_with(tmp_path / ".x.old", "old")
+    if there:
+        folder_with(tmp_path / "x", "new")
+    (tmp_path / ".a.json.tmp.json").write_text("half")
+    (tmp_path / ".mine").write_text("not ours")
+    files.mend(tmp_path)
+    assert names(tmp_path) == [".mine", "x"]
+    assert (tmp_path / "x" / "file").read_text() == ("new" if there else "old")
+    files.mend(tmp_path / "absent")
+
+
+def test_remove_takes_the_name_first(tmp_path, monkeypatch):
+    folder_with(tmp_path / "x", "old")
+    monkeypatch.setattr(files.shutil, "rmtree", lambda path: (_ for _ in ()).throw(OSError("killed")))
+    with pytest.raises(OSError, match="killed"):
+        files.remove(tmp_path / "x")
+    monkeypatch.undo()
+    assert names(tmp_path) == [".x.tmp"]
+    assert files.is_leftover(tmp_path / ".x.tmp")
+    files.remove(tmp_path / "x")
+    assert names(tmp_path) == []
+
+
 def test_a_file_never_replaces_a_folder(tmp_path):
     folder = tmp_path / "kept"
     folder.mkdir()

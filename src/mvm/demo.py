@@ -3,7 +3,8 @@
 import html
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from mvm import likelihood, noise
 from mvm.data import Images
 from mvm.evaluation.metrics import Moments, frechet_distance, moments, pixel_features
 from mvm.evaluation.report import Axes, Curve, Page, paragraph, picture, plot_svg, provenance, require_plots, table
-from mvm.files import put_in_place, temporary_beside, write_text
+from mvm.files import alone, mend_one, put_in_place, temporary_beside, write_text
 from mvm.generate import cycle_labels, generate_all, grid
 from mvm.model import Model, load
 from mvm.published import shipped_models
@@ -309,11 +310,28 @@ def _check_replaceable(out: Path) -> None:
         raise ValueError(f"out={out} exists and holds no earlier demo; give another --out")
 
 
+@contextmanager
+def _held(out: Path) -> Generator[None]:
+    """Hold `out`, made if need be, against a second demo; it goes again where nothing came of it."""
+    mend_one(out)  # before a new folder takes the name of one that stands aside
+    _check_replaceable(out)
+    out.mkdir(parents=True, exist_ok=True)
+    with alone(out, f"out={out} is in use by another demo; wait for it, or give another --out"):
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # it is not empty: a demo
+                out.rmdir()
+
+
 def demo(out: Path, *, quick: bool = False, seed: int = 0) -> Path:
     """Train, sample, measure; return the path of the report. An earlier demo in `out` stays until this one is whole."""
     require_plots()
-    _check_replaceable(out)
-    size = QUICK if quick else FULL
+    with _held(out):
+        return _demo(out, QUICK if quick else FULL, seed)
+
+
+def _demo(out: Path, size: Size, seed: int) -> Path:
     work = temporary_beside(out)
     log: list[dict[str, float]] = []
     start = time.perf_counter()

@@ -2,26 +2,65 @@
 
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+
+_LEFTOVER = re.compile(r"\.(?P<name>.+)\.(old|tmp(\.[^.]*)?)")
 
 
 def _aside(path: Path) -> Path:
     return path.with_name(f".{path.name}.old")
 
 
+def _hidden(path: Path) -> Path:
+    return path.with_name(f".{path.name}.tmp{path.suffix}")
+
+
+def _discard(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+
+
+def mend_one(path: Path) -> None:
+    """Bring back a folder that stands aside since a crash between the two renames of put_in_place."""
+    old = _aside(path)
+    if old.is_dir() and not path.exists():
+        old.rename(path)
+
+
 def temporary_beside(path: Path) -> Path:
     """Return the hidden neighbour to write into; what an earlier crash left there is mended or removed."""
-    old = _aside(path)
-    if old.exists() and not path.exists():  # a crash between the two renames of put_in_place
-        old.rename(path)
-    temporary = path.with_name(f".{path.name}.tmp{path.suffix}")
-    if temporary.is_dir():
-        shutil.rmtree(temporary)
-    temporary.unlink(missing_ok=True)
+    mend_one(path)
+    old, temporary = _aside(path), _hidden(path)
+    _discard(temporary)
+    if old.is_dir():  # a crash after both renames
+        old.rename(temporary)
+        _discard(temporary)
     return temporary
+
+
+def is_leftover(path: Path) -> bool:
+    """Whether a crash has left this: never a result, whatever is in it."""
+    return _LEFTOVER.fullmatch(path.name) is not None
+
+
+def mend(folder: Path) -> None:
+    """Put right what a crash has left in a folder that no one else writes to: it comes back whole, or goes."""
+    for entry in sorted(folder.iterdir()) if folder.is_dir() else []:
+        if found := _LEFTOVER.fullmatch(entry.name):
+            temporary_beside(entry.with_name(found["name"]))
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder; it loses its name first, so that a crash never leaves half of it for a whole one."""
+    temporary = temporary_beside(folder)
+    if folder.is_dir():
+        folder.rename(temporary)
+    _discard(temporary)
 
 
 def _sync(path: Path) -> None:
@@ -49,7 +88,8 @@ def put_in_place(temporary: Path, path: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
         path.rename(old)
         temporary.rename(path)
-        shutil.rmtree(old)
+        old.rename(temporary)  # what stands aside is always whole
+        _discard(temporary)
     else:
         temporary.replace(path)
     _sync(path.parent)

@@ -91,12 +91,17 @@ def _write_npy(out: Path, stream: Stream, shape: Shape) -> None:
         _write_array(file, stream, shape)
 
 
+def picture_name(place: int) -> str:
+    """Return the name of an image's file in a folder or zip."""
+    return f"{place:06d}.png"
+
+
 def _pngs(stream: Stream) -> Iterator[list[tuple[str, bytes, int]]]:
     """Yield name, PNG and label of every image, batch by batch; compressed in threads, as zlib lets go of the lock."""
     place = 0
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for images, labels in stream:
-            names = [f"{i:06d}.png" for i in range(place, place + len(images))]
+            names = [picture_name(i) for i in range(place, place + len(images))]
             found = pool.map(lambda image: png_bytes(to_pillow(image)), images)
             yield list(zip(names, found, labels.tolist(), strict=True))
             place += len(images)

@@ -18,10 +18,11 @@ from mvm.files import alone, put_in_place, temporary_beside, write_text
 from mvm.generate import Generated, asked_classes, cycle_labels, generate_batch, mean_cost
 from mvm.model import Model
 from mvm.options import at_least, choose
-from mvm.pictures import channels_last, check_output, write_stream
+from mvm.pictures import channels_last, check_output, picture_name, write_stream
 from mvm.precision import PRECISIONS
 from mvm.recipes import SampleConfig
 from mvm.training.runtime import Processes
+from mvm.untrusted import cut, map_npy, read_json, refusal, whole_numbers
 
 SAMPLES = "samples.json"
 LABELS = dict.fromkeys(("balanced", "random"))
@@ -89,9 +90,21 @@ class Parts:
         """Yield uint8 images (B, C, H, W) and labels (B,) in order, one part in memory at a time."""
         number = seen = 0
         while seen < self.count:
-            images = torch.from_numpy(np.load(_part(self.folder, number))).permute(0, 3, 1, 2).contiguous()
-            yield images, torch.tensor(_read_cost(self.folder, number).labels)
+            images = self._images(number)
+            labels = torch.tensor(_read_cost(self.folder, number).labels)
+            if len(images) != len(labels) or not len(images):
+                raise _damaged(_part(self.folder, number), f"{len(images)} images, {len(labels)} labels")
+            yield images, labels
             number, seen = number + 1, seen + len(images)
+
+    def _images(self, number: int) -> Tensor:
+        """Return the uint8 images (B, C, H, W) of a part."""
+        path, (channels, height, width) = _part(self.folder, number), self.shape
+        with refusal(f"{path} is damaged", _REMEDY):
+            found = map_npy(path)
+        if found.dtype != np.uint8 or found.shape[1:] != (height, width, channels):
+            raise _damaged(path, f"{found.dtype} {found.shape}")
+        return torch.from_numpy(np.array(found)).permute(0, 3, 1, 2).contiguous()
 
     def provenance(self) -> dict[str, Any]:
         """Return all that decided the images, and what they cost."""
@@ -102,8 +115,23 @@ def _part(folder: Path, number: int) -> Path:
     return folder / f"part-{number:06d}.npy"
 
 
+_REMEDY = "remove this file, and sample again: the other parts are kept"
+
+
+def _damaged(path: Path, why: str) -> ValueError:
+    return ValueError(f"{path} is damaged ({why}); {_REMEDY}")
+
+
 def _read_cost(folder: Path, number: int) -> Cost:
-    return Cost(**json.loads(_part(folder, number).with_suffix(".json").read_text(encoding="utf-8")))
+    path = _part(folder, number).with_suffix(".json")
+    try:
+        found = Cost(**read_json(path))
+        whole_numbers(found.nfe, found.passes, *found.labels)
+        if not isinstance(found.labels, list):
+            raise TypeError("labels must be a list")
+    except (ValueError, TypeError) as error:
+        raise _damaged(path, cut(error)) from None
+    return found
 
 
 def _write_part(folder: Path, number: int, made: Generated) -> None:
@@ -120,9 +148,10 @@ def _is_whole(folder: Path, number: int, labels: Tensor, shape: Sequence[int]) -
     """Whether a part is there with all its bytes; one that is damaged is made again."""
     channels, height, width = shape
     try:
-        found = np.load(_part(folder, number), mmap_mode="r")
+        with refusal("damaged"):
+            found = map_npy(_part(folder, number))
         told = _read_cost(folder, number).labels
-    except (OSError, ValueError, TypeError, EOFError):
+    except (OSError, ValueError):
         return False
     whole = found.dtype == np.uint8 and found.shape == (len(labels), height, width, channels)
     return whole and told == labels.tolist()
@@ -131,10 +160,8 @@ def _is_whole(folder: Path, number: int, labels: Tensor, shape: Sequence[int]) -
 def _read_provenance(folder: Path) -> dict[str, Any]:
     path = folder / SAMPLES
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(found, dict):
-            raise TypeError
-    except (OSError, ValueError, TypeError):
+        found = read_json(path)
+    except (OSError, ValueError):
         raise ValueError(f"{path} is missing or damaged; remove {folder}, or name another folder") from None
     return found
 
@@ -221,6 +248,7 @@ def sample_parts(
             if place.main:
                 folder.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(_held(folder))
+                temporary_beside(folder)  # a crash may have left half of an earlier set, on its way out
                 _open(folder, provenance)
                 stack.callback(_remove_if_empty, folder)
                 missing = [n for n, span in enumerate(spans) if not _is_whole(folder, n, labels[span], shape)]
@@ -264,6 +292,12 @@ def _read(folder: Path, count: int, parts: int, shape: tuple[int, int, int]) -> 
     return Parts(folder, count, shape, nfe, passes)
 
 
+def parts_beside(out: Path) -> Path:
+    """Return where the parts of an output are kept until it is written."""
+    out = out.resolve()
+    return out.with_name(f".{out.name}.parts")
+
+
 def note_beside(out: Path) -> Path:
     """Return where the provenance of an output goes: OUT.json, beside a folder too."""
     return out.with_name(f"{out.name}.json")
@@ -271,15 +305,29 @@ def note_beside(out: Path) -> Path:
 
 def check_set(out: Path, count: int) -> None:
     """Refuse an output that cannot be written, or whose provenance would replace a file that is not one."""
+    if _is_written(out, count):
+        return
+    if out.is_dir():  # it may be finished but for the removal of its parts
+        temporary_beside(parts_beside(out))
     kind, note = check_output(out, count), note_beside(out)
     if kind == ".png" or not note.exists():
         return
     try:
-        ours = {"mvm", "draw"} <= json.loads(note.read_text(encoding="utf-8")).keys()
-    except (OSError, ValueError, AttributeError):
+        ours = {"mvm", "draw"} <= read_json(note).keys()
+    except (OSError, ValueError):
         ours = False
     if not ours:
         raise ValueError(f"out={out}: its provenance goes to {note}, which is another file; give another name")
+
+
+def _is_written(out: Path, count: int) -> bool:
+    """Whether out is the folder that a call wrote before it was killed: its parts are there still.
+
+    Files are written again, but a folder that is not empty is refused, so that this one must be known.
+    """
+    if not out.is_dir() or not any(parts_beside(out).glob("part-*.npy")):
+        return False
+    return sorted(path.name for path in out.iterdir()) == [picture_name(place) for place in range(count)]
 
 
 def write_set(parts: Parts, out: Path, *, progress: bool = True) -> None:
@@ -289,9 +337,10 @@ def write_set(parts: Parts, out: Path, *, progress: bool = True) -> None:
     or a folder of PNGs.
     """
     check_set(out, parts.count)
-    note, provenance, grid = note_beside(out), parts.provenance(), check_output(out) == ".png"
+    note, provenance, grid = note_beside(out), parts.provenance(), out.suffix.lower() == ".png"
     with _held(parts.folder):
-        write_stream(out, _counted(parts, progress), (parts.count, *parts.shape))
+        if not _is_written(out, parts.count):
+            write_stream(out, _counted(parts, progress), (parts.count, *parts.shape))
         if not grid:
             write_text(note, json.dumps(provenance, indent=2) + "\n")
 

@@ -164,11 +164,18 @@ def test_a_finished_set_is_returned_untouched(images, tmp_path):
     assert {file: file.stat().st_mtime_ns for file in first.folder.iterdir()} == times
 
 
+NO_SHARD = {
+    "shard": {"images": "images-00000.npy", "labels": "labels-00000.npy", "count": 0, "sha256": {}},
+    "class_counts": [],
+    "skipped": {"count": 0, "first": []},
+}
+
+
 def test_leftovers_of_a_kill_after_the_index_are_swept(images, tmp_path):
     run(images, tmp_path / "out")
     want = contents(tmp_path / "out")
     settings = json.loads(want["index.json"])["settings"]
-    (tmp_path / "out/shard-00000.json").write_text(json.dumps({"settings": settings}))
+    (tmp_path / "out/shard-00000.json").write_text(json.dumps({"settings": settings, **NO_SHARD}))
     (tmp_path / "out/.labels-00000.npy.tmp.npy").touch()
     run(images, tmp_path / "out")
     assert contents(tmp_path / "out") == want

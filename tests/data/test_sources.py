@@ -456,7 +456,7 @@ def test_arrays_that_cannot_be_right(tmp_path):
         open_source(path)
     np.save(tmp_path / "x.npy", PIXELS)
     (tmp_path / "x.npy").write_bytes((tmp_path / "x.npy").read_bytes()[:-1])
-    with pytest.raises(ValueError, match="ends before row 23 of 23"):
+    with pytest.raises(ValueError, match="more than the file holds"):
         list(open_source(tmp_path / "x.npy").parts[-1].read())
 
 

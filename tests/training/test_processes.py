@@ -24,6 +24,7 @@ from mvm.training import checkpoint
 from mvm.training.loop import train
 
 PATIENCE = 60  # seconds that a command may take
+GRACE = 30  # seconds between SIGTERM and SIGKILL: torchrun's own, and what schedulers usually grant
 STEPS, HALF = 20, 10
 SMALL = {
     "network.depth": "2",
@@ -88,13 +89,13 @@ class Started:
     def output(self):
         return self.log.read_text().replace("\r", "\n")
 
-    def wait(self):
+    def wait(self, patience=PATIENCE):
         """Return the exit code; one that hangs fails the test, and shows where it hung."""
         try:
-            return self.process.wait(PATIENCE)
+            return self.process.wait(patience)
         except subprocess.TimeoutExpired:
             self.stop(signal.SIGABRT)  # faulthandler then writes every thread's stack
-            pytest.fail(f"still running after {PATIENCE} s:\n{self.output[-8000:]}")
+            pytest.fail(f"still running after {patience} s:\n{self.output[-8000:]}")
 
     def wait_for_step(self, run, step):
         """Wait until the log of the run has passed a step."""
@@ -320,6 +321,31 @@ def test_a_killed_worker_is_started_again_and_nothing_is_lost(undisturbed, tmp_p
     assert_identical(run, undisturbed)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_stopped_worker_is_given_up_and_nothing_is_lost(rank, undisturbed, tmp_path):
+    """SIGSTOP, as a machine that hangs: the others wait engine.timeout, torchrun then kills it and starts all again."""
+    run, options = tmp_path / "stopped", {**LONG, "engine.timeout": "8"}
+    launcher = ("--standalone", "--max-restarts", "1", "--shutdown-timeout", "2")
+    with started(2, run, options, "--resume", launcher=launcher) as work:
+        work.wait_for_step(run, 40)
+        os.kill(workers(work.process)[rank], signal.SIGSTOP)
+        assert work.wait(2 * PATIENCE) == 0, work.output[-4000:]
+    assert_identical(run, undisturbed)
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_with_fewer_processes(undisturbed, tmp_path):
+    run = tmp_path / "fewer"
+    with started(2, run, LONG) as work:
+        work.wait_for_step(run, 40)
+        os.kill(workers(work.process)[0], signal.SIGKILL)  # the one that writes
+        assert work.wait() == 1
+    alone(run, LONG, resume=True)
+    assert distance(run, undisturbed) < CLOSE
+    assert steps_of(run) == steps_of(undisturbed)
+
+
 # ---------------------------------------------------------------- two nodes
 
 
@@ -364,9 +390,11 @@ def interrupt(run, number, receivers, step, *flags):
     """Send a signal in the middle of a run; return the step it saved at."""
     with started(2, run, LONG, *flags) as work:
         work.wait_for_step(run, step)
+        asked = time.monotonic()
         for receiver in receivers(work.process):
             os.kill(receiver, number)
         assert work.wait() == 1  # torchrun's code for any end that is not a good one
+        assert time.monotonic() - asked < GRACE
         assert work.output.count("mvm: stopped; go on with the same command and --resume") == 1
     saved = checkpoint.read_manifest(checkpoint.latest(run))["step"]
     assert step <= saved == steps_of(run)[-1] < int(LONG["train.steps"])

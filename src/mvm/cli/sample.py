@@ -1,6 +1,5 @@
 """mvm sample."""
 
-import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -104,15 +103,16 @@ def sample(
     out
         X.png is one grid; X.npz and X.npy are uint8 NHWC; X.parquet, X.zip or a folder holds PNG files.
     """
+    from mvm.files import remove
     from mvm.generate import class_numbers, compile_network
     from mvm.model import choose_device, load
-    from mvm.samples import Draw, check_set, sample_parts, write_set
+    from mvm.samples import Draw, check_set, parts_beside, sample_parts, write_set
     from mvm.training.runtime import processes
 
     check_set(out, num)
     out.resolve().parent.mkdir(parents=True, exist_ok=True)  # if that fails, before the work
     draw = Draw(num, seed, labels, batch=batch)  # refuses what it can before the model is read
-    parts_folder = out.resolve().with_name(f".{out.resolve().name}.parts")
+    parts_folder = parts_beside(out)
     asked = {
         "nfe": nfe,
         "solver": solver,
@@ -132,7 +132,7 @@ def sample(
             parts = sample_parts(loaded, draw, settings, parts_folder, place=place, precision=precision)
         if place.main:  # the others need not wait
             write_set(parts, out)
-            shutil.rmtree(parts_folder)
+            remove(parts_folder)
     except KeyboardInterrupt:
         say_from_first("\nmvm: stopped; the same command goes on", error=True)
         return INTERRUPTED

@@ -14,8 +14,9 @@ from mvm.data.resize import MODES, resolve
 from mvm.data.shards import INDEX, Prepared, Shard, index_of, open_prepared
 from mvm.data.sources import open_source
 from mvm.data.sources.records import PART_SIZE, Source, numbered, stamp_of
-from mvm.data.workers import NAMED, Task, all_shards
+from mvm.data.workers import NAMED, Task, all_shards, read_sidecar
 from mvm.options import at_least
+from mvm.untrusted import cut
 
 _OURS = re.compile(r"(images|labels)-\d{5,}\.npy|shard-\d{5,}\.json|index\.json|\..*\.tmp\.\w+")
 
@@ -23,7 +24,7 @@ _OURS = re.compile(r"(images|labels)-\d{5,}\.npy|shard-\d{5,}\.json|index\.json|
 def _check_settings(out: Path, found: dict[str, Any], settings: dict[str, Any]) -> None:
     other = [key for key in settings if found.get(key) != settings[key]]
     if other:
-        changes = ", ".join(f"{key} {found.get(key)} there, {settings[key]} now" for key in other)
+        changes = ", ".join(f"{key} {cut(found.get(key))} there, {settings[key]} now" for key in other)
         raise ValueError(f"out='{out}' was prepared otherwise ({changes}); choose another --out, or delete the folder")
 
 
@@ -33,7 +34,7 @@ def _check_out(out: Path, settings: dict[str, Any]) -> None:
         if not _OURS.fullmatch(entry.name):
             raise ValueError(f"out='{out}' holds other things (first: {entry.name}); choose a new or empty folder")
         if entry.name.startswith("shard-"):
-            _check_settings(out, json.loads(entry.read_text(encoding="utf-8"))["settings"], settings)
+            _check_settings(out, read_sidecar(entry)["settings"], settings)
 
 
 def _class_names(source: Source, classes: int | None) -> tuple[str, ...]:

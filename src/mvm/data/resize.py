@@ -1,15 +1,18 @@
 """From a stored picture to size x size pixels."""
 
 import io
-import warnings
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 from PIL import Image
 
 from mvm.options import choose
+from mvm.untrusted import MOST_PICTURE, MOST_PIXELS, cut
 
 MODES = {1: "L", 3: "RGB"}  # by channels
+# Told by contents, not by name. Pillow knows others, of which EPS would start Ghostscript.
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000", "AVIF")
 BOX_UP_TO = 64  # pixels; small images are published squashed whole (ImageNet-32, -64), large ones cropped (ADM)
 
 
@@ -28,6 +31,7 @@ def centre_crop(image: Image.Image, size: int) -> Image.Image:
         width, height = image.size
         image = image.resize((width // 2, height // 2), Image.Resampling.BOX)
     width, height = (round(side * size / min(image.size)) for side in image.size)
+    _check_pixels(width, height)  # a line of pixels would grow into a picture that fills the memory
     if image.size != (width, height):
         image = image.resize((width, height), Image.Resampling.BICUBIC)
     left, top = (width - size) // 2, (height - size) // 2
@@ -66,7 +70,7 @@ def _eight_bits(image: Image.Image) -> Image.Image:
         raise ValueError("floating-point pixels have no agreed range")
     if not image.mode.startswith("I"):
         return image
-    return Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
+    return Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
 
 
 def _converted(image: Image.Image, mode: str) -> Image.Image:
@@ -77,24 +81,57 @@ def _converted(image: Image.Image, mode: str) -> Image.Image:
     return image if image.mode == mode else image.convert(mode)
 
 
+def _check_pixels(width: int, height: int) -> None:
+    if not width * height:
+        raise BadImage("it has no pixels")
+    if width * height > MOST_PIXELS:
+        raise BadImage(f"{width}x{height} is more than {MOST_PIXELS:,} pixels")
+
+
+@cache
+def _formats() -> tuple[str, ...]:
+    """Return those of the formats that this Pillow has: AVIF came late."""
+    Image.init()
+    return tuple(name for name in FORMATS if name in Image.OPEN)
+
+
+def open_picture(data: bytes) -> Image.Image:
+    """Return the picture in a file's bytes, not unpacked yet; BadImage where it is of no known format, or too large."""
+    if len(data) > MOST_PICTURE:
+        raise BadImage(f"its file is larger than {MOST_PICTURE:,} bytes")
+    try:
+        image = Image.open(io.BytesIO(data), formats=_formats())
+    except Exception as error:  # decoders raise nearly anything on damaged files: OSError, SyntaxError, struct.error...
+        raise _bad(error) from None
+    _check_pixels(*image.size)
+    return image
+
+
+def _bad(error: Exception) -> BadImage:
+    if isinstance(error, BadImage):
+        return error
+    unknown = isinstance(error, Image.UnidentifiedImageError)
+    return BadImage("not an image" if unknown else cut(f"{type(error).__name__}: {error}"))
+
+
 def _opened(image: bytes | np.ndarray) -> Image.Image:
     if isinstance(image, bytes):
-        return Image.open(io.BytesIO(image))
+        return open_picture(image)
+    _check_pixels(*image.shape[:2])
     return Image.fromarray(np.ascontiguousarray(image[..., 0] if image.shape[-1] == 1 else image))
 
 
 def decode(image: bytes | np.ndarray, channels: int) -> Image.Image:
-    """Return the picture in RGB or grey (transparency dropped); BadImage when it is none, or not whole."""
+    """Return the picture in RGB or grey; BadImage when it is none, not whole, or too large.
+
+    Of an animation the first frame; transparency is dropped; a rotation noted in EXIF is not done, as in ADM's and
+    EDM's tools, so that the pixels are those of the file.
+    """
     mode = choose("channels", str(channels), {str(number): mode for number, mode in MODES.items()})
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            return _converted(_opened(image), mode)
-    except MemoryError:
-        raise
-    except Exception as error:  # decoders raise nearly anything on damaged files: OSError, SyntaxError, struct.error...
-        what = "not an image" if isinstance(error, Image.UnidentifiedImageError) else f"{type(error).__name__}: {error}"
-        raise BadImage(what) from None
+        return _converted(_opened(image), mode)
+    except Exception as error:  # as above: damage shows when pixels are unpacked
+        raise _bad(error) from None
 
 
 def planes(image: Image.Image) -> np.ndarray:

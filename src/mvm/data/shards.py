@@ -1,7 +1,6 @@
 """The prepared format: a folder of uint8 shards (.npy) with an index, read whole or memory-mapped."""
 
 import hashlib
-import json
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from math import prod
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from mvm.data.embedded import Images
 from mvm.files import sha256
+from mvm.untrusted import cut, map_npy, plain_name, read_json, refusal, whole_numbers
 
 FORMAT = 1
 INDEX = "index.json"
@@ -73,13 +73,14 @@ class Prepared:
 
     def load(self) -> Images:
         """Return all images in memory, one copy."""
+        stored = self._arrays()  # before memory is taken for what the index tells
         images = torch.empty((self.count, *self.shape), dtype=torch.uint8)
         labels = torch.empty(self.count, dtype=torch.int64)
         start = 0
-        for shard in self.shards:
-            stop = start + shard.count
-            images[start:stop].numpy()[:] = self._array(shard.images, shard.count)
-            labels[start:stop].numpy()[:] = self._array(shard.labels, shard.count)
+        for some_images, some_labels in stored:
+            stop = start + len(some_images)
+            images[start:stop].numpy()[:] = some_images
+            labels[start:stop].numpy()[:] = some_labels
             start = stop
         return Images(images, labels, self.classes)
 
@@ -87,16 +88,20 @@ class Prepared:
         """Return the images left on the disk, for sets larger than the memory."""
         return Mapped(self)
 
+    def _arrays(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return the images and labels of every shard, memory-mapped."""
+        return [(self._array(s.images, s.count), self._array(s.labels, s.count)) for s in self.shards]
+
     def _array(self, name: str, count: int) -> np.ndarray:
         """Return one file, memory-mapped."""
         shape, kind = ((count, *self.shape), np.uint8) if name.startswith("images") else ((count,), np.int64)
         path = self.folder / name
-        try:
-            array = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            raise ValueError(f"'{path}' cannot be read ({error}); prepare '{self.folder}' again") from None
+        with refusal(f"'{path}' cannot be read", f"prepare '{self.folder}' again"):
+            array = map_npy(path)
         if array.shape != shape or array.dtype != kind:
             raise ValueError(f"'{path}' is {array.dtype} {array.shape}, its index says {shape}; prepare it again")
+        if kind is np.int64 and not 0 <= array.min() <= array.max() < len(self.classes):
+            raise ValueError(f"'{path}' holds labels outside 0..{len(self.classes) - 1}; prepare '{self.folder}' again")
         return array
 
 
@@ -106,7 +111,7 @@ class Mapped:
     def __init__(self, prepared: Prepared) -> None:
         self.prepared = prepared
         self.shape, self.classes = prepared.shape, prepared.classes
-        arrays = [(prepared._array(s.images, s.count), prepared._array(s.labels, s.count)) for s in prepared.shards]
+        arrays = prepared._arrays()
         self._images = [images for images, _ in arrays]
         self._starts = np.cumsum([0, *map(len, self._images)])
         self.labels = torch.from_numpy(np.concatenate([labels for _, labels in arrays]))
@@ -143,6 +148,7 @@ def _of_index(folder: Path, index: dict[str, Any]) -> Prepared:
     del told["format"]
     count, shards = told.pop("count"), tuple(Shard(**shard) for shard in told.pop("shards"))
     prepared = Prepared(folder=folder, shards=shards, **told)
+    _check_types(prepared)
     if not count == prepared.count == sum(prepared.class_counts):
         raise ValueError("its counts contradict each other")
     for name in (name for shard in shards for name in shard.sha256):
@@ -151,13 +157,32 @@ def _of_index(folder: Path, index: dict[str, Any]) -> Prepared:
     return prepared
 
 
+def _check_types(prepared: Prepared) -> None:
+    """Raise where the index tells something else than the names and counts that it should."""
+    whole_numbers(*prepared.shape, *prepared.class_counts, *(shard.count for shard in prepared.shards))
+    whole_numbers(prepared.skipped["count"])
+    for shard in prepared.shards:
+        names = [plain_name(name) for name in shard.sha256]
+        if sorted(names) != sorted((shard.images, shard.labels)) or not shard.count:
+            raise ValueError(f"{cut(shard)} is no shard")
+    texts = (*prepared.classes, *prepared.empty_classes, prepared.resize, *prepared.source.values())
+    sums = [text for shard in prepared.shards for text in shard.sha256.values()]
+    if not all(isinstance(text, str) and text.isascii() for text in sums):
+        raise ValueError("checksums must be hexadecimal")
+    if not all(isinstance(text, str) for text in texts) or not {"name", "kind"} <= prepared.source.keys():
+        raise ValueError("names and checksums must be text")
+    pairs = all(len(pair) == 2 for pair in prepared.skipped["first"])
+    if len(prepared.shape) != 3 or len(prepared.classes) != len(prepared.class_counts) or not pairs:
+        raise ValueError("its parts do not fit each other")
+
+
 def is_prepared(folder: Path) -> bool:
     """Return whether a folder was written by `mvm data prepare`: others may have an index.json, too."""
     try:
-        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        index = read_json(folder / INDEX)
     except (OSError, ValueError):
         return False
-    return isinstance(index, dict) and {"format", "shards", "class_counts"} <= index.keys()
+    return {"format", "shards", "class_counts"} <= index.keys()
 
 
 def open_prepared(folder: Path | str) -> Prepared:
@@ -170,11 +195,11 @@ def open_prepared(folder: Path | str) -> Prepared:
             f"'{folder}' {state} (no {INDEX}); make it with: mvm data prepare SOURCE --out {folder} --size PIXELS"
         )
     try:
-        index = json.loads(path.read_text(encoding="utf-8"))
+        index = read_json(path)
         version = index["format"]
         prepared = _of_index(folder, index) if version == FORMAT else None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"'{path}' is damaged ({error}); delete '{folder}' and prepare it again") from None
+        raise ValueError(f"'{path}' is damaged ({cut(error)}); delete '{folder}' and prepare it again") from None
     if prepared is None:
-        raise ValueError(f"'{path}' has format {version}; this version of mvm reads {FORMAT}: prepare it again")
+        raise ValueError(f"'{path}' has format {cut(version)}; this version of mvm reads {FORMAT}: prepare it again")
     return prepared

@@ -20,7 +20,8 @@ from tqdm import tqdm
 from mvm import files
 from mvm.data.resize import RESIZES, BadImage, decode, planes
 from mvm.data.shards import Shard
-from mvm.data.sources.records import Part, Record, natural
+from mvm.data.sources.records import MOST_CLASSES, Part, Record, natural
+from mvm.untrusted import cut, plain_name, read_json, whole_numbers
 
 NAMED = 100  # skipped records kept with their reasons
 
@@ -74,14 +75,16 @@ def _pixels(record: Record, settings: dict[str, Any]) -> np.ndarray:
     image = decode(record.image, settings["channels"])
     try:
         return planes(RESIZES[settings["resize"]](image, settings["size"]))
+    except BadImage:
+        raise
     except ValueError as error:
         raise ValueError(f"'{record.name}' {error}") from None
 
 
 def _check_label(record: Record, classes: int | None) -> None:
-    if record.label < 0 or (classes is not None and record.label >= classes):
+    if not 0 <= record.label < (MOST_CLASSES if classes is None else classes):
         allowed = "0 or more" if classes is None else f"0..{classes - 1}"
-        raise ValueError(f"'{record.name}' has label {record.label}; allowed: {allowed}")
+        raise ValueError(f"'{record.name}' has label {cut(record.label)}; allowed: {allowed}")
 
 
 def _stream(task: Task, file: IO[bytes]) -> tuple[list[int], list[list[str]]]:
@@ -123,11 +126,27 @@ def _make(task: Task) -> dict[str, Any]:
     return json.loads(json.dumps(told))  # the same, made now or read back
 
 
+def read_sidecar(path: Path) -> dict[str, Any]:
+    """Return what is told of a finished shard; ValueError where it is damaged."""
+    try:
+        told = read_json(path)
+        shard, skipped = Shard(**told["shard"]), told["skipped"]
+        for name in (shard.images, shard.labels, *shard.sha256):
+            plain_name(name)
+        whole_numbers(shard.count, skipped["count"], *(number for pair in told["class_counts"] for number in pair))
+        pairs = (*skipped["first"], *told["class_counts"])
+        if not isinstance(told["settings"], dict) or not all(len(pair) == 2 for pair in pairs):
+            raise TypeError
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"'{path}' is damaged ({cut(error)}); delete this file, and its shard is made again") from None
+    return told
+
+
 def _finished(task: Task) -> dict[str, Any] | None:
     """Return the sidecar of a shard that is whole on the disk."""
     if not task.sidecar.is_file():
         return None
-    told = json.loads(task.sidecar.read_text(encoding="utf-8"))
+    told = read_sidecar(task.sidecar)
     paths = {task.out / name: expected for name, expected in told["shard"]["sha256"].items()}
     return told if all(path.is_file() and files.sha256(path) == expected for path, expected in paths.items()) else None
 

@@ -1,6 +1,5 @@
 """Sets of images to be judged, from wherever they are: one stream of uint8 batches, and their provenance."""
 
-import io
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -10,14 +9,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from mvm.data import DATA_SETS, Images, Prepared, open_prepared
-from mvm.data.resize import MODES, RESIZES, BadImage, decode, planes, resolve
+from mvm.data.resize import MODES, RESIZES, BadImage, decode, open_picture, planes, resolve
 from mvm.data.shards import is_prepared
 from mvm.data.sources import Record, Source, open_source
-from mvm.data.sources.arrays import channels_last, keys_of, shape_of, stream_rows
+from mvm.data.sources.arrays import channels_last, keys_of, layout, shape_of, stream_rows
 from mvm.data.sources.records import stamp_of
 from mvm.files import sha256
 from mvm.generate import generate_all
@@ -94,7 +92,7 @@ def of_array(path: Path) -> ImageSet:
     """Return an .npz or .npy of uint8 images (NHWC, or what `mvm data prepare` reads) as a set."""
     key = keys_of(path)[0] if path.suffix == ".npz" else ""
     stored, dtype = shape_of(path, key)
-    height, width, channels = channels_last(np.empty((0, *stored[1:]), dtype), f"'{path}'").shape[1:]
+    height, width, channels = layout(stored, dtype, f"'{path}'")
     shape = (channels, height, width)
 
     def chunks(batch: int, wanted: Wanted) -> Iterator[Chunk]:
@@ -135,11 +133,8 @@ def _channels(record: Record) -> int:
     """Return 1 for a grey picture, else 3; without unpacking it."""
     if not isinstance(record.image, bytes):
         return record.image.shape[-1]
-    try:
-        with Image.open(io.BytesIO(record.image)) as image:
-            return 1 if image.mode in GREY else 3
-    except Exception as error:  # as in data.resize.decode: decoders raise nearly anything
-        raise BadImage(str(error)) from None
+    with open_picture(record.image) as image:
+        return 1 if image.mode in GREY else 3
 
 
 def _first_channels(record: Record) -> int:

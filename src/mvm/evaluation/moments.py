@@ -3,6 +3,7 @@
 import json
 import zipfile
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +12,15 @@ import torch
 from torch import Tensor
 
 from mvm.files import put_in_place, temporary_beside
+from mvm.untrusted import (
+    MOST_DIMENSIONS,
+    MOST_TEXT,
+    cut,
+    open_npy,
+    parse_json,
+    refusal,
+    whole_numbers,
+)
 
 ENOUGH = 10_000  # samples from which the Frechet distance's bias is small enough to rank models
 PUBLISHED = 50_000  # samples behind nearly every published figure
@@ -189,33 +199,53 @@ def load_moments(path: Path, dimension: int | None = None, suffix: str = "") -> 
     """
     names = (f"mu{suffix}", f"sigma{suffix}")
     arrays = _read_arrays(path, names)
-    mean, covariance = (torch.from_numpy(np.array(arrays[name], dtype=np.float64)) for name in names)
+    with refusal(f"'{path}' holds no numbers for mean and covariance"):
+        mean, covariance = (torch.from_numpy(_numbers(arrays[name])) for name in names)
     _check_pair(path, mean, covariance)
     if dimension not in (None, len(mean)):
         raise ValueError(f"'{path}' has {len(mean)} dimensions, the features have {dimension}; use one feature network")
-    return Stored(Moments(mean, covariance, int(arrays.get("count", 0))), _told(arrays))
+    return Stored(Moments(mean, covariance, _count(path, arrays)), _told(path, arrays))
+
+
+def _numbers(values: np.ndarray) -> np.ndarray:
+    if values.dtype.kind not in "fiu":
+        raise ValueError(f"they are {cut(values.dtype)}")
+    return values.astype(np.float64)
 
 
 def provenance_of(path: Path) -> dict[str, Any]:
     """Return what a file of moments says about their making ({}: nothing), without reading them."""
-    return _told(_read_arrays(path, ()))
+    return _told(path, _read_arrays(path, ()))
 
 
-def _told(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    return json.loads(str(arrays["provenance"])) if "provenance" in arrays else {}
+def _count(path: Path, arrays: Mapping[str, np.ndarray]) -> int:
+    with refusal(f"'{path}' tells no count of its features"):
+        found = int(arrays["count"]) if "count" in arrays else 0
+        whole_numbers(found)
+        return found
+
+
+def _told(path: Path, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    with refusal(f"'{path}' holds a provenance that is no JSON table"):
+        return dict(parse_json(str(arrays["provenance"])).items()) if "provenance" in arrays else {}
 
 
 def _read_arrays(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
     """Return the named arrays of an .npz and, where there, count and provenance; ADM's images are left unread."""
-    try:
-        with path.open("rb") as file, zipfile.ZipFile(file):
-            pass  # np.load would take an .npy or a pickle for what it is
-        with np.load(path) as archive:
-            if missing := set(names) - set(archive.files):
-                raise ValueError(f"'{path}' holds {', '.join(archive.files)}, but not {', '.join(sorted(missing))}")
-            return {name: archive[name] for name in (*names, "count", "provenance") if name in archive.files}
-    except zipfile.BadZipFile as error:
-        raise ValueError(f"'{path}' is no whole .npz ({error}); copy it again") from None
+    with refusal(f"'{path}' is no whole .npz"), zipfile.ZipFile(path) as archive:
+        there = [name.removesuffix(".npy") for name in archive.namelist()]
+    if missing := set(names) - set(there):
+        raise ValueError(f"'{path}' holds {cut(', '.join(there))}, but not {', '.join(sorted(missing))}")
+    with refusal(f"'{path}' is no whole .npz"):
+        return {name: _array(path, name) for name in (*names, "count", "provenance") if name in there}
+
+
+def _array(path: Path, name: str) -> np.ndarray:
+    """Return an array; one in Fortran order comes transposed, which a mean and a symmetric sigma do not mind."""
+    with open_npy(path, name, fortran=True) as (file, shape, dtype):
+        if max(shape, default=0) > MOST_DIMENSIONS or dtype.itemsize > MOST_TEXT:
+            raise ValueError(f"{name} is {cut(shape)} of {cut(dtype)}; at most {MOST_DIMENSIONS:,} dimensions are read")
+        return np.frombuffer(file.read(dtype.itemsize * prod(shape)), dtype).reshape(shape)
 
 
 def _check_pair(path: Path, mean: Tensor, covariance: Tensor) -> None:

@@ -7,7 +7,6 @@ OUT/results.json, results.csv, report.html, plots/
 """
 
 import json
-import shutil
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -25,7 +24,7 @@ from mvm.evaluation.images import of_parts
 from mvm.evaluation.measures import Figure, usual_metric
 from mvm.evaluation.report import provenance, require_plots
 from mvm.evaluation.sweep_report import Result, write_report
-from mvm.files import alone, put_in_place, temporary_beside, write_text
+from mvm.files import alone, mend, put_in_place, remove, temporary_beside, write_text
 from mvm.generate import generate_batch, grid, png_bytes, sampling_precision, sharing_plan
 from mvm.model import Model
 from mvm.network import DDT
@@ -148,6 +147,8 @@ class Sweep:
                 if self.place.main:
                     (self.folder / "cells").mkdir(parents=True, exist_ok=True)
                     stack.enter_context(_held(self.folder))
+                    for folder in (self.folder, self.folder / "cells", self.folder / "work"):
+                        mend(folder)
                     self._check_shared(networks)
             self._prepare([settings for settings in cells if not self._path(settings).is_file()])
             found = []
@@ -217,7 +218,7 @@ class Sweep:
         if self.place.main:
             write_text(path, json.dumps(told, indent=2) + "\n")
             if not self.keep_images:
-                shutil.rmtree(self.folder / "work" / cell_name(settings), ignore_errors=True)
+                remove(self.folder / "work" / cell_name(settings))
         return told
 
     def _compute(self, settings: SampleConfig, names: Sequence[str]) -> dict[str, Any]:

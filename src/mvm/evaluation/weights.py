@@ -1,6 +1,5 @@
 """Where the FID network's weights come from: a file, a folder of shards, the cache, a download; always verified."""
 
-import json
 import os
 import sys
 import urllib.request
@@ -14,6 +13,7 @@ from tqdm import tqdm
 
 from mvm.evaluation.inception import CLASSIFIER, COUNTER, Inception
 from mvm.files import put_in_place, sha256, temporary_beside
+from mvm.untrusted import cut, plain_name, read_json
 
 PUBLISHED_NAME = "pt_inception-2015-12-05-6726825d.pth"
 PUBLISHED_SHA256 = "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2"  # of the file
@@ -49,11 +49,11 @@ def _needed(found: str) -> ValueError:
 def _indexed(index: Path) -> list[Path]:
     """Return the shards an index names."""
     try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        names = sorted({plain_name(name) for name in read_json(index)["weight_map"].values()})
     except (KeyError, ValueError, AttributeError, TypeError) as error:
         raise ValueError(f"'{index}' is no index of shards: it has no weight_map of names to files") from error
     if missing := [name for name in names if not (index.parent / name).is_file()]:
-        raise ValueError(f"'{index}' names {', '.join(missing)}, but there is no such file beside it")
+        raise ValueError(f"'{index}' names {cut(', '.join(missing))}, but there is no such file beside it")
     return [index.parent / name for name in names]
 
 
@@ -109,15 +109,26 @@ def _read(path: Path, refuse: Refuse) -> dict[str, Tensor]:
     """Return the tensors of one file; nothing in it is executed."""
     try:
         if path.suffix == ".safetensors":
-            return load_file(path)
-        found = torch.load(path, map_location="cpu", weights_only=True)
+            found = load_file(path)
+        else:
+            found = torch.load(path, map_location="cpu", weights_only=True)
     except PermissionError:
         raise
     except Exception as error:  # of a torn or foreign .pth torch raises ten kinds of error
         raise refuse(f"'{path}' is no whole file of weights alone") from error
-    if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
+    if not isinstance(found, Mapping) or not all(map(_is_named_tensor, found.items())):
         raise refuse(f"'{path}' holds something other than named tensors")
     return dict(found)
+
+
+def _is_named_tensor(item: tuple[object, object]) -> bool:
+    """Return whether all numbers of a tensor are in its file: one of stride 0 tells of terabytes in a few bytes."""
+    name, value = item
+    if not isinstance(name, str) or not isinstance(value, Tensor) or value.layout != torch.strided:
+        return False
+    if value.device.type != "cpu" or value.is_complex() or value.is_quantized:
+        return False
+    return value.numel() * value.element_size() <= value.untyped_storage().nbytes()
 
 
 def read_tensors(files: Sequence[Path], refuse: Refuse, wanted: Callable[[str], bool]) -> dict[str, Tensor]:

@@ -10,8 +10,8 @@ with its sha256. index.json is written last, so a folder without one is unfinish
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from math import prod
@@ -27,6 +27,7 @@ from mvm.data.loader import send
 from mvm.files import alone, put_in_place, sha256, temporary_beside, write_text
 from mvm.latent.encoder import Pictures
 from mvm.options import at_least
+from mvm.untrusted import cut, map_npy, read_json, refusal, whole_numbers
 
 FORMAT = 1
 INDEX = "index.json"
@@ -55,6 +56,7 @@ class CacheKey:
     shard: int  # images per file
 
     def __post_init__(self) -> None:
+        whole_numbers(self.count, self.shard, *self.shape)
         at_least("count", self.count, 1)
         at_least("shard", self.shard, 1)
         object.__setattr__(self, "shape", tuple(self.shape))  # JSON has lists
@@ -85,11 +87,11 @@ def _gib(count: int) -> str:
 
 def _read_json(path: Path) -> dict[str, Any] | None:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return read_json(path)
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise ValueError(f"'{path}' is damaged ({error}); remove this file, and cache the latents again") from None
+        raise ValueError(f"'{path}' is damaged ({cut(error)}); remove this file, and cache the latents again") from None
 
 
 def _require_same(folder: Path, found: CacheKey, wanted: dict[str, Any]) -> None:
@@ -115,8 +117,10 @@ def _is_whole(folder: Path, key: CacheKey, number: int) -> bool:
     told = _read_json(path.with_suffix(".json"))
     if told is None or not path.is_file():
         return False
-    _require_same(folder, CacheKey(**told["key"]), asdict(key))
-    return sha256(path) == told["sha256"]
+    with _whole(path.with_suffix(".json")):
+        found, total = CacheKey(**told["key"]), told["sha256"]
+    _require_same(folder, found, asdict(key))
+    return sha256(path) == total
 
 
 def _encode(codec: LatentCodec, images: Pictures, indices: Tensor) -> np.ndarray:
@@ -206,13 +210,28 @@ def _write_shards(
     return made
 
 
-def _key_of(folder: Path, index: dict[str, Any]) -> CacheKey:
+@contextmanager
+def _whole(path: Path) -> Generator[None]:
+    """Turn what is wrong in a JSON file into an error that names it."""
     try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"'{path}' is damaged ({cut(error)}); remove this file, and cache again") from None
+
+
+def _key_of(folder: Path, index: dict[str, Any]) -> CacheKey:
+    with _whole(folder / INDEX):
         if index["format"] != FORMAT:
             raise ValueError(f"format {index['format']}, not {FORMAT}")
-        return CacheKey(**index["key"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"'{folder / INDEX}' is damaged ({error}); remove this file, and cache again") from None
+        key, sums = CacheKey(**index["key"]), index["sha256"]
+        # before all shards are counted out: a count alone could fill the memory
+        if len(sums) != -(-key.count // key.shard) or not all(isinstance(text, str) for text in sums.values()):
+            raise ValueError(f"{len(sums)} checksums for {key.count} images in shards of {key.shard}")
+        if sums.keys() != {shard_name(number) for number in range(len(sums))}:
+            raise ValueError("checksums of other files than its shards")
+        if not isinstance(key.codec, str) or not isinstance(key.data, str) or prod(key.shape) >= 1 << 31:
+            raise ValueError("its key is none")
+        return key
 
 
 _REMEDY = "cache the latents again: the shards that are whole are kept, and only this one is made anew"
@@ -229,12 +248,10 @@ class Latents:
 
     def _array(self, number: int) -> np.ndarray:
         path, shape = self.folder / shard_name(number), self.key.shard_shape(number)
-        try:
-            array = np.load(path, mmap_mode="r", allow_pickle=False)
-        except FileNotFoundError:
-            raise ValueError(f"'{path}' is missing; {_REMEDY}") from None
-        except (OSError, ValueError, EOFError) as error:
-            raise ValueError(f"'{path}' is cut short or damaged ({error}); {_REMEDY}") from None
+        if not path.is_file():
+            raise ValueError(f"'{path}' is missing; {_REMEDY}")
+        with refusal(f"'{path}' is cut short or damaged", _REMEDY):
+            array = map_npy(path)
         if array.shape != shape or array.dtype != np.float16:
             raise ValueError(f"'{path}' is {array.dtype} {array.shape}, not float16 {shape}; {_REMEDY}")
         return array

@@ -10,7 +10,7 @@ Stage 1 trains the decoder on raw latents, without statistics: rae.decoder(rae.n
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -23,16 +23,18 @@ from torch import Tensor, nn
 from mvm import noise
 from mvm.files import put_in_place, temporary_beside, write_text
 from mvm.latent.codec import Codec
-from mvm.latent.decoder import Decoder, DecoderConfig
+from mvm.latent.decoder import SIZES, Decoder, DecoderConfig
 from mvm.latent.encoder import EncoderConfig, LatentEncoder, load_latent_encoder
 from mvm.latent.fingerprint import SHOWN, Origin, fingerprint, require_same
 from mvm.latent.statistics import Statistics, load_statistics
 from mvm.options import at_least
 from mvm.pixels import to_uint8
+from mvm.untrusted import cut, read_json, whole_numbers
 
 FORMAT = 1
 INDEX = "rae.json"
 DECODER, STATISTICS = "decoder.safetensors", "statistics.safetensors"
+MOST_SIDE = 512  # of latents; images of 8,192 pixels at patches of 16
 TAU = 0.8  # published strength of the noise that the decoder is trained under
 
 
@@ -181,14 +183,27 @@ def read_index(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ValueError(f"'{folder}' holds no autoencoder (no {INDEX})")
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
+        told = read_json(path)
         version = told["format"]
-        parts = told["encoder"]["fingerprint"], told["decoder"]["fingerprint"], told["latent_shape"], told["words"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"'{path}' is damaged ({error}); restore it") from None
-    if version != FORMAT or not all(parts):
-        raise ValueError(f"'{path}' has format {version}; this version of mvm reads {FORMAT}")
+        if version == FORMAT:
+            _check_index(told)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"'{path}' is damaged ({cut(error)}); restore it") from None
+    if version != FORMAT:
+        raise ValueError(f"'{path}' has format {cut(version)}; this version of mvm reads {FORMAT}")
     return told
+
+
+def _check_index(told: dict[str, Any]) -> None:
+    """Raise where the index tells something else than fingerprints, words, and the shape of square latents."""
+    parts = [told["encoder"], told["decoder"], *([] if told["statistics"] is None else [told["statistics"]])]
+    texts = [told["words"], told["encoder"]["name"], *(part["fingerprint"] for part in parts)]
+    if not all(isinstance(text, str) and text for text in texts):
+        raise ValueError("words and fingerprints must be text")
+    _, height, width = told["latent_shape"]
+    whole_numbers(*told["latent_shape"])
+    if height != width or not all(told["latent_shape"]):
+        raise ValueError(f"latents {cut(told['latent_shape'])}: a decoder needs a square")
 
 
 def _without_fingerprint(part: Mapping[str, Any]) -> dict[str, Any]:
@@ -209,12 +224,30 @@ def _load_decoder(folder: Path, told: dict[str, Any], encoder: Origin) -> Decode
         with safe_open(path, "pt") as file:
             made_with = Origin.of(file.metadata() or {})
         require_same(f"decoder '{path}'", made_with, encoder)
-        decoder = Decoder(DecoderConfig(**_without_fingerprint(told["decoder"])), told["latent_shape"], made_with)
-        decoder.load_state_dict(load_file(path))
-    except (OSError, SafetensorError, KeyError, TypeError, RuntimeError) as error:
-        raise ValueError(f"'{path}' holds no decoder that suits its {INDEX} ({error}); restore it") from None
+        config, shape = DecoderConfig(**_without_fingerprint(told["decoder"])), told["latent_shape"]
+        weights = load_file(path)
+        _require_shapes(weights, config, shape)
+        decoder = Decoder(config, shape, made_with)
+        decoder.load_state_dict(weights)
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise ValueError(f"'{path}' holds no decoder that suits its {INDEX} ({cut(error)}); restore it") from None
     _require_fingerprint(path, decoder.fingerprint, told["decoder"]["fingerprint"])
     return decoder
+
+
+def _require_shapes(weights: Mapping[str, Tensor], config: DecoderConfig, shape: Sequence[int]) -> None:
+    """Refuse tensors of another decoder before memory is taken for one: these are of all sides that it can have."""
+    whole_numbers(config.patch)
+    if shape[-1] > MOST_SIDE:  # the positions are not in the file
+        raise ValueError(f"latents of {shape[-1]} x {shape[-1]}; at most {MOST_SIDE} a side are decoded")
+    depth, width, _, hidden = SIZES[config.size]
+    wanted = {
+        "embed.weight": (width, shape[0]),
+        f"blocks.{depth - 1}.up.weight": (hidden, width),
+        "head.weight": (3 * config.patch**2, width),
+    }
+    if other := [name for name, size in wanted.items() if name not in weights or weights[name].shape != size]:
+        raise ValueError(f"{', '.join(other)}: missing, or of another shape")
 
 
 def _load_statistics(folder: Path, told: dict[str, Any]) -> Statistics | None:
@@ -224,6 +257,13 @@ def _load_statistics(folder: Path, told: dict[str, Any]) -> Statistics | None:
     require_same(f"statistics '{folder / STATISTICS}'", found.encoder, _origin(told))
     _require_fingerprint(folder / STATISTICS, found.fingerprint, told["statistics"]["fingerprint"])
     return found
+
+
+def _encoder_config(folder: Path, told: dict[str, Any]) -> EncoderConfig:
+    try:
+        return EncoderConfig(**_without_fingerprint(told["encoder"]))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"'{folder / INDEX}' is damaged ({cut(error)}); restore it") from None
 
 
 def _origin(told: dict[str, Any]) -> Origin:
@@ -238,7 +278,7 @@ def load_rae(folder: Path, encoder: LatentEncoder | str = "") -> RAE:
     """
     told = read_index(folder)
     if isinstance(encoder, str):
-        config = EncoderConfig(**_without_fingerprint(told["encoder"]))
+        config = _encoder_config(folder, told)
         encoder = load_latent_encoder(replace(config, name=encoder or config.name))
     require_same(f"autoencoder '{folder}'", _origin(told), encoder.origin)
     decoder = _load_decoder(folder, told, _origin(told))
@@ -248,8 +288,5 @@ def load_rae(folder: Path, encoder: LatentEncoder | str = "") -> RAE:
 def load_decoder_only(folder: Path) -> DecoderOnly:
     """Return the autoencoder in a folder without its encoder, whose weights need not be anywhere."""
     told = read_index(folder)
-    try:
-        config = EncoderConfig(**_without_fingerprint(told["encoder"]))
-    except TypeError as error:
-        raise ValueError(f"'{folder / INDEX}' is damaged ({error}); restore it") from None
+    config = _encoder_config(folder, told)
     return DecoderOnly(config, _load_decoder(folder, told, _origin(told)), _load_statistics(folder, told)).eval()

@@ -17,6 +17,7 @@ from tqdm import tqdm
 from mvm.files import put_in_place, temporary_beside
 from mvm.latent.encoder import LatentEncoder, Pictures
 from mvm.latent.fingerprint import Origin, fingerprint
+from mvm.untrusted import cut
 
 EPS = 1e-5  # added to the variance, as published
 
@@ -64,11 +65,12 @@ def load_statistics(path: Path) -> Statistics:
     try:
         with safe_open(path, "pt") as file:
             told = file.metadata() or {}
-            found = Statistics(
-                file.get_tensor("mean"), file.get_tensor("variance"), Origin.of(told), int(told["count"])
-            )
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
-        raise ValueError(f"'{path}' holds no latent statistics ({error}); measure them again") from None
+            mean, variance = file.get_tensor("mean"), file.get_tensor("variance")
+            found = Statistics(mean, variance, Origin.of(told), int(told["count"]))
+        if mean.shape != variance.shape or not (mean.is_floating_point() and variance.is_floating_point()):
+            raise ValueError(f"mean {tuple(mean.shape)} and variance {tuple(variance.shape)} are no pair of floats")
+    except (OSError, SafetensorError, KeyError, ValueError, TypeError, RuntimeError) as error:
+        raise ValueError(f"'{path}' holds no latent statistics ({cut(error)}); measure them again") from None
     return found
 
 

@@ -37,9 +37,7 @@ class DiTConfig:
     inner_block: int = 0  # an inner head after this block (1-based), for internal guidance; 0: none
     skip: bool = False  # the output of block n is added, by a learned map, before block depth + 1 - n (U-ViT)
     local: bool = False  # a depthwise 3x3 convolution of the tokens is added before every block
-    modulation: str = (
-        "own"  # each block's; "shared": one map for all, an offset each (PixArt); a third less weights
-    )
+    modulation: str = "own"  # each block's; "shared": one map for all, an offset each (PixArt); a third less weights
     kind: str = "dit"
 
     def __post_init__(self) -> None:

@@ -1,11 +1,11 @@
 """Figures for a model card, from what `mvm eval --json` and `mvm sweep` write; those of other weights are refused."""
 
-import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mvm.solver import Adaptive, solver_named
+from mvm.untrusted import cut, read_json
 
 
 class Row(NamedTuple):
@@ -80,12 +80,15 @@ def _of_sweep(told: Mapping[str, Any]) -> tuple[str, Figures]:
 def read_figures(path: Path, weights: Collection[str]) -> Figures:
     """Return the figures in a file; weights: the sha256 of those that they may be of."""
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
+        told = read_json(path)
         found, figures = _of_sweep(told) if "results" in told else _of_eval(told)
         _ = [row.cells for row in figures.rows]  # a value that is no number shows here
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        if not isinstance(found, str):
+            raise TypeError("sha256 is no text")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(
-            f"--figures {path} tells nothing of a sampled model ({error!r}); make it with: mvm eval RUN --json FILE, "
+            f"--figures {path} tells nothing of a sampled model ({cut(repr(error))}); make it with: "
+            "mvm eval RUN --json FILE, "
             "or give the results.json of a sweep"
         ) from None
     if found not in weights:

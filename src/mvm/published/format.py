@@ -21,8 +21,9 @@ from mvm.latent.rae import DECODER, read_index
 from mvm.network import build_network
 from mvm.published.files import CODEC, CONFIG, MOST_JSON, WEIGHTS, check_files
 from mvm.recipes import FOLDER, Recipe, as_field, options
-from mvm.recipes.reading import from_dict, recipe_of
+from mvm.recipes.reading import LONGEST, from_dict, recipe_of
 from mvm.training.checkpoint import Weights
+from mvm.untrusted import cut
 
 LIBRARY, FORMAT = "mvm", 1
 SHIPPED = "models"  # folder inside the package
@@ -139,7 +140,7 @@ def read_config(folder: Path, root: Path | None = None) -> Config:
         with path.open("rb") as file:
             return _of_table(_strict_json(file.read(MOST_JSON).decode()), str(folder))
     except (ValueError, TypeError, OverflowError) as error:
-        raise ValueError(f"{path}: {error}") from None
+        raise ValueError(f"{path}: {cut(error, LONGEST)}") from None
 
 
 def _stored(path: Path) -> tuple[dict[str, tuple[int, ...]], set[str]]:
@@ -152,7 +153,7 @@ def _stored(path: Path) -> tuple[dict[str, tuple[int, ...]], set[str]]:
                 {part.get_dtype() for part in slices.values()},
             )
     except (OSError, SafetensorError) as error:
-        raise ValueError(f"{path} is missing or no whole safetensors file ({error}); get it again") from None
+        raise ValueError(f"{path} is missing or no whole safetensors file ({cut(error)}); get it again") from None
 
 
 def _require_tensors(path: Path, build: Callable[[], nn.Module], depth: int) -> None:

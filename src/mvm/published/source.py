@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from mvm.recipes import RECIPE, Recipe, as_field, parse_recipe
 from mvm.training import checkpoint
+from mvm.untrusted import read_text
 
 
 class Stored(NamedTuple):
@@ -20,7 +21,7 @@ def open_stored(run: Path, weights: str, which: str) -> Stored:
     stored = run / RECIPE
     if not stored.is_file():
         raise ValueError(f"{run} is not a run directory (no {RECIPE} in it)")
-    recipe = as_field(parse_recipe(stored.read_text(encoding="utf-8"), ".json", str(stored)), str(run))
+    recipe = as_field(parse_recipe(read_text(stored), ".json", str(stored)), str(run))
     folder = checkpoint.find(run, which)
     if folder is None:
         raise _no_checkpoint(run, which)

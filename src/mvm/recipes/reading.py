@@ -12,9 +12,11 @@ from mvm.network import DDTConfig, DiTConfig
 from mvm.options import choose, nearest
 from mvm.recipes.autoencoder import DECODER, DecoderRecipe
 from mvm.recipes.schema import Recipe
+from mvm.untrusted import MOST_RECIPE, cut, parse_json, read_text
 
 BASE = "base"  # in TOML: the shipped recipe that a recipe changes
 KIND = "kind"  # in a table that has variants: which one it is
+LONGEST = 2_000  # letters of an error: all options of a table fit
 VARIANTS: dict[type, dict[str, type]] = {DiTConfig: {"dit": DiTConfig, "ddt": DDTConfig}}
 
 AnyRecipe = Recipe | DecoderRecipe
@@ -34,10 +36,17 @@ def _checked(option: str, value: Any, kind: type) -> Any:
         items = value if isinstance(value, list | tuple) else [value]
         return tuple(_checked(option, item, LISTS[kind]) for item in items)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        return _as_float(option, value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise ValueError(f"{option}={value!r} must be of type {kind.__name__}")
+        raise ValueError(f"{option}={cut(repr(value))} must be of type {kind.__name__}")
     return value
+
+
+def _as_float(option: str, value: int) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{option}={cut(value)} is beyond all numbers of type float") from None
 
 
 def _variant(cls: Any, values: Mapping[str, Any], where: str) -> Any:
@@ -49,7 +58,7 @@ def _variant(cls: Any, values: Mapping[str, Any], where: str) -> Any:
 def from_dict(cls: type[C], values: Mapping[str, Any], where: str = "") -> C:
     """Return a dataclass from nested mappings; an unknown key is an error with the nearest valid one."""
     if not isinstance(values, Mapping):
-        raise ValueError(f"{where or 'a recipe'} must be a table of options; got {values!r}")
+        raise ValueError(f"{where or 'a recipe'} must be a table of options; got {cut(repr(values))}")
     kinds = get_type_hints(cls)
     built: dict[str, Any] = {}
     for key, value in values.items():
@@ -162,7 +171,7 @@ def load_recipe(name_or_file: str) -> AnyRecipe:
     if path.suffix in (".toml", ".json"):
         if not path.is_file():
             raise ValueError(f"recipe file {path} does not exist")
-        return parse_recipe(path.read_text(encoding="utf-8"), path.suffix, str(path))
+        return parse_recipe(read_text(path), path.suffix, str(path))
     return parse_recipe(choose("recipe", name_or_file, shipped()), ".toml", name_or_file)
 
 
@@ -186,6 +195,15 @@ def _with_base(values: dict[str, Any], seen: tuple[str, ...] = ()) -> dict[str, 
 def parse_recipe(text: str, suffix: str, source: str) -> AnyRecipe:
     """Return the recipe in TOML or JSON text; errors name the source. TOML may name a shipped recipe as its base."""
     try:
-        return recipe_of(_with_base(tomllib.loads(text)) if suffix == ".toml" else json.loads(text))
-    except (ValueError, TypeError) as error:  # TOML and JSON errors are ValueErrors
-        raise ValueError(f"{source}: {error}") from None
+        return recipe_of(_with_base(_parse_toml(text)) if suffix == ".toml" else parse_json(text))
+    except (ValueError, TypeError, OverflowError) as error:  # TOML and JSON errors are ValueErrors
+        raise ValueError(f"{source}: {cut(error, LONGEST)}") from None
+
+
+def _parse_toml(text: str) -> dict[str, Any]:
+    if len(text) > MOST_RECIPE:
+        raise ValueError(f"larger than {MOST_RECIPE:,} letters, which no recipe is")
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("too deeply nested") from None

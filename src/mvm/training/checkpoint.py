@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from mvm.files import put_in_place, sha256, temporary_beside, write_text
+from mvm.files import put_in_place, remove, sha256, temporary_beside, write_text
+from mvm.untrusted import plain_name, read_json, refusal, whole_numbers
 
 MANIFEST = "manifest.json"
 Weights = dict[str, Tensor]
@@ -49,10 +51,12 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """Return the manifest; one that is missing, unreadable or of another step is a DamagedCheckpoint that names it."""
     path = folder / MANIFEST
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(manifest["sha256"], dict) or step_name(manifest["step"]) != folder.name:
+        manifest = read_json(path)
+        whole_numbers(manifest["step"])
+        files = {plain_name(name): total for name, total in manifest["sha256"].items()}
+        if step_name(manifest["step"]) != folder.name or not all(isinstance(total, str) for total in files.values()):
             raise TypeError
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedCheckpoint(f"{path} is missing or damaged; {_REMEDY}") from error
     return manifest
 
@@ -70,7 +74,8 @@ def load(folder: Path, name: str) -> Weights:
         raise DamagedCheckpoint(f"{path} is missing; {_REMEDY}")
     if (found := sha256(path)) != expected:
         raise DamagedCheckpoint(f"{path} is damaged (sha256 {found[:12]}..., expected {expected[:12]}...); {_REMEDY}")
-    return load_file(path)
+    with refusal(f"{path} is no whole safetensors file", _REMEDY):  # a manifest may tell the checksum of anything
+        return load_file(path)
 
 
 def sampled_from(manifest: dict[str, Any]) -> list[str]:
@@ -108,9 +113,10 @@ def best(run: Path) -> Path | None:
 
 def _quality(folder: Path) -> float | None:
     try:
-        return read_manifest(folder).get("quality")
+        found = read_manifest(folder).get("quality")
     except DamagedCheckpoint:
         return None
+    return found if isinstance(found, float) and isfinite(found) else None
 
 
 def find(run: Path, which: str) -> Path | None:
@@ -128,7 +134,7 @@ def prune(run: Path, keep: int, keep_best: bool = False) -> None:
     kept = folders(run)[-keep:] + ([best(run)] if keep_best else [])
     for folder in folders(run):
         if folder not in kept:
-            shutil.rmtree(folder)
+            remove(folder)
 
 
 class Writer:

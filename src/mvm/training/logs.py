@@ -137,12 +137,20 @@ def warn(text: str) -> None:
 
 
 def keep_metrics(path: Path, step: int) -> None:
-    """Drop log lines past `step`, left by steps that a restart does again; a cut-off last line goes too."""
+    """Drop log lines past `step`, left by steps that a restart does again; those that a crash cut off go too."""
     if not path.is_file():
         return
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
-    kept = [line for line in lines if json.loads(line)["step"] <= step]
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    kept = [line for line in lines if (found := _step_of(line)) is not None and found <= step]
     write_text(path, "".join(f"{line}\n" for line in kept))
+
+
+def _step_of(line: str) -> int | None:
+    """Return the step of a log line; None where it is not a whole one: a full disk or a crash cuts lines."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return None
 
 
 def _finite(value: float) -> float | None:
@@ -188,12 +196,20 @@ class Log:
         if not self.writes:
             return
         self._append(json.dumps({name: _finite(value) for name, value in line.items()}) + "\n")
-        self.board = self.open_board()
-        for name, value in line.items():
-            if self.board is not None and name != "step":
-                self.board.add_scalar(name, value, line["step"])
+        self._show(line)
         if self.on_line is not None:
             self.on_line(line)
+
+    def _show(self, line: dict[str, Any]) -> None:
+        """Hand a line to TensorBoard; a full disk is no reason to stop training, but ends its writer for good."""
+        try:
+            self.board = self.open_board()
+            for name, value in line.items():
+                if self.board is not None and name != "step":
+                    self.board.add_scalar(name, value, line["step"])
+        except OSError as error:
+            warn(f"TensorBoard's file could not be written ({error}); training goes on without it")
+            self.board, self.open_board = None, cache(lambda: None)
 
     def _append(self, text: str) -> None:
         try:
@@ -204,5 +220,8 @@ class Log:
 
     def close(self) -> None:
         """Flush TensorBoard."""
-        if self.board is not None:
-            self.board.close()
+        try:
+            if self.board is not None:
+                self.board.close()
+        except OSError as error:
+            warn(f"the last lines could not be written for TensorBoard ({error})")

@@ -136,6 +136,8 @@ def _start(
     origin = None
     if newest is not None:
         trainer.restore(newest)
+        if place.main:  # what a crash has kept from being removed
+            checkpoint.prune(run, recipe.train.keep, recipe.train.keep_best)
     elif init is not None:
         weights, origin = initial_weights(*init)
         trainer.start_from(weights)
@@ -144,6 +146,8 @@ def _start(
     if place.main:
         if not old:  # made only now that all that can be refused was accepted
             stack.enter_context(held(run))
+            if open_run(recipe, run, resume) is not None:
+                raise ValueError(f"{run} was begun by another process meanwhile; give --resume to continue it")
         write_text(run / RECIPE, to_json(recipe))
         keep_metrics(run / METRICS, trainer.step)
         if origin is not None:
@@ -173,7 +177,7 @@ def train(
     if until is not None:
         at_least("until", until, 1)
     recipe = completed(recipe)
-    with processes(device) as place, determinism(recipe.engine), ExitStack() as stack:
+    with processes(device, recipe.engine.timeout) as place, determinism(recipe.engine), ExitStack() as stack:
         trainer = _start(recipe, run, resume, init, place, stack, progress and place.main)
         last = min(until or recipe.train.steps, recipe.train.steps)
         try:
@@ -226,10 +230,10 @@ def _run(trainer: AnyTrainer, run: Path, last: int, asked: Event, progress: bool
             if eager or saves or looks or log.due(trainer.step):
                 trainer.window = log.add(trainer.read())
             quality = _look(trainer, preview, log) if looks else None
+            if config.snapshot_every and trainer.step % config.snapshot_every == 0:
+                saver.save_averages()  # before the checkpoint: a run that goes on from it has them all
             if saves:
                 saver.save(quality)
-            if config.snapshot_every and trainer.step % config.snapshot_every == 0:
-                saver.save_averages()
         saver.finish()
     except KeyboardInterrupt:
         if trainer.between_steps and trainer.step > 0:

@@ -5,11 +5,12 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from mvm.files import alone, write_text
+from mvm.files import alone, is_leftover, mend, write_text
 from mvm.published import is_published, read_config, read_weights, require_the_one
 from mvm.recipes import RECIPE, AnyRecipe, options, parse_recipe
 from mvm.training import checkpoint
 from mvm.training.checkpoint import sampled_from
+from mvm.untrusted import read_text
 
 INIT = "init.json"
 
@@ -44,13 +45,15 @@ def open_run(recipe: AnyRecipe, run: Path, resume: bool) -> Path | None:
     if stored.is_file():
         if not resume:
             raise ValueError(f"{run} already holds a run; give --resume to continue it, or another --out")
-        changed = _changed(parse_recipe(stored.read_text(encoding="utf-8"), ".json", str(stored)), recipe)
+        changed = _changed(parse_recipe(read_text(stored), ".json", str(stored)), recipe)
         if changed:
             raise ValueError(f"{run} was started with other values of {', '.join(changed)}; use another --out")
     elif checkpoint.latest(run) is not None:
         raise ValueError(f"{run} holds checkpoints but no {RECIPE}; restore that file, or give another --out")
-    elif run.is_dir() and any(entry.name not in OWN for entry in run.iterdir()):
+    elif run.is_dir() and any(entry.name not in OWN and not is_leftover(entry) for entry in run.iterdir()):
         raise ValueError(f"--out {run} is a folder with other files in it; give a new one")
+    for folder in (run, run / "checkpoints", run / "snapshots", run / "samples"):
+        mend(folder)
     return checkpoint.latest(run)
 
 

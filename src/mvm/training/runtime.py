@@ -21,7 +21,7 @@ from mvm.options import at_least, between, choose
 PRECISIONS: dict[str, torch.dtype | None] = {"auto": None, "fp32": torch.float32, "bf16": torch.bfloat16}
 PARALLEL = dict.fromkeys(("ddp", "fsdp"))
 COMPILE = dict.fromkeys(("auto", "off", "blocks", "full", "graph"))
-PATIENCE = timedelta(minutes=30)  # of a collective: rank 0 may be writing a report while the others wait
+PATIENCE = 1800  # seconds that processes wait for each other: rank 0 may be writing a report meanwhile
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,8 @@ class EngineConfig:
     products spares matrix products and attention, so that less is saved and little time lost; nothing saves most.
     kernels: GPU kernels written by hand. deterministic: GPU kernels whose sums have one order, so that two runs, or a
     run and its continuation, are bit-equal; compiled training without it is not (a CPU is so anyway).
-    accumulate: parts a process cuts its share of the batch into. resident: where the images live.
+    accumulate: parts a process cuts its share of the batch into. resident: where the images live. timeout: seconds
+    that processes wait for one of them, which hangs or was stopped, before they end with an error.
     """
 
     parallel: str = "ddp"
@@ -49,6 +50,7 @@ class EngineConfig:
     deterministic: bool = False
     accumulate: int = 1
     resident: str = "auto"
+    timeout: int = PATIENCE
 
     def __post_init__(self) -> None:
         choose("engine.parallel", self.parallel, PARALLEL)
@@ -58,6 +60,7 @@ class EngineConfig:
         choose("engine.keep", self.keep, dict.fromkeys(("products", "nothing")))
         at_least("engine.shard", self.shard, 0)
         at_least("engine.accumulate", self.accumulate, 1)
+        at_least("engine.timeout", self.timeout, 1)
         between("engine.recompute", self.recompute, 0, 1)
 
 
@@ -128,8 +131,11 @@ class Processes:
 
 
 @contextmanager
-def processes(device: torch.device | str = "cpu") -> Generator[Processes]:
-    """Yield this process's place: alone, or as torchrun's environment says; ends the group on the way out."""
+def processes(device: torch.device | str = "cpu", timeout: int = PATIENCE) -> Generator[Processes]:
+    """Yield this process's place: alone, or as torchrun's environment says; ends the group on the way out.
+
+    timeout: seconds that the processes wait for each other.
+    """
     device = torch.device(device)
     if "WORLD_SIZE" not in os.environ or dist.is_initialized():
         yield _alone_or_joined(device)
@@ -140,7 +146,7 @@ def processes(device: torch.device | str = "cpu") -> Generator[Processes]:
     store, rank, world = _meeting_place()
     # gloo beside nccl: objects and flags travel on the CPU
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=PATIENCE)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timedelta(seconds=timeout))
     try:
         yield Processes(rank, world, device)
     finally:
@@ -154,7 +160,7 @@ def _meeting_place() -> tuple[dist.Store, int, int]:
     wait for them (pytorch#135712): each attempt has its own part of it. Only on one node is the count of restarts
     everyone's; several nodes set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 (docs/scale-out.md).
     """
-    store, rank, world = next(rendezvous("env://", timeout=PATIENCE))
+    store, rank, world = next(rendezvous("env://", timeout=timedelta(seconds=PATIENCE)))
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if os.environ.get("GROUP_WORLD_SIZE") == "1" else "0"
     return dist.PrefixStore(f"attempt-{attempt}", store), rank, world
 

@@ -4,11 +4,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mvm.data.shards import is_prepared
-from mvm.data.sources.archives import open_folder, open_tars, open_zip
+from mvm.data.sources.archives import open_folder, open_zip
 from mvm.data.sources.arrays import open_array
 from mvm.data.sources.batches import is_batch, open_batches
 from mvm.data.sources.records import PART_SIZE, Part, Record, Source
 from mvm.data.sources.tables import open_parquet
+from mvm.data.sources.tars import open_tars
 from mvm.options import at_least
 
 __all__ = ["PART_SIZE", "Part", "Record", "Source", "open_source"]

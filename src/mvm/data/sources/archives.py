@@ -1,10 +1,7 @@
-"""Images stored as files of their own: in folders, in zip archives, in webdataset tars."""
+"""Images stored as files of their own: in folders, in zip archives."""
 
-import json
 import os
-import tarfile
 import zipfile
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,12 +13,19 @@ from mvm.data.sources.records import (
     Record,
     Source,
     choose_split,
-    files_of_split,
-    listed_names,
     numbered,
     of_labels,
     spans,
     stamp_of,
+)
+from mvm.untrusted import (
+    MOST_LISTED,
+    cut,
+    open_member,
+    parse_json,
+    picture_bytes,
+    read_text,
+    refusal,
 )
 
 IMAGE_SUFFIXES = (
@@ -41,8 +45,15 @@ class FolderPart(Part):
 
     def read(self) -> Iterator[Record]:
         for name, label in self.entries:
-            path = self.root / name
-            yield Record(name, path.read_bytes() if path.exists() else b"", label)  # a link to nothing is a bad image
+            yield Record(name, _file_bytes(self.root / name), label)
+
+
+def _file_bytes(path: Path) -> bytes:
+    """Return a file's bytes; of a link to nothing, a pipe or a device none, which is a bad image."""
+    if not path.is_file():
+        return b""
+    with path.open("rb") as file:
+        return picture_bytes(file, path.stat().st_size)
 
 
 @lru_cache(maxsize=1)
@@ -61,10 +72,9 @@ class ZipPart(Part):
     def read(self) -> Iterator[Record]:
         archive = _opened(self.path, self.path.stat().st_mtime_ns)
         for name, label in self.entries:
-            try:
-                image = archive.read(name)
-            except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError) as error:
-                raise ValueError(f"'{self.path}': member '{name}' cannot be read ({error}); mend the archive") from None
+            what = f"'{self.path}': member '{cut(name)}' cannot be read"
+            with refusal(what, "mend the archive"), open_member(archive, name) as member:
+                image = picture_bytes(member, archive.getinfo(name).file_size)
             yield Record(name, image, label)
 
 
@@ -109,14 +119,23 @@ def _size(path: str) -> int:
 
 
 def _folder_tree(root: Path) -> _Tree:
-    images, folders = {}, set()
+    images, folders, met = {}, set(), set()
     for folder, below, names in os.walk(root, followlinks=True):
+        _meet(folder, met)
         below[:] = [name for name in below if not _hidden(name)]  # os.walk goes down only into what is left here
         inside = Path(folder).relative_to(root)
         folders |= {(inside / name).as_posix() for name in below}
         kept = [name for name in names if _is_image(name) and not _hidden(name)]
         images |= {(inside / name).as_posix(): _size(os.path.join(folder, name)) for name in kept}
     return _Tree(str(root), images, frozenset(folders))
+
+
+def _meet(folder: str, met: set[tuple[int, int]]) -> None:
+    """Note a folder; one that links lead to a second time is refused: it could lead there for ever."""
+    found = os.stat(folder)
+    if (found.st_dev, found.st_ino) in met:
+        raise ValueError(f"'{folder}' is a link to a folder that is here already; remove the link")
+    met.add((found.st_dev, found.st_ino))
 
 
 def _zip_tree(path: Path, archive: zipfile.ZipFile) -> _Tree:
@@ -147,17 +166,25 @@ def _by_folder(tree: _Tree) -> tuple[tuple[str, ...], Entries]:
 def _by_manifest(tree: _Tree, text: str) -> tuple[tuple[str, ...], Entries]:
     """Return classes and labelled names as dataset.json tells; its labels may be null, for one class."""
     try:
-        pairs = json.loads(text)["labels"]
+        pairs = parse_json(text)["labels"]
         known = {str(name): label for name, label in pairs} if pairs is not None else dict.fromkeys(tree.images, 0)
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"'{tree.where}': {MANIFEST} must hold {{'labels': [[name, label], ...]}} ({error})") from None
+        why = cut(error)
+        raise ValueError(f"'{tree.where}': {MANIFEST} must hold {{'labels': [[name, label], ...]}} ({why})") from None
     for name in sorted(known.keys() ^ tree.images.keys()):
         lacking = "no label in" if name in tree.images else "a label but no image in"
-        raise ValueError(f"'{tree.where}': '{name}' has {lacking} the archive's {MANIFEST}; make them agree")
+        raise ValueError(f"'{tree.where}': '{cut(name)}' has {lacking} the archive's {MANIFEST}; make them agree")
     for name, label in known.items():
         if type(label) is not int:
-            raise ValueError(f"'{tree.where}': label {label!r} of '{name}' in {MANIFEST} is not an integer")
-    return of_labels(list(known.values())), sorted(known.items())
+            raise ValueError(f"'{tree.where}': label {cut(repr(label))} of '{name}' in {MANIFEST} is not an integer")
+    return _named(tree.where, list(known.values())), sorted(known.items())
+
+
+def _named(where: str, labels: list[int]) -> tuple[str, ...]:
+    try:
+        return of_labels(labels)
+    except ValueError as error:
+        raise ValueError(f"'{where}': {error}") from None
 
 
 def _labelled(tree: _Tree, manifest: str | None) -> tuple[tuple[str, ...], Entries]:
@@ -179,97 +206,29 @@ def open_folder(path: Path, split: str, part_size: int) -> Source:
     """Return the images of a folder, in the order class, name."""
     tree = _folder_tree(path).of_split(split)
     manifest = path / tree.base / MANIFEST
-    classes, entries = _labelled(tree, manifest.read_text(encoding="utf-8") if manifest.is_file() else None)
+    classes, entries = _labelled(tree, read_text(manifest, MOST_LISTED) if manifest.is_file() else None)
     parts = (FolderPart(name, stamp, path, some) for name, stamp, some in _pieces(tree, entries, part_size))
     return Source("folder", path.name, classes, tuple(parts))
 
 
+def _zip_text(path: Path, name: str) -> str | None:
+    """Return a member as text, None where there is none of that name."""
+    with refusal(f"'{path}': member '{name}' cannot be read", "mend the archive"), zipfile.ZipFile(path) as archive:
+        if name not in archive.namelist():
+            return None
+        with open_member(archive, name) as member:
+            found = member.read(MOST_LISTED + 1)
+        if len(found) > MOST_LISTED:
+            raise ValueError(f"larger than {MOST_LISTED:,} bytes")
+        return found.decode()
+
+
 def open_zip(path: Path, split: str, part_size: int) -> Source:
     """Return the images of a zip archive, in the order class, name."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            tree = _zip_tree(path, archive).of_split(split)
-            manifest = tree.base + MANIFEST
-            text = archive.read(manifest).decode() if manifest in archive.namelist() else None
-    except zipfile.BadZipFile as error:
-        raise ValueError(f"'{path}' is no whole zip archive ({error}); copy it again") from None
+    with refusal(f"'{path}' is no whole zip archive"), zipfile.ZipFile(path) as archive:
+        whole = _zip_tree(path, archive)
+    tree = whole.of_split(split)
+    text = _zip_text(path, tree.base + MANIFEST)
     classes, entries = _labelled(tree, text)
     parts = (ZipPart(name, stamp, path, some) for name, stamp, some in _pieces(tree, entries, part_size))
     return Source("zip", path.name, classes, tuple(parts))
-
-
-TAR_IMAGES = ("jpg", "jpeg", "png", "webp")
-
-
-def _samples(path: Path) -> Iterator[tuple[str, dict[str, bytes]]]:
-    """Yield (key, {extension: contents}): neighbours in the tar that share their name up to its first dot.
-
-    The standard library's tarfile will do: what is needed is a plain reader, in order, one tar at a time.
-    """
-    key, fields = "", {}
-    try:
-        with tarfile.open(path, "r:") as tar:
-            for member in tar:
-                folder, _, base = member.name.rpartition("/")
-                stem, _, extension = base.partition(".")
-                if not member.isfile() or not stem:
-                    continue
-                name = f"{folder}/{stem}".lstrip("/")
-                if name != key and fields:
-                    yield key, fields
-                    fields = {}
-                key = name
-                if extension.casefold() in (*TAR_IMAGES, "cls", "json") and (file := tar.extractfile(member)):
-                    fields[extension.casefold()] = file.read()
-    except (tarfile.TarError, EOFError) as error:
-        raise ValueError(f"'{path}' is no whole tar ({error}); copy it again") from None
-    if fields:
-        yield key, fields
-
-
-def _tar_label(fields: dict[str, bytes]) -> int | None:
-    """Return the label in .cls, or under "label" in .json; None without one."""
-    if "cls" in fields:
-        return int(fields["cls"].decode())
-    told = json.loads(fields["json"]) if "json" in fields else None
-    label = told.get("label") if isinstance(told, dict) else None
-    if label is not None and type(label) is not int:
-        raise ValueError(f"{label!r}")
-    return label
-
-
-@dataclass(frozen=True)
-class TarPart(Part):
-    """One webdataset tar."""
-
-    path: Path
-    labelled: bool
-
-    def read(self) -> Iterator[Record]:
-        for key, fields in _samples(self.path):
-            image = next((fields[kind] for kind in TAR_IMAGES if kind in fields), b"")
-            yield Record(f"{self.path.name}/{key}", image, self._label(key, fields) if self.labelled else 0)
-
-    def _label(self, key: str, fields: dict[str, bytes]) -> int:
-        try:
-            label = _tar_label(fields)
-        except ValueError as error:
-            raise ValueError(f"'{self.path}': the label of '{key}' is not an integer ({error})") from None
-        if label is None:
-            raise ValueError(f"'{self.path}': sample '{key}' has no label (.cls, or 'label' in .json), others have")
-        return label
-
-
-def open_tars(path: Path, split: str, part_size: int) -> Source:
-    """Return the samples of a webdataset tar, or of a folder of them, in the order file, place in it.
-
-    A tar is one part whatever part_size: its length is unknown before it is read, and writers keep it small.
-    """
-    folder = path if path.is_dir() else path.parent
-    tars = files_of_split(list(path.glob("*.tar")) if path.is_dir() else [path], split, str(path))
-    first = next(_samples(tars[0]), None)
-    if first is None:
-        raise ValueError(f"'{tars[0]}' holds no samples: files key.jpg (or .png, .webp) with key.cls or key.json")
-    labelled = "cls" in first[1] or _tar_label(first[1]) is not None
-    parts = (TarPart(tar.name, stamp_of(tar.name, tar.stat().st_size), tar, labelled) for tar in tars)
-    return Source("webdataset", path.name, listed_names(folder) if labelled else numbered(1), tuple(parts))

@@ -1,72 +1,66 @@
 """Images as numpy arrays: .npz and .npy, read row by row so that memory stays bounded by a part."""
 
 import zipfile
-import zlib
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import isqrt
+from math import isqrt, prod
 from pathlib import Path
 from typing import IO
 
 import numpy as np
 
 from mvm.data.sources.records import Part, Record, Source, listed_names, numbered, of_labels, spans, stamp_of
+from mvm.untrusted import MOST_PICTURE, MOST_ROWS, cut, open_npy, refusal
 
 IMAGE_KEYS = ("images", "arr_0", "data")
 LABEL_KEYS = ("labels", "arr_1", "label")
-_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+CHUNK = 1 << 26  # bytes, or labels, in memory at a time
 
 
 @contextmanager
-def _npy(path: Path, key: str) -> Generator[IO[bytes]]:
-    """Open the array `key` of an .npz, or an .npy (key ""), as a stream in .npy format."""
-    try:
-        if not key:
-            with path.open("rb") as file:
-                yield file
-        else:
-            with zipfile.ZipFile(path) as archive, archive.open(f"{key}.npy") as member:
-                yield member
-    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, ValueError) as error:
-        raise ValueError(f"'{path}' is no whole, plain numpy file ({error}); save or copy it again") from None
+def _npy(path: Path, key: str) -> Generator[tuple[IO[bytes], tuple[int, ...], np.dtype]]:
+    """Open the array `key` of an .npz, or an .npy (key ""): the stream behind its header, its shape and type."""
+    what, remedy = f"'{path}' is no whole, plain numpy file", "save or copy it again"
+    with refusal(what, remedy), open_npy(path, key) as (file, shape, dtype):
+        if not shape or dtype.itemsize < 1 or shape[0] > MOST_ROWS:
+            raise ValueError(f"{cut(shape)}: arrays of no axis, or of more than {MOST_ROWS:,} rows, are not read")
+        if _row(shape, dtype) > MOST_PICTURE:
+            raise ValueError(f"a row takes more than {MOST_PICTURE:,} bytes")
+        yield file, shape, dtype
 
 
-def _header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
-    shape, fortran, dtype = _HEADERS[np.lib.format.read_magic(file)](file)
-    if dtype.hasobject or not shape or (fortran and len(shape) > 1):
-        raise ValueError("arrays of Python objects, of no axis, or in Fortran order are not read")
-    return shape, dtype
+def _row(shape: tuple[int, ...], dtype: np.dtype) -> int:
+    """Return the bytes of a row."""
+    return dtype.itemsize * prod(shape[1:])
 
 
 def shape_of(path: Path, key: str) -> tuple[tuple[int, ...], np.dtype]:
     """Return shape and type of an array without reading it."""
-    with _npy(path, key) as file:
-        return _header(file)
+    with _npy(path, key) as (_, shape, dtype):
+        return shape, dtype
 
 
-def rows(path: Path, key: str, start: int, stop: int) -> np.ndarray:
-    """Return rows [start, stop) of an array; a compressed one is unpacked up to there, but never kept."""
-    with _npy(path, key) as file:
-        shape, dtype = _header(file)
-        row = dtype.itemsize * int(np.prod(shape[1:], dtype=np.int64))
+def stream_rows(path: Path, key: str, count: int, start: int = 0, stop: int | None = None) -> Iterator[np.ndarray]:
+    """Yield rows [start, stop) of an array, `count` at a time, in one pass; a compressed one is never kept."""
+    with _npy(path, key) as (file, shape, dtype):
+        row = _row(shape, dtype)
         file.seek(file.tell() + start * row)
-        piece = file.read((stop - start) * row)
-        if len(piece) < (stop - start) * row:
-            raise EOFError(f"it ends before row {stop:,} of {shape[0]:,}")
-    return np.frombuffer(piece, dtype).reshape(stop - start, *shape[1:])
+        for low, high in spans((shape[0] if stop is None else stop) - start, count):
+            piece = file.read((high - low) * row)
+            if len(piece) < (high - low) * row:
+                raise EOFError(f"it ends before row {start + high:,} of {shape[0]:,}")
+            yield np.frombuffer(piece, dtype).reshape(high - low, *shape[1:])
 
 
-def stream_rows(path: Path, key: str, count: int) -> Iterator[np.ndarray]:
-    """Yield all rows of an array, `count` at a time, in one pass over the file."""
-    with _npy(path, key) as file:
-        shape, dtype = _header(file)
-        row = dtype.itemsize * int(np.prod(shape[1:], dtype=np.int64))
-        for start, stop in spans(shape[0], count):
-            piece = file.read((stop - start) * row)
-            if len(piece) < (stop - start) * row:
-                raise EOFError(f"it ends before row {stop:,} of {shape[0]:,}")
-            yield np.frombuffer(piece, dtype).reshape(stop - start, *shape[1:])
+def labels_in(path: Path, key: str, count: int) -> np.ndarray:
+    """Return the labels (N,) of `count` pictures; anything but integers, one each, is refused unread."""
+    shape, dtype = shape_of(path, key)
+    if prod(shape) != count:
+        raise _wrong_labels(f"'{path}'", prod(shape), dtype, count)
+    return as_labels(
+        np.concatenate([np.empty((0, *shape[1:]), dtype), *stream_rows(path, key, CHUNK)]), count, f"'{path}'"
+    )
 
 
 def channels_last(images: np.ndarray, where: str) -> np.ndarray:
@@ -95,10 +89,15 @@ def _planes(images: np.ndarray, where: str) -> np.ndarray:
 
 def as_labels(labels: Sequence[int] | np.ndarray, count: int, where: str) -> np.ndarray:
     """Return `count` integer labels (N,)."""
-    array = np.asarray(labels).reshape(-1)
+    with refusal(f"{where}: labels are no list of numbers", "mend the file"):
+        array = np.asarray(labels).reshape(-1)
     if len(array) != count or (count and array.dtype.kind not in "iu"):
-        raise ValueError(f"{where}: {len(array):,} labels of type {array.dtype}; needed: {count:,} integers, one each")
+        raise _wrong_labels(where, len(array), array.dtype, count)
     return array.astype(np.int64)
+
+
+def _wrong_labels(where: str, found: int, kind: np.dtype, count: int) -> ValueError:
+    return ValueError(f"{where}: {found:,} labels of type {kind}; needed: {count:,} integers, one each")
 
 
 @dataclass(frozen=True)
@@ -111,16 +110,24 @@ class ArrayPart(Part):
     labels: tuple[int, ...]
 
     def read(self) -> Iterator[Record]:
-        images = rows(self.path, self.key, self.start, self.start + len(self.labels))
-        pixels = channels_last(images, f"'{self.path}'")
-        for place, (image, label) in enumerate(zip(pixels, self.labels, strict=True), self.start):
+        for place, (image, label) in enumerate(zip(self._images(), self.labels, strict=True), self.start):
             yield Record(f"{self.path.name}[{place}]", image, label)
+
+    def _images(self) -> Iterator[np.ndarray]:
+        count = max(1, CHUNK // max(1, _row(*shape_of(self.path, self.key))))
+        for some in stream_rows(self.path, self.key, count, self.start, self.start + len(self.labels)):
+            yield from channels_last(some, f"'{self.path}'")
+
+
+def layout(shape: tuple[int, ...], dtype: np.dtype, where: str) -> tuple[int, ...]:
+    """Return (H, W, C) of pictures in an array of this shape; one that holds none is refused, and nothing is read."""
+    return channels_last(np.empty((0, *shape[1:]), dtype), where).shape[1:]
 
 
 def array_parts(path: Path, key: str, labels: np.ndarray, part_size: int) -> list[Part]:
     """Return the parts of one array."""
     shape, dtype = shape_of(path, key)
-    channels_last(np.empty((0, *shape[1:]), dtype), f"'{path}'")  # refuse a wrong layout now, not in every part
+    layout(shape, dtype, f"'{path}'")  # refuse a wrong layout now, not in every part
     stamp = stamp_of(path.name, path.stat().st_size, shape)
     return [
         ArrayPart(f"{path.name}[{start}:{stop}]", stamp, path, key, start, tuple(labels[start:stop].tolist()))
@@ -130,15 +137,20 @@ def array_parts(path: Path, key: str, labels: np.ndarray, part_size: int) -> lis
 
 def keys_of(path: Path) -> tuple[str, str | None]:
     """Return the names of images and labels in an .npz (None: without labels)."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            there = [name.removesuffix(".npy") for name in archive.namelist()]
-    except zipfile.BadZipFile as error:
-        raise ValueError(f"'{path}' is no whole .npz ({error}); copy it again") from None
+    with refusal(f"'{path}' is no whole .npz"), zipfile.ZipFile(path) as archive:
+        there = [name.removesuffix(".npy") for name in archive.namelist()]
     images = next((key for key in IMAGE_KEYS if key in there), None)
     if images is None:
-        raise ValueError(f"'{path}' has arrays {', '.join(there)}; images must be under {', '.join(IMAGE_KEYS)}")
+        raise ValueError(f"'{path}' has arrays {cut(', '.join(there))}; images must be under {', '.join(IMAGE_KEYS)}")
     return images, next((key for key in LABEL_KEYS if key in there), None)
+
+
+def labelled(path: Path, labels: np.ndarray) -> tuple[str, ...]:
+    """Return names for the bare labels of a file."""
+    try:
+        return of_labels(labels[:0] if not len(labels) else labels.max(keepdims=True))
+    except ValueError as error:
+        raise ValueError(f"'{path}': {error}") from None
 
 
 def open_array(path: Path, split: str, part_size: int) -> Source:
@@ -151,7 +163,6 @@ def open_array(path: Path, split: str, part_size: int) -> Source:
     count = shape_of(file, key)[0][0]
     if label_key is None or not label_file.is_file():
         return Source("numpy", path.name, numbered(1), tuple(array_parts(file, key, np.zeros(count, int), part_size)))
-    found = rows(label_file, label_key, 0, shape_of(label_file, label_key)[0][0])
-    labels = as_labels(found, count, f"'{label_file}'")
-    classes = listed_names(file.parent) or of_labels(labels)
+    labels = labels_in(label_file, label_key, count)
+    classes = listed_names(file.parent) or labelled(label_file, labels)
     return Source("numpy", path.name, classes, tuple(array_parts(file, key, labels, part_size)))

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from mvm.data.sources.arrays import LABEL_KEYS, array_parts, as_labels, channels_last, keys_of, rows, shape_of
+from mvm.data.sources.arrays import LABEL_KEYS, array_parts, as_labels, channels_last, keys_of, labels_in, shape_of
 from mvm.data.sources.records import Part, Record, Source, choose_split, natural, numbered, of_labels, spans, stamp_of
+from mvm.untrusted import cut
 
 IMAGENET_CLASSES = 1000
 _IMAGENET = re.compile(r"(train_data_batch_\d+|val_data)(\.npz)?")
@@ -102,7 +103,9 @@ def load_batch(path: Path) -> dict[str, Any]:
     except OSError:
         raise
     except Exception as error:  # a broken pickle can raise nearly anything
-        raise ValueError(f"'{path}' is refused: no pickle of plain arrays ({type(error).__name__}: {error})") from None
+        raise ValueError(
+            f"'{path}' is refused: no pickle of plain arrays ({type(error).__name__}: {cut(error)})"
+        ) from None
 
 
 def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -110,7 +113,9 @@ def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
     batch, where = load_batch(path), f"'{path}'"
     labels = next((batch[key] for key in (*LABEL_KEYS, "fine_labels") if key in batch), None)
     if labels is None or not isinstance(batch.get("data"), np.ndarray):
-        raise ValueError(f"{where} holds {', '.join(map(str, batch))}; a batch holds data and labels (or fine_labels)")
+        raise ValueError(
+            f"{where} holds {cut(', '.join(map(str, batch)))}; a batch holds data and labels (or fine_labels)"
+        )
     images = channels_last(batch["data"], where)
     return images, _from_zero(path, as_labels(labels, len(images), where))
 
@@ -146,8 +151,8 @@ def _parts(path: Path, part_size: int) -> tuple[list[Part], np.ndarray]:
     if path.suffix == ".npz":
         key, label_key = keys_of(path)
         count = shape_of(path, key)[0][0]
-        found = rows(path, label_key, 0, shape_of(path, label_key)[0][0]) if label_key else ()
-        labels = _from_zero(path, as_labels(found, count, f"'{path}'"))
+        found = labels_in(path, label_key, count) if label_key else as_labels((), count, f"'{path}'")
+        labels = _from_zero(path, found)
         return array_parts(path, key, labels, part_size), labels
     labels, stamp = _read(path)[1], stamp_of(path.name, path.stat().st_size)
     pieces = spans(len(labels), part_size)

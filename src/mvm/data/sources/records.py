@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from mvm.untrusted import MOST_LISTED, cut, read_text
+
 PART_SIZE = 10_000  # images: a minute or so of work, which is what an interrupted run loses
 MOST_CLASSES = 1_000_000  # beyond this a "label" is some other number, and naming its classes would eat the memory
 SPLIT_NAMES = ("train", "training", "val", "valid", "validation", "test")
@@ -58,7 +60,9 @@ def spans(count: int, size: int) -> list[tuple[int, int]]:
 def numbered(count: int) -> tuple[str, ...]:
     """Return the names "0", "1", ... of classes that have none."""
     if count > MOST_CLASSES:
-        raise ValueError(f"label {count - 1} is no class number (more than {MOST_CLASSES:,} classes); check the labels")
+        raise ValueError(
+            f"label {cut(count - 1)} is no class number (more than {MOST_CLASSES:,} classes); check the labels"
+        )
     return tuple(map(str, range(count)))
 
 
@@ -73,7 +77,7 @@ def listed_names(folder: Path) -> tuple[str, ...]:
     One name per line (of tab-separated columns the last), or all on one line with spaces between.
     """
     path = folder / "classes.txt"
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    lines = read_text(path, MOST_LISTED).splitlines() if path.is_file() else []
     names = [line.rsplit("\t", 1)[-1].strip() for line in lines if line.strip()]
     return tuple(names[0].split() if len(names) == 1 else names)
 

@@ -1,6 +1,5 @@
 """Images in parquet files, as data-set hubs store them. The only module that needs pyarrow."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -18,10 +17,12 @@ from mvm.data.sources.records import (
     spans,
     stamp_of,
 )
+from mvm.untrusted import MOST_PICTURE, MOST_ROWS, cut, parse_json, refusal
 
+LABELS = 1 << 20  # in memory at a time
 IMAGE_COLUMNS = ("image", "img")
 LABEL_COLUMNS = ("label", "fine_label", "labels")
-BATCH = 256  # rows in memory at a time
+BATCH = 16  # rows in memory at a time; a page that says one long value many times is unpacked that often, no more
 
 
 @cache
@@ -36,10 +37,11 @@ def _pyarrow() -> Any:
 
 def _open(path: Path) -> Any:
     arrow = _pyarrow()
-    try:
-        return arrow.parquet.ParquetFile(path)
-    except arrow.ArrowInvalid as error:
-        raise ValueError(f"'{path}' is no whole parquet file ({error}); copy it again") from None
+    with refusal(f"'{path}' is no whole parquet file"):
+        found = arrow.parquet.ParquetFile(path)
+        if not 0 <= found.metadata.num_rows <= MOST_ROWS:
+            raise ValueError(f"{found.metadata.num_rows:,} rows; at most {MOST_ROWS:,} are read from one file")
+        return found
 
 
 def _columns(schema: Any, path: Path) -> tuple[str, str | None]:
@@ -47,7 +49,7 @@ def _columns(schema: Any, path: Path) -> tuple[str, str | None]:
     image = next((name for name in IMAGE_COLUMNS if name in schema.names), None)
     if image is None:
         raise ValueError(
-            f"'{path}' has columns {', '.join(schema.names)}; images must be in {' or '.join(IMAGE_COLUMNS)}"
+            f"'{path}' has columns {cut(', '.join(schema.names))}; images must be in {' or '.join(IMAGE_COLUMNS)}"
         )
     types, kind = _pyarrow().types, schema.field(image).type
     nested = types.is_struct(kind) and kind.get_field_index("bytes") >= 0
@@ -61,6 +63,12 @@ def _columns(schema: Any, path: Path) -> tuple[str, str | None]:
 
 def _no_label(value: int | None) -> int:
     return -1 if value is None else value  # a null label is as wrong as the hub's -1 of hidden test labels
+
+
+def _bytes(picture: Any) -> bytes:
+    """Return a picture's bytes, b"" for null; of one too large a byte more than allowed, for the decoder."""
+    found = picture.as_buffer() if picture.is_valid else None
+    return b"" if found is None else found.slice(0, min(found.size, MOST_PICTURE + 1)).to_pybytes()
 
 
 @dataclass(frozen=True)
@@ -84,10 +92,8 @@ class ParquetPart(Part):
 
     def _batches(self, file: Any) -> Iterator[Any]:
         columns = [name for name in _columns(file.schema_arrow, self.path) if name]
-        try:
+        with refusal(f"'{self.path}' cannot be read"):
             yield from file.iter_batches(BATCH, row_groups=list(self.groups), columns=columns)
-        except (OSError, _pyarrow().ArrowException) as error:  # pyarrow tells damaged pages by either
-            raise ValueError(f"'{self.path}' cannot be read ({error}); copy it again") from None
 
     def _records(self, batch: Any, row: int) -> Iterator[Record]:
         image, label = _columns(batch.schema, self.path)
@@ -95,7 +101,7 @@ class ParquetPart(Part):
         pictures = batch.column(column).field(leaf) if leaf else batch.column(column)
         labels = batch.column(label).to_pylist() if label else [0] * len(batch)
         for place, (picture, number) in enumerate(zip(pictures, labels, strict=True), row):
-            yield Record(f"{self.path.name}[{place}]", picture.as_py() or b"", _no_label(number))
+            yield Record(f"{self.path.name}[{place}]", _bytes(picture), _no_label(number))
 
 
 def _runs(rows: list[int], part_size: int) -> Iterator[tuple[tuple[int, ...], int, int, int]]:
@@ -113,6 +119,8 @@ def _runs(rows: list[int], part_size: int) -> Iterator[tuple[tuple[int, ...], in
 def _parts(path: Path, part_size: int) -> Iterator[Part]:
     with _open(path) as file:
         rows = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+        if min(rows, default=0) < 0 or sum(rows) != file.metadata.num_rows:
+            raise ValueError(f"'{path}' is no whole parquet file (its row groups do not add up); copy it again")
     stamp = stamp_of(path.name, path.stat().st_size)
     for groups, first, start, stop in _runs(rows, part_size):
         name = f"{path.name}[{first + start}:{first + stop}]"
@@ -121,14 +129,18 @@ def _parts(path: Path, part_size: int) -> Iterator[Part]:
 
 def _hub_names(schema: Any, label: str) -> tuple[str, ...]:
     """Return the class names in the schema's metadata, or ()."""
-    told = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
-    return tuple(told.get("info", {}).get("features", {}).get(label, {}).get("names") or ())
+    told = parse_json((schema.metadata or {}).get(b"huggingface", b"{}"))
+    names = tuple(told.get("info", {}).get("features", {}).get(label, {}).get("names") or ())
+    if not all(isinstance(name, str) for name in names):
+        raise ValueError("names of classes must be text")
+    return names
 
 
 def _largest(path: Path, label: str) -> int:
     """Return the largest label in a file, -1 without any."""
-    column = _open(path).read(columns=[label]).column(label)
-    return max((number for number in column.to_pylist() if number is not None), default=-1)
+    with refusal(f"'{path}' cannot be read"), _open(path) as file:
+        batches = (batch.column(label).to_pylist() for batch in file.iter_batches(LABELS, columns=[label]))
+        return max((number for some in batches for number in some if number is not None), default=-1)
 
 
 def _classes(files: list[Path], folder: Path) -> tuple[str, ...]:
@@ -136,8 +148,11 @@ def _classes(files: list[Path], folder: Path) -> tuple[str, ...]:
         label = _columns(file.schema_arrow, files[0])[1]
         if label is None:
             return numbered(1)
-        names = _hub_names(file.schema_arrow, label) or listed_names(folder)
-    return names or of_labels([_largest(path, label) for path in files])
+        with refusal(f"'{files[0]}' names its classes wrongly"):
+            names = _hub_names(file.schema_arrow, label)
+    names = names or listed_names(folder)
+    with refusal(f"'{folder}' has wrong labels"):
+        return names or of_labels([_largest(path, label) for path in files])
 
 
 def open_parquet(path: Path, split: str, part_size: int) -> Source:

@@ -1,0 +1,148 @@
+"""Files that others have written: how much is read of them, and readers that end in a ValueError or in what was asked.
+
+Every limit on size stands here. A number that a file tells of itself is believed only where its bytes bear it out.
+"""
+
+import json
+import os
+import zipfile
+from collections.abc import Generator
+from contextlib import contextmanager
+from math import prod
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+MOST_TEXT = 1 << 26  # bytes of a JSON or text file: the index of a million classes takes a tenth of it
+MOST_LISTED = 1 << 29  # bytes of a dataset.json or classes.txt: ten million pictures by name
+MOST_PIXELS = (1 << 28) // 3  # of a picture: a quarter GiB in RGB; where Pillow begins to warn
+MOST_PICTURE = 1 << 28  # bytes of a picture's file, or of a row of an array: as many as the pixels take unpacked
+MOST_LABEL = 1 << 20  # bytes of a label beside a picture in a tar
+MOST_ROWS = 1 << 26  # of an array or a table: their labels alone take half a GiB
+MOST_DIMENSIONS = 1 << 14  # of features: a covariance of 2 GiB; the largest in use has 3,072
+MOST_WORDS = 300  # letters of what is repeated from a file in an error
+MOST_RECIPE = 1 << 14  # bytes of TOML: ten times the longest; time to parse a dotted key grows with its square
+LONGEST_NAME = 255  # bytes of a file's name, on every common system
+DEFLATE = 1032  # bytes that one byte of a deflated stream can become at most
+
+
+def cut(words: object, most: int = MOST_WORDS) -> str:
+    """Return words for an error, cut where a file could make them endless."""
+    text = str(words)
+    return text if len(text) <= most else f"{text[:most]}... ({len(text):,} letters)"
+
+
+@contextmanager
+def refusal(what: str, remedy: str = "copy it again") -> Generator[None]:
+    """Turn whatever is raised over a damaged file into a ValueError: what (why); remedy."""
+    try:
+        yield
+    except (FileNotFoundError, PermissionError):
+        raise
+    except Exception as error:  # on damaged files libraries raise nearly anything: KeyError, MemoryError, TokenError...
+        why = cut(error) or type(error).__name__
+        raise ValueError(f"{what} ({why}); {remedy}") from None
+
+
+def read_text(path: Path, most: int = MOST_TEXT) -> str:
+    """Return a text file; ValueError where it is longer than `most` bytes, no plain file, or no UTF-8."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"'{path}' is no plain file")  # a pipe would be waited for, a device has no end
+    with path.open("rb") as file:
+        found = file.read(min(os.fstat(file.fileno()).st_size, most) + 1)  # as much memory is taken at once
+    if len(found) > most:
+        raise ValueError(f"'{path}' is larger than {most:,} bytes")
+    try:
+        return found.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"'{path}' is no UTF-8 text ({error.reason} at byte {error.start:,})") from None
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return JSON; ValueError where it is none, or nested too deeply to be read."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("too deeply nested") from None
+
+
+def read_json(path: Path, most: int = MOST_TEXT) -> dict[str, Any]:
+    """Return the table in a JSON file; ValueError where there is none."""
+    found = parse_json(read_text(path, most))
+    if not isinstance(found, dict):
+        raise ValueError(f"a table is needed, not {cut(type(found).__name__)}")
+    return found
+
+
+def plain_name(name: object) -> str:
+    """Return the name of a file in a folder; ValueError where it leads elsewhere."""
+    if not isinstance(name, str) or name != os.path.basename(name) or not LONGEST_NAME >= len(os.fsencode(name)) > 0:
+        raise ValueError(f"{cut(repr(name))} is no name of a file beside it")
+    if name in (".", "..") or not name.isprintable():
+        raise ValueError(f"{cut(repr(name))} is no name of a file beside it")
+    return name
+
+
+def whole_numbers(*values: object) -> None:
+    """Raise unless all values are integers from 0 on that 64 bits hold."""
+    for value in values:
+        if type(value) is not int or not 0 <= value < 1 << 63:
+            raise ValueError(f"{cut(repr(value))} is no count")
+
+
+def open_member(archive: zipfile.ZipFile, name: str) -> IO[bytes]:
+    """Open a member of a zip; LZMA is refused, as its header tells how much memory to take."""
+    member = archive.getinfo(name)
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2):
+        raise ValueError(f"packed by method {member.compress_type}; stored, deflate and bzip2 are read")
+    return archive.open(member)
+
+
+Opened = tuple[IO[bytes], tuple[int, ...], np.dtype]
+
+
+@contextmanager
+def open_npy(path: Path, key: str = "", fortran: bool = False) -> Generator[Opened]:
+    """Open the array `key` of an .npz, or an .npy (key ""); yields the stream behind the header, shape and type.
+
+    fortran: whether an array in Fortran order is taken, too; its shape is then given backwards.
+    """
+    with path.open("rb") as file:
+        if not key:
+            yield file, *npy_header(file, os.fstat(file.fileno()).st_size, fortran)
+            return
+        with zipfile.ZipFile(file) as archive, open_member(archive, f"{key}.npy") as stream:
+            member = archive.getinfo(f"{key}.npy")
+            if member.compress_type == zipfile.ZIP_BZIP2:
+                raise ValueError("packed with bzip2, which numpy does not write")
+            yield stream, *npy_header(stream, min(member.file_size, DEFLATE * member.compress_size), fortran)
+
+
+_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+
+
+def npy_header(file: IO[bytes], size: int, fortran: bool = False) -> tuple[tuple[int, ...], np.dtype]:
+    """Return shape and type of an .npy of `size` bytes; ValueError where it cannot hold what its header tells."""
+    version = np.lib.format.read_magic(file)
+    if version not in _HEADERS:
+        raise ValueError(f"version {version} of the format is not read")
+    shape, backwards, dtype = _HEADERS[version](file)
+    backwards = backwards and len(shape) > 1
+    if dtype.hasobject or (backwards and not fortran):
+        raise ValueError("arrays of Python objects, or in Fortran order, are not read")
+    told = prod(shape) * dtype.itemsize
+    if min(shape, default=0) < 0 or told > size - file.tell() or prod(side or 1 for side in shape) >= 1 << 62:
+        raise ValueError(f"its header tells {cut(shape)} of {dtype}, which is more than the file holds")
+    return shape[::-1] if backwards else shape, dtype
+
+
+def map_npy(path: Path) -> np.ndarray:
+    """Return an .npy, memory-mapped; anything else, an .npz or a pickle, is a ValueError."""
+    with open_npy(path) as (file, shape, dtype):
+        return np.memmap(path, dtype, "r", file.tell(), shape)
+
+
+def picture_bytes(file: IO[bytes], told: int) -> bytes:
+    """Return a picture's file, which tells its size; of one too large a byte more than allowed, for the decoder."""
+    return file.read(min(told, MOST_PICTURE) + 1)
