@@ -28,7 +28,7 @@ demo: $(INSTALLED)
 	$(BIN)/mvm demo
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n 2 --cov --cov-report=term:skip-covered --cov-fail-under=90
+	$(BIN)/python -m pytest -n 2 --durations=20 --cov --cov-report=term:skip-covered --cov-fail-under=90
 
 faults: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.crashes --kills 50 --seed 0 --most 12

@@ -1,12 +1,16 @@
 """The page before it is opened, and the command around it."""
 
+import re
 import sys
+from inspect import signature
+from pathlib import Path
 
 import pytest
 import torch
 
 from mvm.app.shelf import Shelf
 from mvm.cli import run
+from mvm.cli.web import web
 
 page = pytest.importorskip("mvm.app.page", reason="the page needs gradio: mvm[web]", exc_type=ImportError)
 
@@ -52,3 +56,13 @@ def test_without_gradio_the_command_says_what_to_install(monkeypatch, capsys):
     monkeypatch.delitem(sys.modules, "mvm.app.page")
     assert run(["app"]) == 2
     assert "the page needs gradio; install it with: pip install 'mvm[web]'" in capsys.readouterr().err
+
+
+def test_the_document_tells_of_every_option():
+    """The page's commands only serve, so that nothing can be typed to its end: options and defaults are compared."""
+    said = (Path(__file__).parents[2] / "docs" / "page.md").read_text(encoding="utf-8")
+    options = signature(web).parameters
+    told = {name.removeprefix("no-") for name in re.findall(r"`--([a-z-]+)", said)}
+    assert told == set(options) - {"models"}
+    assert f"served at once ({options['queue'].default})" in said
+    assert options["host"].default in said
