@@ -12,12 +12,12 @@ from torch import Tensor
 from mvm import noise
 from mvm.app.form import ODE, Form
 from mvm.model import Model
-from mvm.path import MEAN_VELOCITY, Field, Schedule, equal_snr_scale
+from mvm.path import MEAN_VELOCITY, Field, Schedule
 from mvm.recipes import SampleConfig
 from mvm.samples import Draw
 from mvm.solver import State, run
 from mvm.solver.base import Solver
-from mvm.solver.sampling import evaluator, metered, on_mean_velocity, step_noise
+from mvm.solver.sampling import evaluator, in_solver_time, metered, step_noise
 
 REFERENCE_NFE = 104  # of the long run: four times the default
 Compute = AbstractContextManager[object]  # held during a step, that visitors' steps do not slow each other down
@@ -50,10 +50,7 @@ def moments(
     solver, meter = settings.build_solver(), metered(base)
     assert isinstance(solver, Solver), "solvers that go by tolerance have no steps to show"
     plan = solver.plan(schedule, settings.nfe, settings.rho)
-    evaluate = evaluator(meter, schedule, condition, settings.guidance())
-    if not solver.own_time:
-        evaluate = on_mean_velocity(evaluate, schedule)
-        x = x * float(equal_snr_scale(schedule.end, schedule, MEAN_VELOCITY))
+    evaluate, x = in_solver_time(solver, evaluator(meter, schedule, condition, settings.guidance()), x, schedule)
     state, seconds = State(0, x), 0.0
     yield Moment(0, plan.steps, plan.times[0], x, x, 0, 0, 0.0)
     while state.index < plan.steps:

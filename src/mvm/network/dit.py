@@ -227,7 +227,7 @@ class DiT(nn.Module):
         return checkpoint(block, tokens, condition, self.cos, self.sin, use_reentrant=False, context_fn=kept)
 
     def _before(self, number: int, tokens: Tensor, outputs: Sequence[Tensor]) -> Tensor:
-        """Return the tokens that block `number` sees, from the outputs of all blocks before it."""
+        """Return the tokens that block `number` sees, from the outputs of the first half of the blocks."""
         mirrored = len(self.blocks) + 1 - number
         if self.skips is not None and mirrored < number:
             tokens = tokens + self.skips[mirrored - 1](outputs[mirrored - 1])
@@ -243,7 +243,8 @@ class DiT(nn.Module):
         inner, outputs = None, []
         for number, block in enumerate(self.blocks, start=1):
             tokens = self._run(block, number, self._before(number, tokens, outputs), modulation)
-            outputs.append(tokens)
+            if self.skips is not None and number <= len(self.skips):  # nothing else is kept: sampling frees it
+                outputs.append(tokens)
             if number in taps:
                 features[number] = tokens
             if self.inner_head is not None and number == self.inner_block:

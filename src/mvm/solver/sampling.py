@@ -181,6 +181,14 @@ def _solve_adaptively(
     return torch.cat(out), math.ceil(evaluations / len(out)), math.ceil(passes / len(out))
 
 
+def in_solver_time(solver: Solver, evaluate: Evaluate, x: Tensor, schedule: Schedule) -> tuple[Evaluate, Tensor]:
+    """Return the evaluation and the noise in the solver's coordinates: the schedule's own, or MeanVelocity(T=1)'s."""
+    if solver.own_time:
+        return evaluate, x
+    scale = float(equal_snr_scale(schedule.end, schedule, MEAN_VELOCITY))
+    return on_mean_velocity(evaluate, schedule), x * scale
+
+
 @torch.no_grad()
 def solve(
     field: Field,
@@ -215,12 +223,8 @@ def solve(
         x, evaluations, passes = _solve_adaptively(chosen, field, x, schedule, condition, guidance)
         return Solution(x.to(noise.dtype), evaluations, passes, seeds)
     meter = metered(field)
-    evaluate = evaluator(meter, schedule, condition, guidance)
-    plan = chosen.plan(schedule, int(nfe), rho)
-    if not chosen.own_time:
-        evaluate = on_mean_velocity(evaluate, schedule)
-        x = x * float(equal_snr_scale(schedule.end, schedule, MEAN_VELOCITY))
-    x = run(plan, evaluate, x, step_noise(seeds, x), on_step=on_step).x
+    evaluate, x = in_solver_time(chosen, evaluator(meter, schedule, condition, guidance), x, schedule)
+    x = run(chosen.plan(schedule, int(nfe), rho), evaluate, x, step_noise(seeds, x), on_step=on_step).x
     return Solution(x.to(noise.dtype), meter.evaluations, meter.passes, seeds)
 
 
