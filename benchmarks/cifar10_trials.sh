@@ -4,11 +4,15 @@
 #   bash benchmarks/cifar10_trials.sh DATA REFERENCE WEIGHTS WORK STEPS TRIAL...
 #
 # DATA: prepared CIFAR-10. REFERENCE: its moments (mvm data stats). WEIGHTS: of the FID network. EXTRA: more options for all of them.
+# ENCODER: of the trials with alignment, a folder or name with 16x16 tokens at 224 pixels (DINOv2 ViT-S/14 here).
 # FID of 5,000 images has a bias of about +5: good for comparing trials, not with published figures. WORK/TRIAL.json holds each result.
 set -euo pipefail
 data=$1 reference=$2 inception=$3 work=$4 steps=$5
 shift 5
 mkdir -p "$work"
+
+both="--train.optimizer muon --network.skip true --network.local true"
+aligned="--repa.encoder ${ENCODER:-} --repa.resolution 224"
 
 options() {  # options TRIAL: what differs from the recipe
   case $1 in
@@ -16,10 +20,13 @@ options() {  # options TRIAL: what differs from the recipe
     muon) echo "--train.optimizer muon" ;;
     muon-fast) echo "--train.optimizer muon --train.lr 3e-3" ;;
     skip) echo "--train.optimizer muon --network.skip true" ;;
-    local) echo "--train.optimizer muon --network.skip true --network.local true" ;;
-    clean) echo "--train.optimizer muon --network.skip true --network.local true --path.law.mean 1.2 --path.law.std 1.2" ;;
-    small-batch) echo "--train.optimizer muon --network.skip true --network.local true --train.batch 256" ;;
-    repa) echo "--train.optimizer muon --network.skip true --network.local true --repa.encoder efficientnet-lite0 --repa.resolution 256" ;;
+    local) echo "$both" ;;
+    clean) echo "$both --path.law.mean 1.2 --path.law.std 1.2" ;;
+    small-batch) echo "$both --train.batch 256" ;;
+    repa) echo "$both $aligned" ;;
+    repa-conv) echo "$both $aligned --repa.projector conv --repa.normalise 0.6" ;;
+    repa-clean) echo "$both $aligned --path.law.mean 1.2 --path.law.std 1.2" ;;
+    repa-fast) echo "$both $aligned --train.lr 2e-3" ;;
     *) echo "unknown trial '$1'" >&2; exit 2 ;;
   esac
 }

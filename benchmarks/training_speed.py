@@ -74,6 +74,13 @@ CASES = {
     "XL": (recipe("XL", recompute=0.25), None),
     "XL-18-heads": (with_heads(recipe("XL", recompute=0.25), 18), None),  # 64 wide, as the other sizes' are
     "XL-18-heads-kernels": (with_heads(recipe("XL", recompute=0.25, kernels=True), 18), None),
+    "S-fp8": (recipe("S", kernels=True, fp8="tensor"), None),
+    "B-fp8": (recipe("B", kernels=True, fp8="tensor"), None),
+    "XL-fp8": (recipe("XL", recompute=0.25, kernels=True, fp8="tensor"), None),
+    "XL-fp8-row": (recipe("XL", recompute=0.25, kernels=True, fp8="row"), None),
+    "XL-18-heads-fp8": (with_heads(recipe("XL", recompute=0.25, kernels=True, fp8="tensor"), 18), None),
+    "XL-18-heads-fp8-row": (with_heads(recipe("XL", recompute=0.25, kernels=True, fp8="row"), 18), None),
+    "XL-18-heads-fp8-partly": (with_heads(recipe("XL", recompute=0.25, kernels=True, fp8="partly"), 18), None),
     "XL-half": (recipe("XL", recompute=0.5), None),
     "XL-products": (recipe("XL", recompute=1.0), None),
     "XL-nothing": (recipe("XL", recompute=1.0, keep="nothing"), None),

@@ -145,6 +145,14 @@ def test_compiled_noise_is_bit_equal():
         assert all(torch.equal(a, b) for a, b in zip(compiled(part), draw(part), strict=True))
 
 
+@pytest.mark.slow
+def test_noise_drawn_by_one_program_for_all_streams_is_bit_equal():
+    seeds = noise.derive(3, torch.arange(16))
+    for stream in (noise.INITIAL, noise.STEP, noise.STEP + 25, noise.MAX_STREAM):
+        drawn = noise.normal_compiled(seeds, stream, (3, 8, 8))
+        assert torch.equal(drawn, noise.normal(seeds, stream, (3, 8, 8)))
+
+
 def test_as_seeds_takes_lists_tensors_and_both_ends():
     assert noise.as_seeds([0, 2**63 - 1], 2).tolist() == [0, 2**63 - 1]
     assert noise.as_seeds(torch.tensor([3, 4], dtype=torch.int32), 2).dtype == torch.int64

@@ -1,6 +1,7 @@
 """Seeds -> noise -> field -> solver -> decode -> images, as a stream."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -15,7 +16,8 @@ from mvm.options import at_least, nearest
 from mvm.pictures import WRITERS, check_output, grid, png_bytes, to_pillow, write_images
 from mvm.precision import arithmetic
 from mvm.recipes import SampleConfig
-from mvm.solver import solve
+from mvm.replay import Replays, arriving, surroundings
+from mvm.solver import Adaptive, Solver, check_request, integrate, solve
 from mvm.solver.sharing import SharingPlan, best_steps, shared, similarity
 
 __all__ = [
@@ -89,10 +91,11 @@ def sampling_precision(name: str | None, device: torch.device) -> AbstractContex
     return nullcontext() if name is None else arithmetic(name, device)
 
 
-def compile_network(model: Model) -> None:
+def compile_network(model: Model, replay: bool = True) -> None:
     """Compile the network in place, once per shape of a batch: pays on a GPU when many batches have one shape.
 
     Of a DDT both halves apart: encoder sharing calls them so, and a whole call is one after the other.
+    replay: on a GPU, record the whole loop of a batch too, from the second batch of a shape on.
     """
     if isinstance(model.network, DDT):
         for half in ("condition", "head"):
@@ -100,6 +103,7 @@ def compile_network(model: Model) -> None:
     else:
         model.network.compile(dynamic=False)
     model.compiled = True
+    model.replays = Replays() if replay else None
 
 
 PROBES = 8  # samples by which the steps that compute a backbone are chosen
@@ -124,25 +128,69 @@ def _field(model: Model, settings: SampleConfig) -> AbstractContextManager[Any]:
     return shared(model, sharing_plan(model, settings)) if settings.share else nullcontext(model)
 
 
+class Underway(NamedTuple):
+    """Images that a device may still be working on: `wait` returns them on the host."""
+
+    wait: Callable[[], Tensor]
+    labels: Tensor
+    seeds: Tensor
+    nfe: int
+    passes: int
+
+    def arrived(self) -> Generated:
+        """Return the finished images."""
+        return Generated(self.wait(), self.labels, self.seeds, self.nfe, self.passes)
+
+
+def _by_steps(model: Model, labels: Tensor, seeds: Tensor, settings: SampleConfig, solver: Solver) -> Underway:
+    """Return a batch by a solver of fixed steps: launches that wait for no device, so that they can be recorded."""
+    how: dict[str, Any] = {"schedule": model.schedule, "nfe": settings.nfe, "rho": settings.rho}
+    guidance = settings.guidance()
+    check_request(model, model.schedule, settings.nfe, settings.rho, labels)
+    noise.as_seeds(seeds, len(labels))
+    if settings.share:
+        sharing_plan(model, settings)  # looks at the device, once
+    draw = noise.normal_compiled if model.compiled and model.device.type == "cuda" else noise.normal
+
+    def made(labels: Tensor, seeds: Tensor) -> Tensor:
+        with _field(model, settings) as field:
+            x = draw(seeds, noise.INITIAL, model.sample_shape)
+            solution = integrate(field, x, solver, seeds, condition=labels, guidance=guidance, draw=draw, **how)
+            model.costs[settings] = solution.nfe, solution.passes  # a replay counts nothing
+            return model.codec.decode(solution.x)
+
+    inputs = labels.to(model.device), seeds.to(model.device)
+    if model.replays is None:
+        images = made(*inputs)
+    else:
+        images = model.replays((settings, surroundings(model, model.device)), made, *inputs)
+    return Underway(arriving(images), labels, seeds, *model.costs[settings])
+
+
+def _by_tolerance(model: Model, labels: Tensor, seeds: Tensor, settings: SampleConfig) -> Underway:
+    x = noise.initial(seeds.to(model.device), model.sample_shape)
+    how: dict[str, Any] = {
+        "schedule": model.schedule,
+        "solver": settings.build_solver(),
+        "guidance": settings.guidance(),
+    }
+    solution = solve(model, x, condition=labels.to(model.device), seeds=seeds, rho=settings.rho, **how)
+    return Underway(arriving(model.codec.decode(solution.x)), labels, seeds, solution.nfe, solution.passes)
+
+
+def _launch(model: Model, labels: Tensor, seeds: Tensor, settings: SampleConfig, precision: str | None) -> Underway:
+    solver = settings.build_solver()
+    with sampling_precision(precision, model.device), torch.no_grad():
+        if isinstance(solver, Adaptive):
+            return _by_tolerance(model, labels, seeds, settings)
+        return _by_steps(model, labels, seeds, settings, solver)
+
+
 def generate_batch(
     model: Model, labels: Tensor, seeds: Tensor, settings: SampleConfig, precision: str | None = None
 ) -> Generated:
     """Return the images of these seeds and labels, made together."""
-    with sampling_precision(precision, model.device), _field(model, settings) as field:
-        x = noise.initial(seeds.to(model.device), model.sample_shape)
-        solution = solve(
-            field,
-            x,
-            schedule=model.schedule,
-            solver=settings.build_solver(),
-            nfe=settings.nfe,
-            rho=settings.rho,
-            condition=labels.to(model.device),
-            seeds=seeds,
-            guidance=settings.guidance(),
-        )
-        images = model.codec.decode(solution.x).cpu()
-    return Generated(images, labels, seeds, solution.nfe, solution.passes)
+    return _launch(model, labels, seeds, settings, precision).arrived()
 
 
 def generate(
@@ -155,13 +203,27 @@ def generate(
     progress: bool = True,
     precision: str | None = None,
 ) -> Iterator[Generated]:
-    """Yield images batch by batch; an image depends on its own seed and label, not on the batch."""
+    """Yield images batch by batch; an image depends on its own seed and label, not on the batch.
+
+    A GPU works on the next batch while the caller has the last one in hand.
+    """
     at_least("batch", batch, 1)
+    ahead = int(model.device.type == "cuda")
+    underway: deque[Underway] = deque()
     with tqdm(total=len(labels), desc="sample", unit="image", disable=not progress) as bar:
+
+        def finished() -> Generated:
+            done = underway.popleft().arrived()
+            bar.update(len(done.labels))
+            return done
+
         for start in range(0, len(labels), batch):
             part = slice(start, start + batch)
-            yield generate_batch(model, labels[part], seeds[part], settings, precision)
-            bar.update(len(labels[part]))
+            underway.append(_launch(model, labels[part], seeds[part], settings, precision))
+            if len(underway) > ahead:
+                yield finished()
+        while underway:
+            yield finished()
 
 
 def mean_cost(parts: Iterable[tuple[int, int, int]]) -> tuple[int, int]:

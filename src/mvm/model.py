@@ -23,6 +23,7 @@ from mvm.published import (
 )
 from mvm.published.hub import as_hub_id, fetch
 from mvm.recipes import RECIPE, Recipe
+from mvm.replay import Replays
 from mvm.solver.sharing import SharingPlan
 from mvm.training import checkpoint
 
@@ -81,7 +82,9 @@ class Model(nn.Module):
         self.classes = recipe.data.class_names
         self.codec: Codec = codec or build_codec(recipe)
         self.compiled = False
+        self.replays: Replays | None = None  # of sampling loops on a GPU; None: step by step
         self.plans: dict[Any, SharingPlan] = {}  # of encoder sharing, by settings of the sampler
+        self.costs: dict[Any, tuple[int, int]] = {}  # evaluations and passes of an image, by settings of the sampler
         self.origin: dict[str, Any] = {}  # where the weights came from, of a model that was loaded
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(recipe.seed)

@@ -7,7 +7,8 @@ digit that differs between two machines' log or cos then all but never shows (ne
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from numbers import Integral
 
 import torch
@@ -49,10 +50,15 @@ def philox(counter: tuple[Tensor, ...], key: tuple[Tensor, Tensor]) -> tuple[Ten
     return c0, c1, c2, c3
 
 
-def _words(seeds: Tensor, stream: int, count: int) -> Tensor:
-    """Return 32-bit words (B, count): the first `count` of each seed's stream."""
+def _on_device(stream: int, seeds: Tensor) -> Tensor:
+    """Return the stream's number as a tensor: a compiler then makes one program for all streams."""
     if not 0 <= stream <= MAX_STREAM:  # a word of the counter: beyond it uniforms leave (0, 1) and normals are NaN
         raise ValueError(f"stream={stream} is out of range; it must lie in [0, {MAX_STREAM}]")
+    return torch.full((), stream, dtype=torch.int64, device=seeds.device)
+
+
+def _words(seeds: Tensor, stream: Tensor, count: int) -> Tensor:
+    """Return 32-bit words (B, count): the first `count` of each seed's stream."""
     block = torch.arange((count + 3) // 4, device=seeds.device)[None, :]  # (1, blocks)
     seeds = seeds.to(torch.int64)[:, None]  # (B, 1)
     zero = torch.zeros_like(block)
@@ -67,16 +73,32 @@ def _unit(words: Tensor) -> Tensor:
 
 def uniform(seeds: Tensor, stream: int, shape: Sequence[int] = ()) -> Tensor:
     """Return float64 uniforms in (0, 1) of shape (B, *shape)."""
-    return _unit(_words(seeds, stream, math.prod(shape))).reshape(len(seeds), *shape)
+    return _unit(_words(seeds, _on_device(stream, seeds), math.prod(shape))).reshape(len(seeds), *shape)
 
 
-def normal(seeds: Tensor, stream: int, shape: Sequence[int] = (), dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return standard normals of shape (B, *shape), of float32 precision in any dtype (Box-Muller)."""
-    count = math.prod(shape)
+def _normals(seeds: Tensor, stream: Tensor, count: int) -> Tensor:
+    """Return standard normals (B, count) in float32, by Box-Muller."""
     u = _unit(_words(seeds, stream, count + count % 2)).unflatten(1, ((count + 1) // 2, 2))
     radius, angle = torch.sqrt(-2 * torch.log(u[..., 0])), 2 * math.pi * u[..., 1]
     z = torch.stack((radius * torch.cos(angle), radius * torch.sin(angle)), dim=-1).flatten(1)[:, :count]
-    return z.float().to(dtype).reshape(len(seeds), *shape)
+    return z.float()
+
+
+def normal(seeds: Tensor, stream: int, shape: Sequence[int] = (), dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return standard normals of shape (B, *shape), of float32 precision in any dtype."""
+    return _normals(seeds, _on_device(stream, seeds), math.prod(shape)).to(dtype).reshape(len(seeds), *shape)
+
+
+@cache
+def compiled_normals() -> Callable[[Tensor, Tensor, int], Tensor]:
+    """Return _normals as one kernel instead of two hundred: the same bits (tests/test_noise.py)."""
+    return torch.compile(_normals, dynamic=False)
+
+
+def normal_compiled(seeds: Tensor, stream: int, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return `normal`'s numbers by a compiled program: pays where many are drawn in one shape."""
+    drawn = compiled_normals()(seeds, _on_device(stream, seeds), math.prod(shape))
+    return drawn.to(dtype).reshape(len(seeds), *shape)
 
 
 def initial(seeds: Tensor, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:

@@ -1,12 +1,13 @@
 """DINOv3 as Meta publishes it: a .pth file whose names are translated to those of transformers' DINOv3ViTModel."""
 
-import pickle
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from mvm.untrusted import check_pth, is_named_tensor
 
 WAYS = (
     "DINOv3 is gated, and there are three ways to it: its hub name (facebook/dinov3-vitl16-pretrain-lvd1689m) once "
@@ -62,11 +63,14 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a .pth file, in float32; one that is missing or holds anything else is refused."""
     if not path.is_file():
         raise ValueError(f"'{path}' is not there; {WAYS}")
+    check_pth(path)
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+    except PermissionError:
+        raise
+    except Exception as error:  # of a torn or foreign .pth torch raises ten kinds of error
         raise ValueError(f"'{path}' is no whole .pth file of weights ({type(error).__name__}); get it again") from None
-    if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
+    if not isinstance(found, dict) or not all(map(is_named_tensor, found.items())):
         raise ValueError(f"'{path}' is no list of named weights; {WAYS}")
     return {name: value.float() for name, value in found.items()}
 

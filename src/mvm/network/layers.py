@@ -1,13 +1,15 @@
 """Building blocks of the Transformers: normalisation, rotary positions, attention, SwiGLU, embeddings."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.util import find_spec
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad, rms_norm, scaled_dot_product_attention, silu
+
+from mvm.network.float8 import products as float8_products
 
 NORM_EPS = 1e-6
 
@@ -72,6 +74,22 @@ def norm_rotate(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return rotate(normed, cos[:, None], sin[:, None]).to(x.dtype)
 
 
+def products(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], fp8: str) -> tuple[Tensor, ...]:
+    """Return x w^T + b for each weight and bias: a block's large products, all through here.
+
+    fp8: "off", or a granularity of float8. Without a gradient it is off: what is sampled during training is then what
+    the stored network draws later, which knows nothing of it.
+    """
+    if fp8 == "off" or not torch.is_grad_enabled():
+        return tuple(linear(x, weight, bias) for weight, bias in zip(weights, biases, strict=True))
+    return float8_products(x, weights, biases, fp8)
+
+
+def product(x: Tensor, layer: nn.Linear, fp8: str) -> Tensor:
+    """Return the layer's answer by `products`."""
+    return products(x, (layer.weight,), (layer.bias,), fp8)[0]
+
+
 class Attention(nn.Module):
     """Multi-head self-attention with QK-norm and rotary positions."""
 
@@ -83,6 +101,7 @@ class Attention(nn.Module):
         self.key_norm = RMSNorm(width // heads)
         self.out = nn.Linear(width, width)
         self.kernel: Callable[..., Tensor] | None = None  # norm_rotate by hand, where an engine asks for it
+        self.fp8 = "off"  # of the products, likewise
 
     def _place(self, x: Tensor, norm: RMSNorm, cos: Tensor, sin: Tensor) -> Tensor:
         if self.kernel is not None and x.is_cuda and x.dtype != torch.float64:
@@ -93,11 +112,11 @@ class Attention(nn.Module):
         """x (B, N, d); cos and sin (N, head), from rotary_waves."""
         # Three products with parts of one matrix, not parts of one product: its gradient would have to be put
         # together again from three, which costs more on a GPU than the larger product saves.
-        parts = (linear(x, weight).unflatten(-1, (self.heads, -1)) for weight in self.qkv.weight.chunk(3))
-        query, key, value = parts  # each (B, N, heads, head)
+        parts = products(x, self.qkv.weight.chunk(3), (None, None, None), self.fp8)
+        query, key, value = (part.unflatten(-1, (self.heads, -1)) for part in parts)  # each (B, N, heads, head)
         query, key = self._place(query, self.query_norm, cos, sin), self._place(key, self.key_norm, cos, sin)
         mixed = scaled_dot_product_attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
-        return self.out(mixed.transpose(1, 2).flatten(2))
+        return product(mixed.transpose(1, 2).flatten(2), self.out, self.fp8)
 
 
 class SwiGLU(nn.Module):
@@ -108,12 +127,12 @@ class SwiGLU(nn.Module):
         hidden = 16 * math.ceil(2 / 3 * ratio * width / 16)
         self.gate_up = nn.Linear(width, 2 * hidden)
         self.down = nn.Linear(hidden, width)
+        self.fp8 = "off"  # of the products, where an engine asks for it
 
     def forward(self, x: Tensor) -> Tensor:
         # two products, for the reason that Attention has three
-        parts = zip(self.gate_up.weight.chunk(2), self.gate_up.bias.chunk(2), strict=True)
-        gate, up = (linear(x, weight, bias) for weight, bias in parts)
-        return self.down(silu(gate) * up)
+        gate, up = products(x, self.gate_up.weight.chunk(2), self.gate_up.bias.chunk(2), self.fp8)
+        return product(silu(gate) * up, self.down, self.fp8)
 
 
 class Local(nn.Module):

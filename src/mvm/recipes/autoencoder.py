@@ -66,6 +66,8 @@ class DecoderRecipe:
             )
         if engine.recompute or engine.kernels:
             raise ValueError("engine.recompute and engine.kernels are not for decoders; leave them at 0 and False")
+        if engine.fp8 != "off":
+            raise ValueError(f"engine.fp8='{engine.fp8}' is not for decoders; leave it off")
 
     @property
     def side(self) -> int:

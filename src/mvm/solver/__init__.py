@@ -16,7 +16,7 @@ from mvm.solver.guidance import (
     progress,
 )
 from mvm.solver.onestep import Euler, EulerMaruyama, Heun
-from mvm.solver.sampling import DEFAULT_NFE, SOLVERS, Solution, sample, solve, solver_named
+from mvm.solver.sampling import DEFAULT_NFE, SOLVERS, Solution, check_request, integrate, sample, solve, solver_named
 from mvm.solver.table import LamVariable, PowerVariable, Variable
 
 __all__ = [
@@ -47,8 +47,10 @@ __all__ = [
     "State",
     "Variable",
     "adams",
+    "check_request",
     "guided",
     "guided_evaluations",
+    "integrate",
     "no_noise",
     "progress",
     "run",

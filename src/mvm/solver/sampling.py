@@ -117,9 +117,12 @@ def on_mean_velocity(evaluate: Evaluate, schedule: Schedule) -> Evaluate:
     return mapped
 
 
-def step_noise(seeds: Tensor, like: Tensor) -> NoiseSource:
+Draw = Callable[[Tensor, int, Sequence[int], torch.dtype], Tensor]
+
+
+def step_noise(seeds: Tensor, like: Tensor, draw: Draw = counter_noise.normal) -> NoiseSource:
     """Return the noise of each solver step: a function of every sample's seed and the step index."""
-    return lambda index: counter_noise.normal(seeds, counter_noise.STEP + index, like.shape[1:], like.dtype)
+    return lambda index: draw(seeds, counter_noise.STEP + index, like.shape[1:], like.dtype)
 
 
 @dataclass(frozen=True)
@@ -189,6 +192,37 @@ def in_solver_time(solver: Solver, evaluate: Evaluate, x: Tensor, schedule: Sche
     return on_mean_velocity(evaluate, schedule), x * scale
 
 
+def check_request(field: Field, schedule: Schedule, nfe: int, rho: float, condition: Tensor | None) -> None:
+    """Refuse numbers out of range, labels the field does not know, and another path than the field's."""
+    _check_numbers(nfe, rho)
+    require_schedule(field, schedule)
+    _check_labels(field, condition)
+
+
+@torch.no_grad()
+def integrate(
+    field: Field,
+    noise: Tensor,
+    solver: Solver,
+    seeds: Tensor,
+    *,
+    schedule: Schedule,
+    nfe: int,
+    rho: float,
+    condition: Tensor | None,
+    guidance: Rules,
+    draw: Draw = counter_noise.normal,
+    on_step: Callable[[State], None] | None = None,
+) -> Solution:
+    """Return `solve`'s answer by a solver of fixed steps, unchecked: a stream of launches that waits for no device."""
+    # half-precision states lose the image in rounding: the loop runs in float32 at least
+    x = noise if noise.dtype == torch.float64 else noise.float()
+    meter = metered(field)
+    evaluate, x = in_solver_time(solver, evaluator(meter, schedule, condition, guidance), x, schedule)
+    x = run(solver.plan(schedule, int(nfe), rho), evaluate, x, step_noise(seeds, x, draw), on_step=on_step).x
+    return Solution(x.to(noise.dtype), meter.evaluations, meter.passes, seeds)
+
+
 @torch.no_grad()
 def solve(
     field: Field,
@@ -207,25 +241,30 @@ def solve(
 
     on_step sees the state after every step; a multistep solver's is in the coordinates of MeanVelocity(T=1).
     """
-    _check_numbers(nfe, rho)
     _check_tensors(noise, condition)
-    require_schedule(field, schedule)
-    _check_labels(field, condition)
+    check_request(field, schedule, nfe, rho, condition)
     chosen = solver_named(solver)
     seeds = counter_noise.as_seeds(seeds, noise.shape[0], noise.device)
-    # half-precision states lose the image in rounding: the loop runs in float32 at least
+    if not isinstance(chosen, Adaptive):
+        return integrate(
+            field,
+            noise,
+            chosen,
+            seeds,
+            schedule=schedule,
+            nfe=nfe,
+            rho=rho,
+            condition=condition,
+            guidance=guidance,
+            on_step=on_step,
+        )
+    if rho != 0 or on_step is not None:
+        raise ValueError(
+            f"rho={rho}, on_step: solver '{chosen.name}' is an ODE solver with no steps to show; use rho=0"
+        )
     x = noise if noise.dtype == torch.float64 else noise.float()
-    if isinstance(chosen, Adaptive):
-        if rho != 0 or on_step is not None:
-            raise ValueError(
-                f"rho={rho}, on_step: solver '{chosen.name}' is an ODE solver with no steps to show; use rho=0"
-            )
-        x, evaluations, passes = _solve_adaptively(chosen, field, x, schedule, condition, guidance)
-        return Solution(x.to(noise.dtype), evaluations, passes, seeds)
-    meter = metered(field)
-    evaluate, x = in_solver_time(chosen, evaluator(meter, schedule, condition, guidance), x, schedule)
-    x = run(chosen.plan(schedule, int(nfe), rho), evaluate, x, step_noise(seeds, x), on_step=on_step).x
-    return Solution(x.to(noise.dtype), meter.evaluations, meter.passes, seeds)
+    x, evaluations, passes = _solve_adaptively(chosen, field, x, schedule, condition, guidance)
+    return Solution(x.to(noise.dtype), evaluations, passes, seeds)
 
 
 def sample(

@@ -12,8 +12,11 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from mvm.network import DDT, DiT, blocks_of
-from mvm.network.layers import Attention, gpu_norm_rotate
+from mvm.network.float8 import STEP
+from mvm.network.layers import Attention, SwiGLU, gpu_norm_rotate
 from mvm.training.runtime import EngineConfig, Processes, autocast, precision
+
+FP8_CAPABILITY = (8, 9)  # of the first GPUs with 8-bit products: Ada; Hopper has 9.0
 
 
 def compile_mode(config: EngineConfig, place: Processes) -> str:
@@ -66,6 +69,41 @@ def _use_kernels(network: DiT | DDT) -> None:
             module.kernel = kernel
 
 
+def _check_fp8(config: EngineConfig, place: Processes) -> None:
+    """Raise where 8-bit products cannot run, or were never tried."""
+    said = f"engine.fp8='{config.fp8}'"
+    if config.parallel == "fsdp" and place.world > 1:
+        raise ValueError(f"{said} does not go with engine.parallel='fsdp'; use ddp, or engine.fp8='off'")
+    if place.device.type != "cuda":
+        return
+    if precision(config, place.device) != torch.bfloat16:
+        raise ValueError(f"{said} does not go with engine.precision='{config.precision}' on a GPU; use bf16")
+    capability = torch.cuda.get_device_capability(place.device)
+    if capability < FP8_CAPABILITY:
+        raise ValueError(
+            f"{said} needs a GPU of compute capability {_dotted(FP8_CAPABILITY)}, and this one has "
+            f"{_dotted(capability)}; set it to off"
+        )
+
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return ".".join(map(str, capability))
+
+
+def _use_fp8(fp8: str, network: DiT | DDT) -> None:
+    for module in network.modules():
+        if not isinstance(module, Attention | SwiGLU):
+            continue
+        for layer in module.children():
+            if isinstance(layer, nn.Linear) and (layer.in_features % STEP or layer.out_features % STEP):
+                raise ValueError(
+                    f"engine.fp8='{fp8}' needs widths that are multiples of {STEP}, and a block has "
+                    f"{layer.in_features} and {layer.out_features}; change network.width (a ddt's head: "
+                    "network.head_width), or set engine.fp8 to off"
+                )
+        module.fp8 = fp8
+
+
 class Engine:
     """A learner made ready for its processes and device: call it, and control when gradients are summed."""
 
@@ -78,6 +116,9 @@ class Engine:
         network.keep_products = config.keep == "products"
         if config.kernels:
             _use_kernels(network)
+        if config.fp8 != "off":
+            _check_fp8(config, place)
+            _use_fp8(config.fp8, network)
         self.mode = compile_mode(config, place)
         if self.mode == "blocks":
             for block in blocks_of(network):

@@ -16,11 +16,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
+from mvm.network.float8 import GRANULARITY
 from mvm.options import at_least, between, choose
 
 PRECISIONS: dict[str, torch.dtype | None] = {"auto": None, "fp32": torch.float32, "bf16": torch.bfloat16}
 PARALLEL = dict.fromkeys(("ddp", "fsdp"))
 COMPILE = dict.fromkeys(("auto", "off", "blocks", "full", "graph"))
+FP8 = dict.fromkeys(("off", *GRANULARITY))
 PATIENCE = 1800  # seconds that processes wait for each other: rank 0 may be writing a report meanwhile
 
 
@@ -29,9 +31,11 @@ class EngineConfig:
     """How a run is executed; may change on resume.
 
     parallel: how several processes share the work. shard: processes per copy of the weights under fsdp
-    (0: all of them; 8 of 64: hybrid). precision: of matrix products; auto is bf16 on a GPU. compile: off; blocks
-    one by one (gradients of a block then travel while the next is computed); full; graph: full, and replayed as CUDA
-    graphs. auto is off on a CPU, graph on one GPU (full where steps accumulate), blocks on several.
+    (0: all of them; 8 of 64: hybrid). precision: of matrix products; auto is bf16 on a GPU. fp8: the blocks' large
+    products in 8 bits while training, scaled by tensor or by row; partly: by row, gradients of weights left out;
+    nothing of it is stored, or sampled with.
+    compile: off; blocks one by one (gradients of a block then travel while the next is computed); full; graph: full,
+    and replayed as CUDA graphs. auto is off on a CPU, graph on one GPU (full where steps accumulate), blocks on more.
     recompute: share of the blocks whose activations are computed again in the backward pass, to save memory; keep:
     products spares matrix products and attention, so that less is saved and little time lost; nothing saves most.
     kernels: GPU kernels written by hand. deterministic: GPU kernels whose sums have one order, so that two runs, or a
@@ -43,6 +47,7 @@ class EngineConfig:
     parallel: str = "ddp"
     shard: int = 0
     precision: str = "auto"
+    fp8: str = "off"
     compile: str = "auto"
     recompute: float = 0.0
     keep: str = "products"
@@ -55,6 +60,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         choose("engine.parallel", self.parallel, PARALLEL)
         choose("engine.precision", self.precision, PRECISIONS)
+        choose("engine.fp8", self.fp8, FP8)
         choose("engine.compile", self.compile, COMPILE)
         choose("engine.resident", self.resident, dict.fromkeys(("auto", "device", "host")))
         choose("engine.keep", self.keep, dict.fromkeys(("products", "nothing")))

@@ -1,0 +1,88 @@
+"""Sampling speed of DiT-S/2 at 32x32: eager, with a compiled network, and with the whole loop replayed.
+
+    python benchmarks/sampling_speed.py --batches 512 1 --nfe 26 --json benchmarks/results/sampling-speed.json
+
+Random weights (speed does not depend on them), bf16, no guidance. Ways take turns, so that a drifting clock meets
+all; the figure is the median of the rounds, spread is slowest over fastest. A batch is everything from seeds to bytes
+on the host.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+
+import torch
+
+from mvm.bench import machine
+from mvm.generate import compile_network, cycle_labels, generate_batch
+from mvm.model import Model
+from mvm.recipes import SampleConfig, as_field, load_recipe
+
+WAYS = ("eager", "compiled", "replayed")
+
+
+def sampler(way: str, recipe: str, device: torch.device) -> Model:
+    """Return a model that samples that way."""
+    model = Model(as_field(load_recipe(recipe), recipe)).to(device).eval().requires_grad_(False)
+    if way != "eager":
+        compile_network(model, replay=way == "replayed")
+    return model
+
+
+def seconds(model: Model, batch: int, settings: SampleConfig, precision: str, round_: int) -> float:
+    """Return the time of one batch, of other seeds in every round."""
+    labels, seeds = cycle_labels((), batch, model.num_classes), torch.arange(batch) + round_ * batch
+    start = time.perf_counter()
+    generate_batch(model, labels, seeds, settings, precision)
+    return time.perf_counter() - start
+
+
+def measure(models: dict[str, Model], batch: int, settings: SampleConfig, precision: str, rounds: int) -> list[dict]:
+    """Return a row for every way at one batch size."""
+    for model in models.values():
+        for round_ in range(3):  # compiled, recorded, replayed once
+            seconds(model, batch, settings, precision, round_)
+    times: dict[str, list[float]] = {way: [] for way in models}
+    for round_ in range(rounds):
+        for way, model in models.items():
+            times[way].append(seconds(model, batch, settings, precision, round_))
+    rows = []
+    for way, found in times.items():
+        median = statistics.median(found)
+        spread = max(found) / min(found) - 1
+        told = {"batch": batch, "nfe": settings.nfe, "rho": settings.rho, "way": way, "ms": 1000 * median}
+        rows.append({**told, "spread": spread, "images_per_second": batch / median})
+    plain = next((row["ms"] for row in rows if row["way"] == "compiled"), rows[0]["ms"])
+    return [{**row, "over_compiled": plain / row["ms"]} for row in rows]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batches", type=int, nargs="+", default=[512, 1])
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--nfe", type=int, default=26)
+    parser.add_argument("--rho", type=float, nargs="+", default=[0.0])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--recipe", default="cifar10")
+    parser.add_argument("--precision", default="bf16")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--commit", default="unknown")
+    options = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    models = {way: sampler(way, options.recipe, device) for way in options.ways}
+    rows = []
+    for batch in options.batches:
+        for rho in options.rho:
+            settings = SampleConfig(nfe=options.nfe, rho=rho)
+            rows += measure(models, batch, settings, options.precision, options.rounds)
+            for row in rows[-len(models) :]:
+                print(json.dumps(row), flush=True)
+    if options.json is not None:
+        told = {"commit": options.commit, "machine": machine(device), "precision": options.precision, "rows": rows}
+        options.json.write_text(json.dumps(told, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""Matrix products of 8-bit floats, forward and backward: at their best twice as many a second as in bf16.
+
+A tensor is scaled so that its largest magnitude is the format's, then rounded; weights, sums, and all that is not a
+product stay as they are. Scales are dynamic, found from each tensor as it comes. Delayed ones, from the magnitudes of
+past steps, would save a pass over it, but are a state: it would have to be stored for a run to resume exactly.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+# Of the scales: one for a tensor; one for each row of the left, column of the right. "partly": by row, and the
+# gradients of weights, which need every operand transposed and scaled once more, are plain products.
+GRANULARITY = ("tensor", "row", "partly")
+STEP = 16  # the GPU's products want sizes that are multiples of it
+VALUES = torch.float8_e4m3fn  # of activations and weights: three bits of mantissa
+# Of gradients: two bits and more range, as they differ more among each other; by rows they differ less.
+GRADIENTS = {"tensor": torch.float8_e5m2, "row": torch.float8_e4m3fn, "partly": torch.float8_e4m3fn}
+SMALLEST = 2.0**-100  # magnitude that is still scaled up: zeros stay zeros, and no scale overflows
+
+# Whether partial sums may stay in the tensor cores' narrow accumulators: faster. Gradients are sums over all tokens,
+# where that would show; but with scales by rows torch's kernels for Hopper are made for it.
+FAST_FORWARD = {"tensor": True, "row": True, "partly": True}
+FAST_BACKWARD = {"tensor": False, "row": True, "partly": True}
+
+
+class Scaled(NamedTuple):
+    """A matrix (M, K) as values * scale: 8-bit values, row by row; scale float32, () or (M, 1)."""
+
+    values: Tensor
+    scale: Tensor
+
+
+def scaled(x: Tensor, granularity: str, dtype: torch.dtype) -> Scaled:
+    """Return the matrix x rounded to 8 bits, with one scale for all or one for each row."""
+    magnitude = x.abs().amax() if granularity == "tensor" else x.abs().amax(-1, keepdim=True)
+    factor = torch.finfo(dtype).max / magnitude.float().clamp(min=SMALLEST)
+    return Scaled((x.float() * factor).to(dtype).contiguous(), 1 / factor)
+
+
+def scaled_both_ways(x: Tensor, granularity: str, dtype: torch.dtype) -> tuple[Scaled, Scaled]:
+    """Return x and its transpose, each as `scaled` would; a scale for all of x serves both."""
+    plain = scaled(x, granularity, dtype)
+    if granularity == "tensor":
+        return plain, Scaled(plain.values.t().contiguous(), plain.scale)
+    return plain, scaled(x.t(), granularity, dtype)
+
+
+def multiply_exactly(a: Scaled, b: Scaled, dtype: torch.dtype) -> Tensor:
+    """Return a b^T in `dtype`, the 8-bit values multiplied in float64, where sums of them all but never round."""
+    return (a.values.double() @ b.values.double().t() * a.scale * b.scale.t()).to(dtype)
+
+
+def multiply(a: Scaled, b: Scaled, dtype: torch.dtype, fast: bool) -> Tensor:
+    """Return a b^T (M, N) in `dtype`, for a (M, K) and b (N, K), by the GPU's own product where there is one."""
+    if a.values.is_cpu:
+        return multiply_exactly(a, b, dtype)
+    return torch._scaled_mm(a.values, b.values.t(), a.scale, b.scale.t(), out_dtype=dtype, use_fast_accum=fast)
+
+
+class _Products(torch.autograd.Function):
+    """x (M, K) and weights (N, K) -> x w^T (M, N) of each; x is rounded once for all of them."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, granularity: str, dtype: torch.dtype, *weights: Tensor) -> tuple[Tensor, ...]:
+        if granularity == "partly":
+            plain, kept = scaled(x, granularity, VALUES), (x.to(dtype),)
+        else:
+            plain, kept = scaled_both_ways(x, granularity, VALUES)  # kept: half of bf16's memory
+        ctx.save_for_backward(*weights, *kept)
+        ctx.granularity, ctx.x_dtype = granularity, x.dtype
+        fast = FAST_FORWARD[granularity]
+        return tuple(multiply(plain, scaled(weight, granularity, VALUES), dtype, fast) for weight in weights)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        granularity, fast = ctx.granularity, FAST_BACKWARD[ctx.granularity]
+        saved = ctx.saved_tensors  # asked for once: recomputation gives them out once
+        weights, kept = saved[: len(gradients)], saved[len(gradients) :]
+        to_x, to_weights = [], []
+        for gradient, weight in zip(gradients, weights, strict=True):
+            dtype = gradient.dtype
+            if granularity == "partly":
+                plain, of_weight = scaled(gradient, granularity, GRADIENTS[granularity]), gradient.t() @ kept[0]
+            else:
+                plain, turned = scaled_both_ways(gradient, granularity, GRADIENTS[granularity])
+                of_weight = multiply(turned, Scaled(*kept), dtype, fast)
+            _, weight_turned = scaled_both_ways(weight, granularity, VALUES)
+            to_x.append(multiply(plain, weight_turned, dtype, fast))
+            to_weights.append(of_weight.to(weight.dtype))
+        return sum(to_x[1:], start=to_x[0]).to(ctx.x_dtype), None, None, *to_weights
+
+
+def _product_dtype(x: Tensor) -> torch.dtype:
+    """Return the dtype that a plain product of x would have here."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
+def products(
+    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], granularity: str
+) -> tuple[Tensor, ...]:
+    """Return x w^T + b for each weight w (n, d) and bias b (n,), as `linear` does; x (..., d)."""
+    dtype, rows = _product_dtype(x), x.flatten(0, -2)
+    count = len(rows)
+    if count % STEP:  # the weights' gradients are sums over the rows: zeros add nothing
+        rows = pad(rows, (0, 0, 0, -count % STEP))
+    found = (value[:count].unflatten(0, x.shape[:-1]) for value in _Products.apply(rows, granularity, dtype, *weights))
+    return tuple(value if bias is None else value + bias.to(dtype) for value, bias in zip(found, biases, strict=True))
