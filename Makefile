@@ -7,7 +7,7 @@ INSTALLED := .venv/.installed
 help:
 	@echo "make demo    train on the embedded digits, sample with ODE and SDE, write runs/demo/report.html"
 	@echo "make test    the whole test suite (under 10 minutes on 2 cores)"
-	@echo "make faults  kill, fill the disk, stop workers, spoil files: nothing is lost"
+	@echo "make faults  kill, fill the disk, stop workers, spoil files, crowd the page: nothing is lost (under 15 minutes)"
 	@echo "make verify  check the mathematics on exact oracles (under a minute)"
 	@echo "make lint    style, types, import layers, dependencies, spelling"
 	@echo "make docs    the API reference as HTML, site/index.html"
@@ -31,8 +31,9 @@ test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --durations=20 --cov --cov-report=term:skip-covered --cov-fail-under=90
 
 faults: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.crashes --kills 50 --seed 0 --most 12
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.crashes --kills 50 --seed 0 --most 8
 	OMP_NUM_THREADS=1 $(BIN)/python tests/faults/fuzz.py --cases 20000 --seed 0 --seconds 120
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.load --requests 300 --images 10000
 	MVM_SLOW=1 $(BIN)/python -m pytest -n 2 tests/faults tests/training/test_processes.py -k "faults or killed or stopped or signals or fewer"
 
 verify: $(INSTALLED)

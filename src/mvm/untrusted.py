@@ -23,14 +23,20 @@ MOST_ROWS = 1 << 26  # of an array or a table: their labels alone take half a Gi
 MOST_DIMENSIONS = 1 << 14  # of features: a covariance of 2 GiB; the largest in use has 3,072
 MOST_WORDS = 300  # letters of what is repeated from a file in an error
 MOST_RECIPE = 1 << 14  # bytes of TOML: ten times the longest; time to parse a dotted key grows with its square
+MOST_WEIGHTS = 1 << 33  # bytes of a .pth: twice the largest that is known, DINOv3 H+
 LONGEST_NAME = 255  # bytes of a file's name, on every common system
 DEFLATE = 1032  # bytes that one byte of a deflated stream can become at most
 
 
+def printable(words: object) -> str:
+    """Return words for a terminal: what it would obey, or what hides or turns text, is shown as \\x1b and so on."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in str(words))
+
+
 def cut(words: object, most: int = MOST_WORDS) -> str:
-    """Return words for an error, cut where a file could make them endless."""
+    """Return words for an error, printable, cut where a file could make them endless."""
     text = str(words)
-    return text if len(text) <= most else f"{text[:most]}... ({len(text):,} letters)"
+    return printable(text) if len(text) <= most else f"{printable(text[:most])}... ({len(text):,} letters)"
 
 
 @contextmanager
@@ -97,6 +103,34 @@ def open_member(archive: zipfile.ZipFile, name: str) -> IO[bytes]:
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2):
         raise ValueError(f"packed by method {member.compress_type}; stored, deflate and bzip2 are read")
     return archive.open(member)
+
+
+def check_pth(path: Path) -> None:
+    """Raise a ValueError where a .pth would take more memory than its bytes: torch itself packs nothing."""
+    if not path.is_file():
+        raise ValueError(f"'{path}' is no plain file")
+    if path.stat().st_size > MOST_WEIGHTS:
+        raise ValueError(f"'{path}' is larger than {MOST_WEIGHTS:,} bytes")
+    with refusal(f"'{path}' is no whole .pth", "get it again"):
+        if not zipfile.is_zipfile(path):
+            return  # torch's format before 2020: its numbers stand there as they are
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+        told = sum(max(member.file_size, member.compress_size) for member in members)
+        if any(member.compress_type != zipfile.ZIP_STORED for member in members) or told > path.stat().st_size:
+            raise ValueError("its members are packed")
+
+
+def is_named_tensor(item: tuple[object, object]) -> bool:
+    """Return whether all numbers of a tensor are in its file: one of stride 0 tells of terabytes in a few bytes."""
+    import torch
+
+    name, value = item
+    if not isinstance(name, str) or not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+        return False
+    if value.device.type != "cpu" or value.is_complex() or value.is_quantized:
+        return False
+    return value.numel() * value.element_size() <= value.untyped_storage().nbytes()
 
 
 Opened = tuple[IO[bytes], tuple[int, ...], np.dtype]

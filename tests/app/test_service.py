@@ -1,5 +1,7 @@
 """Requests as they are served, without a page around them."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -47,6 +49,17 @@ def test_a_newer_request_ends_the_older_one(service):
     assert list(older) == []
     assert len(list(service.serve(turn, 2, Form("digits"), steps))) == 5
     assert list(service.serve(turn, 1, Form("digits"), steps)) == []  # one that was late
+
+
+def test_requests_that_wait_leave_a_thread_for_the_one_that_is_heard(service):
+    """A page has so many threads; all of them used to wait for an older answer, which needed one to go on."""
+    turn = Turn()
+    requests = [service.serve(turn, number, Form("digits"), steps) for number in range(1, 5)]
+    assert next(requests[0]) == {PROBLEM: ""}  # it is heard until it is asked for more
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(list, request) for request in requests[1:]]
+        assert pool.submit(list, requests[0]).result(30) == []
+        assert [len(told.result(30)) for told in waiting] == [0, 0, 5]
 
 
 def test_a_visitor_without_a_seat_is_told_and_served_later(service):

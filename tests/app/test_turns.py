@@ -1,9 +1,13 @@
 """Of one visitor the newest request goes on; visitors beyond the seats are told so."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from copy import deepcopy
 
 import pytest
 
+from mvm.app import turns
 from mvm.app.turns import Desk, Turn
 
 
@@ -22,6 +26,44 @@ def test_an_older_request_that_comes_late_is_not_the_newest():
     newer, older = turn.take(8), turn.take(7)
     assert newer()
     assert not older()
+
+
+def test_of_equal_numbers_the_last_to_come_is_the_newest():
+    """A visitor who numbers all requests alike has one of them made at a time, too."""
+    turn = Turn()
+    first, second = turn.take(1), turn.take(1)
+    assert not first()
+    assert second()
+
+
+def test_what_is_told_waits_for_what_is_being_told(monkeypatch):
+    monkeypatch.setattr(turns, "LISTENING", 60)
+    turn, order = Turn(), []
+
+    def tell(request):
+        with turn.telling(request) as heard:
+            order.append(("newer", heard))
+
+    with ThreadPoolExecutor(1) as pool, ExitStack() as speaking:
+        assert speaking.enter_context(turn.telling(turn.take(1)))
+        waiting = pool.submit(tell, turn.take(2))
+        time.sleep(0.1)
+        order.append("older ended")
+        speaking.close()
+        waiting.result(10)
+    assert order == ["older ended", ("newer", True)]
+
+
+def test_an_older_request_does_not_wait_to_tell():
+    turn = Turn()
+    older, newer = turn.take(1), turn.take(2)
+    with turn.telling(newer), ThreadPoolExecutor(1) as pool:
+
+        def tell():
+            with turn.telling(older) as heard:
+                return heard
+
+        assert pool.submit(tell).result(10) is False
 
 
 def test_every_visitor_gets_a_copy():

@@ -22,6 +22,7 @@ from mvm.files import alone
 from mvm.model import load
 from mvm.recipes import SampleConfig
 from mvm.samples import Draw
+from mvm.untrusted import read_json
 
 pytest.importorskip("matplotlib", reason="reports are drawn with matplotlib")
 
@@ -336,6 +337,31 @@ def test_another_folder_of_the_same_name_does_not_mix(model, tmp_path):
     sweep(model, tmp_path / "out", reference=sides[0]).run(cells)
     with pytest.raises(ValueError, match=r"other values of reference\.stamp"):
         sweep(model, tmp_path / "out", reference=sides[1]).run(cells)
+
+
+HARMFUL = {
+    "nested": "[" * 100_000,
+    "no table": "[]",
+    "another table": '{"result": {}, "facts": {}, "networks": 3}',
+    "no UTF-8": b"\xff",
+    "cut short": '{"result": {',
+    "empty": "{}",
+}
+
+
+@pytest.mark.parametrize("name", ["sweep.json", "cells/adams-nfe1-rho0.json"])
+@pytest.mark.parametrize("kind", HARMFUL)
+def test_files_made_to_harm_are_refused_by_name(model, copy, name, kind):
+    text = HARMFUL[kind]
+    (copy / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ValueError, match=rf"{name}' is damaged \(.*\); remove it, and it is computed again"):
+        sweep(model, copy).run(AXES.cells())
+
+
+def test_a_cell_beyond_the_limit_is_refused(model, copy, monkeypatch):
+    monkeypatch.setattr(module, "read_json", lambda path: read_json(path, 100))
+    with pytest.raises(ValueError, match=r"sweep\.json' is larger than 100 bytes"):
+        sweep(model, copy).run(AXES.cells())
 
 
 def test_two_sweeps_at_once(model, finished):

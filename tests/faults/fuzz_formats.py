@@ -6,6 +6,7 @@ import json
 import fuzz_seeds
 import torch
 from fuzz_format import Format
+from fuzz_kept import KEPT
 from fuzz_mutate import spoiled_json, spoiled_npy, spoiled_npz, spoiled_safetensors, spoiled_text
 from fuzz_sources import SOURCES
 
@@ -270,5 +271,5 @@ FORMATS: tuple[type[Format], ...] = (
     *(Text, RecipeJson, Manifest, Metrics, Safetensors, Statistics, Decoder, Autoencoder, Weights, ShardMap),
     *(Prepared, PreparedImages, PreparedLabels, Sidecar, Latents, LatentShard, Moments),
     *(Samples, SampleCost, SamplePart, *SOURCES),
-    *(PublishedConfig, PublishedWeights, Figures),
+    *(PublishedConfig, PublishedWeights, Figures, *KEPT),
 )

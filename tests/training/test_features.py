@@ -10,6 +10,7 @@ from torch import nn
 
 from mvm.network.pretrained import HALF, Encoder
 from mvm.training import features
+from mvm.training.checkpoint import sha256
 from mvm.training.features import (
     DiskBank,
     LiveBank,
@@ -23,6 +24,7 @@ from mvm.training.features import (
     load_bank,
     open_bank,
 )
+from mvm.untrusted import read_json
 
 SIDE, WIDTH = 4, 6
 
@@ -201,6 +203,42 @@ def test_damage_is_found(tmp_path, encoder, images, key):
         load_bank(tmp_path, key)
     (tmp_path / "index.json").write_text("{")
     with pytest.raises(WrongBank, match=r"index\.json is damaged"):
+        load_bank(tmp_path, key)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (" " * 400 + "{}", "larger than 400 bytes"),
+        ("[" * 200, "too deeply nested|Expecting"),
+        ("[]", "a table is needed"),
+        ('{"key": [], "sha256": 3}', "not iterable"),
+        (b"\xff", "no UTF-8"),
+    ],
+)
+def test_an_index_made_to_harm_is_refused(tmp_path, key, monkeypatch, text, words):
+    monkeypatch.setattr(features, "read_json", lambda path: read_json(path, 400))
+    (tmp_path / "index.json").write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(WrongBank, match=rf"index\.json is damaged \(.*({words})"):
+        load_bank(tmp_path, key)
+
+
+@pytest.mark.parametrize("damage", ["shape", "dtype", "object", "text", "header"])
+def test_a_part_of_another_kind_under_its_checksum_is_refused(tmp_path, encoder, images, key, damage):
+    build_on_disk(encoder, images, key, tmp_path, progress=False)
+    path = tmp_path / "part-00001.npy"
+    rows = np.load(path)
+    spoiled = {"shape": rows[:, :1], "dtype": rows.astype(np.int32), "object": np.array([{}])}
+    if damage == "text":
+        path.write_text("hello")
+    elif damage == "header":  # found by the fuzzer: numpy raises a TokenError
+        path.write_bytes(path.read_bytes().replace(b"), }", b"(, (", 1))
+    else:
+        np.save(path, spoiled[damage], allow_pickle=True)
+    index = json.loads((tmp_path / "index.json").read_text())
+    index["sha256"][path.name] = sha256(path)
+    (tmp_path / "index.json").write_text(json.dumps(index))
+    with pytest.raises(WrongBank, match=r"part-00001\.npy (is damaged|holds .* of int16)"):
         load_bank(tmp_path, key)
 
 

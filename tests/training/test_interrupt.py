@@ -8,7 +8,7 @@ import pytest
 from mvm.recipes import load_recipe, override
 from mvm.training import checkpoint
 from mvm.training.ema import Averages
-from mvm.training.interrupt import SIGNALS, deferred_interrupt
+from mvm.training.interrupt import SIGNALS, Terminated, deferred_interrupt
 from mvm.training.loop import train
 from mvm.training.preview import Preview
 
@@ -70,6 +70,47 @@ def test_the_second_acts_at_once(first, second, raised, outer):
         with pytest.raises(raised):
             signal.raise_signal(second)
         assert asked.is_set()
+    assert [signal.getsignal(each) for each in SIGNALS] == [outer, outer]
+
+
+@pytest.mark.parametrize(
+    ("sent", "torchrun", "terminated"),
+    [
+        ([signal.SIGTERM], False, True),
+        ([signal.SIGINT], False, False),
+        ([], False, False),  # a KeyboardInterrupt that is no signal of ours
+        ([signal.SIGTERM, signal.SIGTERM], True, True),  # sent to all, and passed on by torchrun
+        ([signal.SIGINT, signal.SIGTERM], True, False),
+        ([signal.SIGINT], True, False),
+        ([], True, True),  # another process was asked
+    ],
+)
+def test_only_sigterm_ends_well(sent, torchrun, terminated, monkeypatch):
+    if torchrun:
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+
+    def work():
+        with deferred_interrupt():
+            for number in sent:
+                signal.raise_signal(number)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as raised:
+        work()
+    assert raised.type is (Terminated if terminated else KeyboardInterrupt)
+
+
+def test_ctrl_c_after_sigterm_is_no_good_end(outer):
+    """It cuts the saving short: what SIGTERM promises was not done."""
+
+    def work():
+        with deferred_interrupt():
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt) as raised:
+        work()
+    assert raised.type is KeyboardInterrupt
     assert [signal.getsignal(each) for each in SIGNALS] == [outer, outer]
 
 

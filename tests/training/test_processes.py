@@ -56,11 +56,21 @@ CLOSE = 1e-5
 # ---------------------------------------------------------------- starting processes
 
 
-def command(processes, run, options, *flags, launcher=("--standalone",)):
+# `mvm`, and its exit code beside the run: of workers nobody else is told it
+NOTING = """
+import os, pathlib, sys
+from mvm.cli import main
+leave, run = os._exit, sys.argv[sys.argv.index("--out") + 1]
+os._exit = lambda code: (pathlib.Path(f"{run}.code-{os.environ['RANK']}").write_text(str(code)), leave(code))
+main()
+"""
+
+
+def command(processes, run, options, *flags, launcher=("--standalone",), program=("-m", "mvm")):
     """Return the command line that a user would type."""
     start = [sys.executable, "-m", "torch.distributed.run", *launcher, "--nproc-per-node", str(processes)]
     dotted = [word for name, value in {**SMALL, **options}.items() for word in (f"--{name}", value)]
-    return [*start, "-m", "mvm", "train", "digits", *dotted, "--device", "cpu", "--out", str(run), *flags]
+    return [*start, *program, "train", "digits", *dotted, "--device", "cpu", "--out", str(run), *flags]
 
 
 def workers(launcher):
@@ -117,10 +127,10 @@ class Started:
 
 
 @contextlib.contextmanager
-def started(processes, run, options, *flags, launcher=("--standalone",)):
+def started(processes, run, options, *flags, **how):
     """Yield a command under way."""
     log = run.with_name(f"{run.name}-{time.monotonic_ns()}.log")
-    found = Started(command(processes, run, options, *flags, launcher=launcher), log)
+    found = Started(command(processes, run, options, *flags, **how), log)
     try:
         yield found
     finally:
@@ -386,19 +396,25 @@ def test_a_killed_worker_of_one_node_restarts_both(undisturbed, tmp_path, monkey
 # ---------------------------------------------------------------- signals
 
 
-def interrupt(run, number, receivers, step, *flags):
-    """Send a signal in the middle of a run; return the step it saved at."""
-    with started(2, run, LONG, *flags) as work:
+def interrupt(run, number, receivers, step, *flags, code):
+    """Send a signal in the middle of a run, which must end torchrun with a code; return the step it saved at."""
+    noting = run.with_name("noting.py")
+    noting.write_text(NOTING)
+    with started(2, run, LONG, *flags, program=(str(noting),)) as work:
         work.wait_for_step(run, step)
         asked = time.monotonic()
         for receiver in receivers(work.process):
             os.kill(receiver, number)
-        assert work.wait() == 1  # torchrun's code for any end that is not a good one
+        assert work.wait() == code, work.output[-4000:]
         assert time.monotonic() - asked < GRACE
         assert work.output.count("mvm: stopped; go on with the same command and --resume") == 1
     saved = checkpoint.read_manifest(checkpoint.latest(run))["step"]
     assert step <= saved == steps_of(run)[-1] < int(LONG["train.steps"])
     return saved
+
+
+def codes(run):
+    return [run.with_name(f"{run.name}.code-{rank}").read_text() for rank in range(2)]
 
 
 def launcher(process):
@@ -409,21 +425,42 @@ def every_worker(process):
     return workers(process).values()
 
 
+def second_worker(process):
+    return [workers(process)[1]]
+
+
 def test_signals_save_and_the_run_goes_on(undisturbed, tmp_path):
-    """SIGTERM and Ctrl-C to torchrun: workers stand in sessions of their own, and torchrun passes the signal on."""
+    """SIGTERM and Ctrl-C to torchrun: workers stand in sessions of their own, and torchrun passes the signal on.
+
+    torchrun's own code is 1 after any signal to itself, whatever its workers say.
+    """
     run = tmp_path / "signals"
-    first = interrupt(run, signal.SIGTERM, launcher, 20)
-    second = interrupt(run, signal.SIGINT, launcher, first + 10, "--resume")
+    first = interrupt(run, signal.SIGTERM, launcher, 20, code=1)
+    assert codes(run) == ["0", "0"]
+    second = interrupt(run, signal.SIGINT, launcher, first + 10, "--resume", code=1)
+    assert codes(run) == ["130", "130"]
     assert first < second
     go(2, run, LONG, "--resume")
     assert_identical(run, undisturbed)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signals_to_every_worker_save_too(number, undisturbed, tmp_path):
+def test_sigterm_signals_to_workers_end_torchrun_with_0(undisturbed, tmp_path):
+    """To all of them, as a scheduler does, then to one alone: the other stops with it, and neither has failed."""
     run = tmp_path / "signals"
-    interrupt(run, number, every_worker, 20)
+    first = interrupt(run, signal.SIGTERM, every_worker, 20, code=0)
+    interrupt(run, signal.SIGTERM, second_worker, first + 10, "--resume", code=0)
+    assert codes(run) == ["0", "0"]
+    go(2, run, LONG, "--resume")
+    assert_identical(run, undisturbed)
+
+
+@pytest.mark.slow
+def test_ctrl_c_signals_to_workers_save_too(undisturbed, tmp_path):
+    run = tmp_path / "signals"
+    first = interrupt(run, signal.SIGINT, every_worker, 20, code=1)
+    assert codes(run) == ["130", "130"]
+    interrupt(run, signal.SIGINT, second_worker, first + 10, "--resume", code=1)
+    assert codes(run) == ["0", "130"]
     go(2, run, LONG, "--resume")
     assert_identical(run, undisturbed)
 

@@ -6,6 +6,9 @@ from typing import Any
 
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read by gradio when it is imported
+# statistics of all requests for a page that is switched off here: computed anew by every request, and ever slower
+os.environ["GRADIO_ANALYTICS_MAX_EVENTS"] = "1"
+os.environ["GRADIO_ANALYTICS_CACHE_FREQUENCY"] = str(1 << 31)
 
 import gradio as gr
 
@@ -19,6 +22,7 @@ from mvm.app.turns import Turn
 from mvm.app.walk import REFERENCE_NFE
 from mvm.model import Model
 
+REMEMBERED = 64  # visitors that gradio keeps what they saw of, a third of a MiB each; it would keep 10,000
 Places = dict[str, Any]  # the component that shows a part, by the part's name
 Updates = dict[Any, Any]
 # every request starts at once: of one visitor's the newest alone goes on (mvm.app.turns)
@@ -211,7 +215,7 @@ def look_and_feel() -> dict[str, Any]:
     return {"theme": theme.set(block_info_text_color="*neutral_600", block_title_text_color="*neutral_800"), "css": CSS}
 
 
-def _launch(blocks: gr.Blocks, host: str, port: int | None, inbrowser: bool) -> str:
+def _launch(blocks: gr.Blocks, seats: int, host: str, port: int | None, inbrowser: bool) -> str:
     """Return the address under which the page is served, without a tunnel to anywhere."""
     _, address, _ = blocks.launch(
         server_name=host,
@@ -225,6 +229,7 @@ def _launch(blocks: gr.Blocks, host: str, port: int | None, inbrowser: bool) -> 
         run_history=False,
         enable_monitoring=False,
         mcp_server=False,
+        state_session_capacity=max(REMEMBERED, 2 * seats),
         **look_and_feel(),
     )
     return address
@@ -237,7 +242,7 @@ def serve(
     blocks = build(shelf, seats)
     blocks.queue(api_open=False)
     try:
-        address = _launch(blocks, host, port, inbrowser)
+        address = _launch(blocks, seats, host, port, inbrowser)
     except OSError as error:
         raise ValueError(f"--host {host} --port {port}: cannot listen there ({error}); give another port") from None
     if wait:

@@ -49,13 +49,13 @@ class Service:
         newest = turn.take(number)
         try:
             for parts in self._parts(turn, form, make):
-                with turn.telling:  # until the page asks for more, and so has shown this
-                    if not newest():
+                with turn.telling(newest) as heard:  # until the page asks for more, and so has shown this
+                    if not heard:
                         return
                     yield parts()
         except FAILURES as error:
-            with turn.telling:
-                if newest():
+            with turn.telling(newest) as heard:
+                if heard:
                     yield {PROBLEM: show.problem_html(str(error))}
 
     def _parts(self, turn: Turn, form: Form | PlaneForm, make: Make) -> Iterator[Callable[[], Parts]]:

@@ -1,20 +1,26 @@
 """Who is served: of each visitor the newest request alone, and so many visitors at once."""
 
+import itertools
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+
+LISTENING = 2.0  # seconds that a request waits at most for an older one of its visitor to end its sentence
+GLANCE = 0.02  # seconds between two looks, while it waits, whether a newer one has come
 
 
 class Turn:
     """One visitor's requests, numbered by the browser, as they may arrive out of order: only the newest goes on.
 
-    telling: held while something is told to the visitor, so that what a newer request tells comes later.
+    Of equal numbers, which no browser sends, the one that came last is the newest.
     """
 
     def __init__(self) -> None:
-        self._newest = 0
-        self.telling = threading.Lock()
+        self._newest = (0, 0)
+        self._arrivals = itertools.count(1)
+        self._telling = threading.Lock()
 
     def __deepcopy__(self, memo: object) -> "Turn":
         """Return one for another visitor, which is what a page copies it for."""
@@ -22,8 +28,25 @@ class Turn:
 
     def take(self, number: int) -> Callable[[], bool]:
         """Begin a request; return a function that tells whether it is still the newest."""
-        self._newest = max(self._newest, number)
-        return lambda: self._newest == number
+        mine = (number, next(self._arrivals))
+        self._newest = max(self._newest, mine)
+        return lambda: self._newest == mine
+
+    @contextmanager
+    def telling(self, newest: Callable[[], bool]) -> Generator[bool]:
+        """Hold the visitor's ear, so that what a newer request tells comes later; yields whether to tell anything.
+
+        An older request does not wait for it, and none waits for long: the one that holds it needs a thread to go on,
+        and those that wait could have taken all threads of the page.
+        """
+        end = time.monotonic() + LISTENING
+        while not (held := self._telling.acquire(timeout=GLANCE)) and newest() and time.monotonic() < end:
+            pass
+        try:
+            yield newest()
+        finally:
+            if held:
+                self._telling.release()
 
 
 class Desk:

@@ -57,7 +57,10 @@ def run(tokens: list[str]) -> int:
             bound.arguments["overrides"] = overrides
         return int(command(*bound.args, **bound.kwargs) or 0)
     except (CycloptsError, ValueError, FloatingPointError, OSError) as error:
-        print(f"mvm: {error}", file=sys.stderr)
+        from mvm.untrusted import printable
+
+        lines = (printable(line) for line in str(error).split("\n"))  # names in it may be another's
+        print("mvm:", "\n".join(lines), file=sys.stderr)
         return USAGE_ERROR
     except KeyboardInterrupt:
         print("\nmvm: stopped", file=sys.stderr)

@@ -50,6 +50,7 @@ def train(
     from mvm.model import choose_device
     from mvm.recipes import RECIPE, load_recipe, override
     from mvm.training import checkpoint
+    from mvm.training.interrupt import Terminated
     from mvm.training.loop import train as run_training
 
     changes = dict(overrides or {}) | ({} if seed is None else {"seed": str(seed)})
@@ -63,9 +64,9 @@ def train(
     init = None if init_from is None else (init_from, init_weights)
     try:
         run_training(chosen, folder, resume=resume, until=until, device=choose_device(device), init=init)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         tell("\nmvm: stopped; go on with the same command and --resume", sys.stderr)
-        return INTERRUPTED
+        return 0 if isinstance(stop, Terminated) else INTERRUPTED
     newest = checkpoint.latest(folder)  # --until may lie behind it
     step = checkpoint.read_manifest(newest)["step"] if newest is not None else 0
     tell(f"{folder} is at step {step} of {chosen.train.steps}; {_next(chosen, folder, step)}")

@@ -16,7 +16,7 @@ from mvm.data.sources import open_source
 from mvm.data.sources.records import PART_SIZE, Source, numbered, stamp_of
 from mvm.data.workers import NAMED, Task, all_shards, read_sidecar
 from mvm.options import at_least
-from mvm.untrusted import cut
+from mvm.untrusted import cut, printable
 
 _OURS = re.compile(r"(images|labels)-\d{5,}\.npy|shard-\d{5,}\.json|index\.json|\..*\.tmp\.\w+")
 
@@ -199,4 +199,4 @@ def describe(folder: Path | str) -> tuple[str, bool]:
     empty = [f"  no images of class {name}" for name in prepared.empty_classes[:LISTED]]
     skipped = [f"  {name}: {reason}" for name, reason in prepared.skipped["first"][:LISTED]]
     lines = [*(f"{key:<10} {value}" for key, value in rows.items()), *_class_lines(prepared), *empty, *skipped]
-    return "\n".join(lines), rows["checksums"] == GOOD
+    return "\n".join(map(printable, lines)), rows["checksums"] == GOOD

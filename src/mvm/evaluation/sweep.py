@@ -34,6 +34,7 @@ from mvm.recipes import SampleConfig
 from mvm.samples import Draw, Parts, differences, sample_parts
 from mvm.solver import DEFAULT_NFE, Adaptive
 from mvm.training.runtime import Processes
+from mvm.untrusted import read_json, refusal
 
 SHOWN = 40  # images in a cell's grid: with balanced labels of ten classes, four rows
 COLUMNS = 10
@@ -162,7 +163,7 @@ class Sweep:
 
     def _write(self) -> None:
         """Write results.json and the report of all cells in the folder."""
-        found = [told for path in sorted((self.folder / "cells").glob("*.json")) if (told := _read(path))]
+        found = [told for path in sorted((self.folder / "cells").glob("*.json")) if (told := _read_cell(path))]
         facts, results = self._facts(found), [told["result"] for told in found]
         write_text(self.folder / "results.json", json.dumps({"facts": facts, "results": results}, indent=2) + "\n")
         write_report(self.folder, [Result(**result) for result in results], facts)
@@ -192,7 +193,7 @@ class Sweep:
     def _check_shared(self, networks: Mapping[str, Any]) -> None:
         """Write what the cells share, or refuse to mix with those of another kind; networks may be added."""
         path, now = self.folder / SHARED, self.shared()
-        there = _read(path) or {**now, "networks": {}}
+        there = _read(path, "networks") or {**now, "networks": {}}
         known = there["networks"]
         before = {**there, "networks": {name: facts for name, facts in known.items() if name in networks}}
         asked = {**now, "networks": {name: facts for name, facts in networks.items() if name in known}}
@@ -209,7 +210,7 @@ class Sweep:
     def _cell(self, settings: SampleConfig) -> dict[str, Any]:
         """Return a cell: what is kept of it, completed by what is missing."""
         path = self._path(settings)
-        kept = self.place.tell(_read(path) if self.place.main else None)
+        kept = self.place.tell(_read_cell(path) if self.place.main else None)
         there = kept["result"]["metrics"] if kept else {}
         missing = tuple(name for name in self.metrics if name not in there)
         if kept and not missing:
@@ -261,10 +262,10 @@ class Sweep:
     def _kept_seconds(self, folder: Path, now: float) -> float:
         """Return the seconds noted beside a folder when its images were finished; note them if this was now."""
         note = folder.with_name(f"{folder.name}.seconds.json")
-        told = self.place.tell(_read(note) if self.place.main else None)
+        told = self.place.tell(_read_seconds(note) if self.place.main else None)
         if told is None and self.place.main:
             write_text(note, json.dumps({"seconds": now}) + "\n")
-        return told["seconds"] if told else now
+        return now if told is None else told
 
     def _facts(self, found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return the provenance of the report."""
@@ -289,11 +290,40 @@ def _held(folder: Path) -> AbstractContextManager[None]:
     return alone(folder, f"{folder} is in use by another sweep; wait for it, or give another --out")
 
 
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-    except ValueError as error:
-        raise ValueError(f"'{path}' is damaged ({error}); remove it, and it is computed again") from None
+def _damaged(path: Path) -> AbstractContextManager[None]:
+    return refusal(f"'{path}' is damaged", "remove it, and it is computed again")
+
+
+def _require_tables(told: Mapping[str, Any], *names: str) -> None:
+    if missing := [name for name in names if not isinstance(told.get(name), dict)]:
+        raise ValueError(f"{missing[0]} is no table")
+
+
+def _read(path: Path, *tables: str) -> dict[str, Any] | None:
+    """Return a JSON file that holds these tables; None where there is none."""
+    if not path.is_file():
+        return None
+    with _damaged(path):
+        told = read_json(path)
+        _require_tables(told, *tables)
+        return told
+
+
+def _read_cell(path: Path) -> dict[str, Any] | None:
+    """Return a finished cell with all that a report asks of it; None where there is none."""
+    told = _read(path, "result", "facts")
+    if told is not None:
+        with _damaged(path):
+            _require_tables(told["facts"], "networks", "reference", "software")
+            list(told["facts"]["warnings"])
+            _require_tables(Result(**told["result"]).metrics, *told["result"]["metrics"])
+    return told
+
+
+def _read_seconds(path: Path) -> float | None:
+    told = _read(path)
+    with _damaged(path):
+        return None if told is None else float(told["seconds"])
 
 
 def _completed(told: dict[str, Any], kept: Mapping[str, Any] | None) -> dict[str, Any]:

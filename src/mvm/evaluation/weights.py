@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from mvm.evaluation.inception import CLASSIFIER, COUNTER, Inception
 from mvm.files import put_in_place, sha256, temporary_beside
-from mvm.untrusted import cut, plain_name, read_json
+from mvm.untrusted import check_pth, cut, is_named_tensor, plain_name, read_json
 
 PUBLISHED_NAME = "pt_inception-2015-12-05-6726825d.pth"
 PUBLISHED_SHA256 = "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2"  # of the file
@@ -111,24 +111,15 @@ def _read(path: Path, refuse: Refuse) -> dict[str, Tensor]:
         if path.suffix == ".safetensors":
             found = load_file(path)
         else:
+            check_pth(path)
             found = torch.load(path, map_location="cpu", weights_only=True)
     except PermissionError:
         raise
     except Exception as error:  # of a torn or foreign .pth torch raises ten kinds of error
         raise refuse(f"'{path}' is no whole file of weights alone") from error
-    if not isinstance(found, Mapping) or not all(map(_is_named_tensor, found.items())):
+    if not isinstance(found, Mapping) or not all(map(is_named_tensor, found.items())):
         raise refuse(f"'{path}' holds something other than named tensors")
     return dict(found)
-
-
-def _is_named_tensor(item: tuple[object, object]) -> bool:
-    """Return whether all numbers of a tensor are in its file: one of stride 0 tells of terabytes in a few bytes."""
-    name, value = item
-    if not isinstance(name, str) or not isinstance(value, Tensor) or value.layout != torch.strided:
-        return False
-    if value.device.type != "cpu" or value.is_complex() or value.is_quantized:
-        return False
-    return value.numel() * value.element_size() <= value.untyped_storage().nbytes()
 
 
 def read_tensors(files: Sequence[Path], refuse: Refuse, wanted: Callable[[str], bool]) -> dict[str, Tensor]:

@@ -24,6 +24,7 @@ from mvm.network.pretrained import Encoder
 from mvm.objective.auxiliary import CACHES, match_grid
 from mvm.options import choose
 from mvm.training.checkpoint import sha256
+from mvm.untrusted import cut, map_npy, read_json, refusal
 
 INDEX = "index.json"
 PART = 4096  # images per file: small enough to lose little when interrupted, large enough to read in one go
@@ -151,7 +152,7 @@ class DiskBank(FeatureBank):
 
     def __init__(self, key: BankKey, folder: Path, device: torch.device | str) -> None:
         self.key, self.device, self.width = key, torch.device(device), key.width
-        self.parts = [np.load(_part_file(folder, part), mmap_mode="r") for part in _parts(key.count)]
+        self.parts = [_map_part(_part_file(folder, part), key.shape(len(part))) for part in _parts(key.count)]
 
     def lookup(self, indices: Tensor, mirrored: Tensor, shown: Tensor | None = None) -> Tensor:
         places = zip(indices.tolist(), mirrored.tolist(), strict=True)
@@ -179,6 +180,18 @@ def _parts(count: int) -> list[range]:
 
 def _part_file(folder: Path, part: range) -> Path:
     return folder / f"part-{part.start // PART:05d}.npy"
+
+
+def _map_part(path: Path, shape: tuple[int, ...]) -> np.ndarray:
+    """Return one file, mapped into memory; its checksum may be right and its contents another's."""
+    try:
+        with refusal(f"{path} is damaged", _REMEDY):
+            found = map_npy(path)
+    except ValueError as error:
+        raise WrongBank(str(error)) from None
+    if found.shape != shape or found.dtype != np.int16:
+        raise WrongBank(f"{path} holds {cut(found.shape)} of {found.dtype}, not {shape} of int16; {_REMEDY}")
+    return found
 
 
 def _device(encoder: Encoder) -> torch.device:
@@ -214,14 +227,14 @@ def _read_index(folder: Path, key: BankKey) -> dict[str, str]:
     if not path.is_file():
         return {}
     try:
-        index = json.loads(path.read_text(encoding="utf-8"))
-        found, files = index["key"], dict(index["sha256"])
+        index = read_json(path)
+        found, files = dict(index["key"]), dict(index["sha256"])
     except (ValueError, KeyError, TypeError) as error:
-        raise WrongBank(f"{path} is damaged; {_REMEDY}") from error
+        raise WrongBank(f"{path} is damaged ({cut(error)}); {_REMEDY}") from error
     wanted = asdict(key)
     differ = [name for name in wanted if found.get(name) != wanted[name]]
     if differ:
-        pairs = ", ".join(f"{name} {found.get(name)!r} (now {wanted[name]!r})" for name in differ)
+        pairs = ", ".join(f"{name} {cut(repr(found.get(name)))} (now {wanted[name]!r})" for name in differ)
         raise WrongBank(f"{folder} holds features of something else: {pairs}; {_REMEDY}")
     return files
 

@@ -1,0 +1,132 @@
+"""`mvm app` in a process of its own on loopback, and visitors who speak to it as its page does, without a browser."""
+
+import contextlib
+import itertools
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from gradio_client.utils import apply_diff
+
+from mvm.app.form import Form
+
+PATIENCE = 120  # seconds that an answer may take
+TOLD = ("mvm-problem", "mvm-ode", "mvm-sde")  # what is kept of an answer: its other parts tell times
+FULL = "places of this page are taken; try again in a few seconds"
+
+Answer = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page that is served: its process, its address, the number of its function that makes pictures."""
+
+    process: int
+    address: str
+    function: int
+    outputs: tuple[str, ...]
+
+    @property
+    def resident(self) -> float:
+        """Return the memory that the process has now, in MiB."""
+        told = Path(f"/proc/{self.process}/status").read_text()
+        return int(re.search(r"VmRSS:\s+(\d+) kB", told)[1]) / 1024
+
+
+def _function(address: str) -> tuple[int, tuple[str, ...]]:
+    """Return the number of the function behind "Make pictures", and the names of what it fills."""
+    config = httpx.get(f"{address}config", timeout=PATIENCE).json()
+    names = {part["id"]: part["props"].get("elem_id") or "" for part in config["components"]}
+    for function in config["dependencies"]:
+        if any(names.get(part) == "mvm-go" for part, _ in function["targets"]):
+            return function["id"], tuple(names[part] for part in function["outputs"])
+    raise AssertionError("the page has no button that makes pictures")
+
+
+def page_at(address: str, process: int) -> Page:
+    """Return a page that is served already."""
+    return Page(process, address, *_function(address))
+
+
+@contextlib.contextmanager
+def served(seats: int) -> Iterator[Page]:
+    """Yield a page as a user serves it, on a port of its own."""
+    words = [sys.executable, "-u", "-m", "mvm", "app", "--no-open", "--queue", str(seats), "--device", "cpu"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    try:
+        said = ""
+        while "the page is at" not in said:
+            said = process.stdout.readline()
+            assert said, "the page did not start"
+        yield page_at(re.search(r"http://[\d.:]+/", said)[0], process.pid)
+    finally:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.communicate(timeout=30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+
+
+class Visitor:
+    """One visitor: asks, is answered, may ask again or leave in the middle."""
+
+    def __init__(self, page: Page, client: httpx.AsyncClient) -> None:
+        self.page, self.client = page, client
+        self.session, self.numbers = uuid.uuid4().hex, itertools.count(1)
+
+    async def ask(self, form: Form, number: int | None = None) -> str:
+        """Ask for pictures; return the number of the event."""
+        _, *fields = astuple(form)
+        values: list[Any] = [None, number or next(self.numbers), form.model, list(fields[0]), *fields[1:]]
+        asked = {"fn_index": self.page.function, "data": values, "session_hash": self.session}
+        reply = await self.client.post(f"{self.page.address}gradio_api/queue/join", json=asked)
+        return reply.raise_for_status().json()["event_id"]
+
+    async def told(self) -> AsyncIterator[dict[str, Any]]:
+        """Yield the messages about all that this visitor has asked."""
+        where, who = f"{self.page.address}gradio_api/queue/data", {"session_hash": self.session}
+        async with self.client.stream("GET", where, params=who) as stream:
+            async for line in stream.aiter_lines():
+                if line.startswith("data:"):
+                    yield json.loads(line.removeprefix("data:"))
+
+    async def answers(self, events: set[str]) -> dict[str, Answer]:
+        """Return what each event has told in the end, once all have ended."""
+        raw: dict[str, list[Any]] = {}
+        found: dict[str, Answer] = {event: {} for event in events}
+        left = set(events)
+        async for message in self.told():
+            event, data = message.get("event_id"), (message.get("output") or {}).get("data")
+            if message["msg"] == "process_generating":
+                raw[event] = _merged(raw.get(event), data)
+                named = zip(self.page.outputs, raw[event], strict=True)
+                found[event] |= {name: part for name, part in named if name in TOLD and isinstance(part, str)}
+            if message["msg"] == "process_completed":
+                assert message["success"], message
+                left.discard(event)
+            if not left:
+                break
+        return found
+
+    async def get(self, form: Form) -> Answer:
+        """Ask; return the answer."""
+        event = await self.ask(form)
+        return (await self.answers({event}))[event]
+
+
+def _merged(before: list[Any] | None, data: list[Any]) -> list[Any]:
+    """Return the parts of an answer: the first message has them whole, each later one what differs."""
+    if before is None:
+        return data
+    return [apply_diff(old, edits) for old, edits in zip(before, data, strict=True)]
