@@ -187,9 +187,11 @@ def _shipped(page: Page, name: str, model: Model, size: Size) -> None:
     """Show a model that came with the package, one column per class, ODE and SDE from the same noise."""
     rows = 1 if size == QUICK else 2
     start = time.perf_counter()
-    grids = [grid_of_classes(model, SampleConfig(nfe=SHIPPED_NFE, rho=rho), rows) for rho in (0.0, SDE_RHO)]
+    settings = replace(model.recipe.sample, nfe=SHIPPED_NFE)
+    grids = [grid_of_classes(model, replace(settings, rho=rho), rows) for rho in (0.0, SDE_RHO)]
     seconds = (time.perf_counter() - start) / 2
-    cost = f"{SHIPPED_NFE} evaluations, no guidance, not curated"
+    guided = f"guidance {settings.cfg:g} on [{settings.low:g}, {settings.high:g}]" if settings.guided else "no guidance"
+    cost = f"{SHIPPED_NFE} evaluations, {guided}, not curated"
     page.section(
         f"A larger model that ships in the package: {name}",
         paragraph(

@@ -21,7 +21,8 @@ DIFFERENCES = {
 
 
 def test_every_recipe_on_cifar10_is_compared_here():
-    assert set(DIFFERENCES) == {name for name in shipped() if name.startswith("cifar10-")}
+    others = {name for name in shipped() if name.startswith("cifar10-")} - {"cifar10-small"}  # ours, at another size
+    assert set(DIFFERENCES) == others
 
 
 @pytest.mark.parametrize("name", DIFFERENCES)

@@ -77,7 +77,7 @@ def with_lists(values):
 
 def test_every_shipped_recipe_loads():
     baselines = [f"cifar10-{name}" for name in ("ddpm", "fm-ot", "fm-vp", "score", "scoreflow", "v", "x0")]
-    pixels = ["cifar10", *baselines, "digits", "imagenet32-dit-b", "imagenet32-dit-l"]
+    pixels = ["cifar10", *baselines, "cifar10-small", "digits", "imagenet32-dit-b", "imagenet32-dit-l"]
     latents = ["imagenet256-ddt-xl", "imagenet256-rae-stage1", "imagenette-ddt-s", "imagenette-rae-s"]
     assert list(shipped()) == sorted(pixels + latents)
     for name in shipped():
