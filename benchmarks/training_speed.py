@@ -79,6 +79,7 @@ CASES = {
     "XL-fp8": (recipe("XL", recompute=0.25, kernels=True, fp8="tensor"), None),
     "XL-fp8-row": (recipe("XL", recompute=0.25, kernels=True, fp8="row"), None),
     "XL-18-heads-fp8": (with_heads(recipe("XL", recompute=0.25, kernels=True, fp8="tensor"), 18), None),
+    "XL-18-heads-fp8-whole": (with_heads(recipe("XL", kernels=True, fp8="tensor"), 18), None),  # nothing recomputed
     "XL-18-heads-fp8-row": (with_heads(recipe("XL", recompute=0.25, kernels=True, fp8="row"), 18), None),
     "XL-18-heads-fp8-partly": (with_heads(recipe("XL", recompute=0.25, kernels=True, fp8="partly"), 18), None),
     "XL-half": (recipe("XL", recompute=0.5), None),

@@ -93,7 +93,16 @@ def test_all_that_is_told_of_a_recipe():
     assert found["training"].keys() == {"warm_up_s", "step_ms", "spread", "images_per_second"}
     assert found["training"]["images_per_second"] == pytest.approx(4000 / found["training"]["step_ms"])
     assert found["training"]["spread"] >= 0
-    assert found["sampling"].keys() == {"images", "nfe", "rho", "share", "seconds", "images_per_second"}
+    assert found["sampling"].keys() == {
+        "images",
+        "nfe",
+        "rho",
+        "share",
+        "batches",
+        "seconds",
+        "spread",
+        "images_per_second",
+    }
     assert (found["sampling"]["images"], found["sampling"]["nfe"]) == (5, 2)
 
 
@@ -112,7 +121,8 @@ def test_sampling_speed_is_that_of_the_second_batch(monkeypatch):
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(bench, "generate", generate)
     found = bench_sampling(tiny(), PLACE, num=6, progress=False)
-    assert found == {"images": 6, "nfe": 2, "rho": 0.0, "share": 0.0, "seconds": 2.0, "images_per_second": 3.0}
+    how = {"images": 6, "nfe": 2, "rho": 0.0, "share": 0.0, "batches": 1}
+    assert found == {**how, "seconds": 2.0, "spread": 0.0, "images_per_second": 3.0}
     assert made == [(6, 6), (6, 6)]
 
 

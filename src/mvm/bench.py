@@ -24,6 +24,8 @@ from mvm.training.trainer import Trainer
 
 WARM_UP = 5  # steps before the clock starts: compilation, memory, libraries
 TEACHER_WIDTH = 768  # of features that stand for a recipe's encoder; running that itself is not timed
+SETTLED = 3  # batches before the clock starts: the first compiles, the second is recorded, the third replayed
+SAMPLED = 5  # batches timed
 PARTS = 3  # of the measured steps; the spread between them is the measurement's own
 
 
@@ -114,7 +116,7 @@ def _rates(recipe: Recipe, times: Sequence[float], ceiling: float | None) -> dic
 
 
 def bench_sampling(recipe: Recipe, place: Processes, *, num: int = 256, progress: bool = True) -> dict[str, Any]:
-    """Return images per second by the recipe's own sampler, one batch after a warm-up batch; compiled on a GPU."""
+    """Return images per second by the recipe's own sampler: the median batch of some; on a GPU compiled and replayed."""
     from mvm.model import Model
 
     model = Model(recipe).to(place.device).eval().requires_grad_(False)
@@ -127,10 +129,14 @@ def bench_sampling(recipe: Recipe, place: Processes, *, num: int = 256, progress
             for _ in generate(model, labels, seeds, recipe.sample, batch=num, progress=progress):
                 pass
 
-    run()
-    seconds = _seconds(run, place.device)
+    batches = SAMPLED if place.device.type == "cuda" else 1  # a CPU needs minutes for one, and no recording
+    for _ in range(SETTLED if place.device.type == "cuda" else 1):
+        run()
+    times = sorted(_seconds(run, place.device) for _ in range(batches))
+    seconds = times[len(times) // 2]
     how = {"nfe": recipe.sample.nfe, "rho": recipe.sample.rho, "share": recipe.sample.share}
-    return {"images": num, **how, "seconds": seconds, "images_per_second": num / seconds}
+    found = {"seconds": seconds, "spread": times[-1] / times[0] - 1, "images_per_second": num / seconds}
+    return {"images": num, **how, "batches": batches, **found}
 
 
 def machine(device: torch.device) -> dict[str, str]:

@@ -13,6 +13,7 @@ from mvm.app.shelf import Shelf, offered
 from mvm.app.show import picture_file
 from mvm.cli import run
 from mvm.generate import generate_batch
+from mvm.model import load
 
 sync_playwright = pytest.importorskip("playwright.sync_api", reason="the browser test needs playwright").sync_playwright
 serve = pytest.importorskip("mvm.app.page", reason="the page needs gradio: mvm[web]", exc_type=ImportError).serve
@@ -146,6 +147,18 @@ def test_first_pictures_come_within_ten_seconds_and_the_lines_shown_make_them_ag
         exec(page.locator(f"#mvm-{side}-python .cm-content").inner_text(), {})
         assert (tmp_path / name).read_bytes() == content
     assert "grey levels of 255" in page.locator("#mvm-figures").inner_text()
+
+
+def test_the_first_image_of_the_larger_shipped_model_comes_within_ten_seconds(visit):
+    page = visit()
+    ask(page, "images", 1)
+    page.wait_for_function("() => document.querySelectorAll('#mvm-sde figcaption').length === 1")
+    start = time.perf_counter()
+    choose(page, "model", "cifar10")
+    page.wait_for_function("() => document.querySelector('#mvm-sde figcaption')?.innerText.includes('airplane')")
+    wait_for(page, 13)
+    assert time.perf_counter() - start < 10  # the model's loading included
+    assert save(page, "sde")[1] == wanted(load("cifar10"), Form("cifar10", images=1), SDE)
 
 
 def test_solver_classes_and_guidance_are_those_chosen(visit, digits):

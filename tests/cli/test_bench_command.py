@@ -36,7 +36,16 @@ def test_figures_of_a_recipe(quick, tmp_path, done):
     assert found["machine"].keys() == {"device", "torch", "python"}
     assert found["training"].keys() >= SPEED
     assert found["training"]["images_per_second"] == pytest.approx(8000 / found["training"]["step_ms"])
-    assert found["sampling"].keys() == {"images", "nfe", "rho", "share", "seconds", "images_per_second"}
+    assert found["sampling"].keys() == {
+        "images",
+        "nfe",
+        "rho",
+        "share",
+        "batches",
+        "seconds",
+        "spread",
+        "images_per_second",
+    }
     assert (found["sampling"]["images"], found["sampling"]["nfe"]) == (4, 26)
     assert found["sampling"]["images_per_second"] == pytest.approx(4 / found["sampling"]["seconds"])
     assert [row["change"] for row in found["growth"]] == CHANGES
