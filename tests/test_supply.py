@@ -35,6 +35,14 @@ def own_requirements():
     return [one for one in asked if one.name != "mvm"]
 
 
+def test_what_users_install_is_bounded_above():
+    """By the next major release, or tighter; tools of developers are pinned alone."""
+    told = PROJECT["project"]
+    extras = [line for name, lines in told["optional-dependencies"].items() if name != "dev" for line in lines]
+    for line in (*told["dependencies"], *extras):
+        assert any(bound.operator == "<" for bound in Requirement(line).specifier), line
+
+
 def reachable():
     """Return the names of all packages that the dev extra installs here, directly or not."""
     todo = [(canonicalize_name(one.name), frozenset(one.extras)) for one in own_requirements()]
