@@ -87,7 +87,7 @@ def cycle_labels(classes: Sequence[int], num: int, num_classes: int) -> Tensor:
 
 
 def sampling_precision(name: str | None, device: torch.device) -> AbstractContextManager[None]:
-    """Return the context of the network's arithmetic: fp32, tf32, bf16 (autocast); None: as it is around the call."""
+    """Return the context of the network's arithmetic, one of PRECISIONS; None: as it is around the call."""
     return nullcontext() if name is None else arithmetic(name, device)
 
 
@@ -111,7 +111,7 @@ PROBES = 8  # samples by which the steps that compute a backbone are chosen
 
 def sharing_plan(model: Model, settings: SampleConfig) -> SharingPlan:
     """Return which evaluations compute the backbone: chosen by its similarity between steps, once for a model."""
-    key = (settings.solver, settings.nfe, settings.rho, settings.share)
+    key = (settings.solver, settings.t_min, settings.nfe, settings.rho, settings.share)
     if key not in model.plans:
         seeds = torch.arange(PROBES)
         labels = cycle_labels((), PROBES, model.num_classes).to(model.device)
@@ -179,6 +179,8 @@ def _by_tolerance(model: Model, labels: Tensor, seeds: Tensor, settings: SampleC
 
 
 def _launch(model: Model, labels: Tensor, seeds: Tensor, settings: SampleConfig, precision: str | None) -> Underway:
+    if precision == "int8" and model.compiled:
+        raise ValueError("precision='int8' is for a network that is not compiled; leave out --compile")
     solver = settings.build_solver()
     with sampling_precision(precision, model.device), torch.no_grad():
         if isinstance(solver, Adaptive):

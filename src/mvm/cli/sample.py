@@ -27,6 +27,8 @@ def _settings(base: "SampleConfig", asked: Mapping[str, object], interval: str |
         )
     if "tolerance" in given and not settings.takes_tolerance:
         raise ValueError(f"--tolerance {given['tolerance']} belongs to --solver adaptive or dopri5")
+    if "t_min" in given and not settings.takes_t_min:
+        raise ValueError(f"--t-min {given['t_min']} belongs to --solver sa")
     return settings
 
 
@@ -44,6 +46,7 @@ def sample(
     share: float | None = None,
     interval: str | None = None,
     tolerance: float | None = None,
+    t_min: float | None = None,
     labels: str = "balanced",
     classes: str = "",
     seed: Whole = 0,
@@ -82,6 +85,8 @@ def sample(
         Where guidance acts, LOW,HIGH in log-SNR progress, e.g. 0.6,0.8.
     tolerance
         Of each step of adaptive and dopri5, in place of nfe; default 1e-5.
+    t_min
+        The last time that sa evaluates; default 1e-3.
     labels
         balanced goes round the classes; random draws one for each image, from its seed.
     classes
@@ -91,7 +96,7 @@ def sample(
     batch
         Images at a time, in each process.
     precision
-        fp32 (default), or on a GPU tf32 or bf16: faster, but bf16 moves figures such as FID.
+        fp32 (default), or on a GPU tf32 or bf16, on a CPU int8: faster, but bf16 and int8 move figures such as FID.
     compile
         Compile the network first: on a GPU, for many images.
     weights
@@ -121,6 +126,7 @@ def sample(
         "internal": internal,
         "share": share,
         "tolerance": tolerance,
+        "t_min": t_min,
     }
     try:
         with processes(choose_device(device)) as place:

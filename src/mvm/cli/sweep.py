@@ -55,6 +55,7 @@ def sweep(
     cfg: str = "1",
     internal: str = "1",
     share: str = "0",
+    t_min: str = "",
     interval: tuple[str, ...] = ("0,1",),
     num: Annotated[Whole, Parameter(alias="-n")] = 1000,
     seed: Whole = 0,
@@ -98,6 +99,8 @@ def sweep(
         Scales of internal guidance, by the network's inner head: 1 is none.
     share
         Parts of the evaluations that take a DDT's backbone from an earlier one, e.g. 0,0.5.
+    t_min
+        Last times that sa evaluates, e.g. 1e-3,1e-4; default 1e-3.
     interval
         Where guidance acts, LOW,HIGH in log-SNR progress; can be given several times.
     num
@@ -150,11 +153,14 @@ def sweep(
         tuple(map(parse_interval, interval)),
         _values("internal", internal, float),
         _values("share", share, float),
+        *((_values("t-min", t_min, float),) if t_min else ()),
     )
     at_least("repeats", repeats, 1)
     cells = axes.cells()
     if interval != ("0,1",) and not any(settings.guided for settings in cells):
         raise ValueError(f"--interval {' '.join(interval)} acts on guidance; give its scale too, e.g. --cfg 1,1.5")
+    if t_min and not any(settings.takes_t_min for settings in cells):
+        raise ValueError(f"--t-min {t_min} belongs to the solver sa; give it too: --solvers {solvers},sa")
     draw = Draw(num, seed, labels, batch=batch)
     folder = out or Path("runs") / f"sweep-{Path(model).name}"
     with processes(choose_device(device)) as place:

@@ -32,7 +32,7 @@ from mvm.options import choose
 from mvm.precision import PRECISIONS
 from mvm.recipes import SampleConfig
 from mvm.samples import Draw, Parts, differences, sample_parts
-from mvm.solver import DEFAULT_NFE, Adaptive
+from mvm.solver import DEFAULT_NFE, DEFAULT_T_MIN, Adaptive
 from mvm.training.runtime import Processes
 from mvm.untrusted import read_json, refusal
 
@@ -43,7 +43,7 @@ SHARED = "sweep.json"
 
 @dataclass(frozen=True)
 class Axes:
-    """What is varied: all combinations; where nothing guides there is no interval."""
+    """What is varied: all combinations; where nothing guides there is no interval, and only sa has t_mins."""
 
     solvers: tuple[str, ...] = ("adams",)
     nfes: tuple[int, ...] = (8, 13, 26)
@@ -52,14 +52,16 @@ class Axes:
     intervals: tuple[tuple[float, float], ...] = ((0.0, 1.0),)
     internals: tuple[float, ...] = (1.0,)
     shares: tuple[float, ...] = (0.0,)
+    t_mins: tuple[float, ...] = (DEFAULT_T_MIN,)
 
     def cells(self) -> list[SampleConfig]:
         """Return the settings of every cell, each once."""
         found = []
-        axes = (self.solvers, self.shares, self.cfgs, self.internals, self.intervals, self.rhos, self.nfes)
-        for solver, share, cfg, internal, (low, high), rho, nfe in product(*axes):
-            settings = SampleConfig(solver, nfe, rho, cfg, low, high, internal=internal, share=share)
+        axes = (self.solvers, self.t_mins, self.shares, self.cfgs, self.internals, self.intervals, self.rhos, self.nfes)
+        for solver, t_min, share, cfg, internal, (low, high), rho, nfe in product(*axes):
+            settings = SampleConfig(solver, nfe, rho, cfg, low, high, internal=internal, share=share, t_min=t_min)
             settings = settings if settings.guided else replace(settings, low=0.0, high=1.0)
+            settings = settings if settings.takes_t_min else replace(settings, t_min=DEFAULT_T_MIN)
             found.append(replace(settings, nfe=DEFAULT_NFE) if settings.takes_tolerance else settings)
         return list(dict.fromkeys(found))
 
@@ -72,12 +74,14 @@ def cell_name(settings: SampleConfig) -> str:
     guided = f"{scales}-{settings.low:g}-{settings.high:g}" if settings.guided else ""
     cost = f"tolerance{settings.tolerance:g}" if settings.takes_tolerance else f"nfe{settings.nfe}"
     shared = f"-share{settings.share:g}" if settings.share else ""
-    return f"{settings.solver}{shared}-{cost}-rho{settings.rho:g}{guided}"
+    ended = f"-end{settings.t_min:g}" if settings.t_min != DEFAULT_T_MIN else ""
+    return f"{settings.solver}{ended}{shared}-{cost}-rho{settings.rho:g}{guided}"
 
 
 def solver_name(settings: SampleConfig) -> str:
-    """Return the solver as a report tells it, with the part of the backbone that is shared."""
-    return f"{settings.solver}, {settings.share:.0%} shared" if settings.share else settings.solver
+    """Return the solver as a report tells it, with a t_min of its own and the part of the backbone that is shared."""
+    ended = f", t_min {settings.t_min:g}" if settings.t_min != DEFAULT_T_MIN else ""
+    return f"{settings.solver}{ended}" + (f", {settings.share:.0%} shared" if settings.share else "")
 
 
 def check_cells(cells: Sequence[SampleConfig], model: Model) -> None:

@@ -16,6 +16,7 @@ from mvm.network.layers import (
     LevelEmbedding,
     Local,
     SwiGLU,
+    add_gated,
     modulate,
     patchify,
     rotary_table,
@@ -23,6 +24,7 @@ from mvm.network.layers import (
     unpatchify,
 )
 from mvm.options import choose
+from mvm.precision import way_of
 
 
 @dataclass(frozen=True)
@@ -82,12 +84,25 @@ PRODUCTS = [
 ]
 
 
+# Values of the tokens of as many images as one core of a CPU takes at once: what a block makes of them, about eight
+# times as much, is then still in its cache when it is needed next.
+AT_ONCE = 2**17
+
+
 class Output(NamedTuple):
     """prediction (B, C, H, W); inner: the inner head's, or None; features: block outputs asked for by taps."""
 
     prediction: Tensor
     inner: Tensor | None
     features: dict[int, Tensor]
+
+
+def joined(outputs: Sequence[Output]) -> Output:
+    """Return the outputs of parts of a batch as one."""
+    predictions, inners, features = zip(*outputs, strict=True)
+    inner = None if inners[0] is None else torch.cat(inners)
+    taps = {tap: torch.cat([feature[tap] for feature in features]) for tap in features[0]}
+    return Output(torch.cat(predictions), inner, taps)
 
 
 class ModulatedBlock(nn.Module, ABC):
@@ -104,8 +119,8 @@ class ModulatedBlock(nn.Module, ABC):
 
     def forward(self, x: Tensor, condition: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = self.modulated(condition).chunk(6, dim=-1)
-        x = x + gate_a * self.attention(modulate(x, shift_a, scale_a), cos, sin)
-        return x + gate_m * self.mlp(modulate(x, shift_m, scale_m))
+        x = add_gated(x, gate_a, self.attention(modulate(x, shift_a, scale_a), cos, sin))
+        return add_gated(x, gate_m, self.mlp(modulate(x, shift_m, scale_m)))
 
 
 class Block(ModulatedBlock):
@@ -237,6 +252,13 @@ class DiT(nn.Module):
     def forward(self, x: Tensor, level: Tensor, condition: Tensor, taps: Sequence[int] = ()) -> Output:
         if any(not 1 <= tap <= len(self.blocks) for tap in taps):
             raise ValueError(f"taps={tuple(taps)} must be block numbers, 1 to {len(self.blocks)}")
+        if way_of(x) == "plain":
+            return self._forward(x, level, condition, taps)
+        several = max(1, torch.get_num_threads() * AT_ONCE // (self.side**2 * self.embed.out_features))
+        parts = zip(*(value.split(several) for value in (x, level, condition)), strict=True)
+        return joined([self._forward(*part, taps) for part in parts])
+
+    def _forward(self, x: Tensor, level: Tensor, condition: Tensor, taps: Sequence[int]) -> Output:
         tokens = self.embed(patchify(x, self.patch))
         c = silu(self.level(level) + self.label(condition))
         features: dict[int, Tensor] = {}

@@ -7,9 +7,11 @@ from importlib.util import find_spec
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, pad, rms_norm, scaled_dot_product_attention, silu
+from torch.nn.functional import conv2d, linear, pad, rms_norm, scaled_dot_product_attention, silu
 
 from mvm.network.float8 import products as float8_products
+from mvm.network.int8 import products as int8_products
+from mvm.precision import way_of
 
 NORM_EPS = 1e-6
 
@@ -25,9 +27,22 @@ class RMSNorm(nn.Module):
         return rms_norm(x, self.weight.shape, self.weight, NORM_EPS)
 
 
+def _inverse_rms(x: Tensor) -> Tensor:
+    """Return 1 / rms of the last dimension, kept; by a norm: one pass of a CPU, and no copy of squares."""
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return norm.square_().div_(x.shape[-1]).add_(NORM_EPS).rsqrt_()
+
+
 def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
     """Return norm(x) (1 + scale) + shift; x (B, N, d), shift and scale (B, 1 or N, d)."""
+    if way_of(x) != "plain":
+        return torch.addcmul(shift, x * _inverse_rms(x), 1 + scale)
     return rms_norm(x, x.shape[-1:], None, NORM_EPS) * (1 + scale) + shift
+
+
+def add_gated(x: Tensor, gate: Tensor, y: Tensor) -> Tensor:
+    """Return x + gate y."""
+    return x + gate * y if way_of(x) == "plain" else torch.addcmul(x, gate, y)
 
 
 def rotary_table(side: int, head_width: int, base: float = 100.0) -> Tensor:
@@ -69,13 +84,25 @@ def gpu_norm_rotate() -> Callable[..., Tensor] | None:
 
 def norm_rotate(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Return rotate(norm(x) * weight) in x's dtype; x (B, N, heads, head), cos and sin (N, head)."""
+    if way_of(x) != "plain":
+        return _lean_norm_rotate(x, weight, cos, sin)
     wide = torch.promote_types(x.dtype, torch.float32)
     normed = rms_norm(x.to(wide), weight.shape, weight.to(wide), NORM_EPS)
     return rotate(normed, cos[:, None], sin[:, None]).to(x.dtype)
 
 
+def _lean_norm_rotate(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return norm_rotate with the weight in the waves, and halves that are swapped by no copy."""
+    half = x.shape[-1] // 2
+    cos, sin = (cos * weight)[:, None], (sin * weight.roll(half))[:, None]
+    turned = x * cos
+    turned[..., :half].addcmul_(x[..., half:], sin[..., :half])
+    turned[..., half:].addcmul_(x[..., :half], sin[..., half:])
+    return turned.mul_(_inverse_rms(x))
+
+
 def products(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], fp8: str) -> tuple[Tensor, ...]:
-    """Return x w^T + b for each weight and bias: a block's large products, all through here.
+    """Return x w^T + b for each weight and bias: a block's large products, all through here unless they are of int8.
 
     fp8: "off", or a granularity of float8. Without a gradient it is off: what is sampled during training is then what
     the stored network draws later, which knows nothing of it.
@@ -87,7 +114,17 @@ def products(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | Non
 
 def product(x: Tensor, layer: nn.Linear, fp8: str) -> Tensor:
     """Return the layer's answer by `products`."""
+    if way_of(x) == "int8":
+        return int8_products(x, layer.weight, layer.bias, 1)[0]
     return products(x, (layer.weight,), (layer.bias,), fp8)[0]
+
+
+def products_of(x: Tensor, layer: nn.Linear, parts: int, fp8: str) -> tuple[Tensor, ...]:
+    """Return the layer's answer in equal parts, by `products` with parts of its weight and bias."""
+    if way_of(x) == "int8":
+        return int8_products(x, layer.weight, layer.bias, parts)
+    biases = (None,) * parts if layer.bias is None else layer.bias.chunk(parts)
+    return products(x, layer.weight.chunk(parts), biases, fp8)
 
 
 class Attention(nn.Module):
@@ -112,7 +149,7 @@ class Attention(nn.Module):
         """x (B, N, d); cos and sin (N, head), from rotary_waves."""
         # Three products with parts of one matrix, not parts of one product: its gradient would have to be put
         # together again from three, which costs more on a GPU than the larger product saves.
-        parts = products(x, self.qkv.weight.chunk(3), (None, None, None), self.fp8)
+        parts = products_of(x, self.qkv, 3, self.fp8)
         query, key, value = (part.unflatten(-1, (self.heads, -1)) for part in parts)  # each (B, N, heads, head)
         query, key = self._place(query, self.query_norm, cos, sin), self._place(key, self.key_norm, cos, sin)
         mixed = scaled_dot_product_attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
@@ -131,14 +168,16 @@ class SwiGLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         # two products, for the reason that Attention has three
-        gate, up = products(x, self.gate_up.weight.chunk(2), self.gate_up.bias.chunk(2), self.fp8)
-        return product(silu(gate) * up, self.down, self.fp8)
+        gate, up = products_of(x, self.gate_up, 2, self.fp8)
+        hidden = silu(gate) * up if way_of(x) == "plain" else silu(gate, inplace=True).mul_(up)
+        return product(hidden, self.down, self.fp8)
 
 
 class Local(nn.Module):
     """A depthwise 3x3 convolution of tokens on their grid, zero outside: (B, side^2, d) -> the same.
 
-    A sum of nine shifted products, which a compiler fuses; a library's depthwise convolution is slow backwards.
+    A sum of nine shifted products, which a compiler fuses; a library's depthwise convolution is slow backwards, but
+    without a gradient on a CPU it is ten times as fast.
     """
 
     def __init__(self, width: int, side: int) -> None:
@@ -148,6 +187,10 @@ class Local(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         side = self.side
+        if way_of(x) != "plain":
+            grid = x.unflatten(1, (side, side)).permute(0, 3, 1, 2)  # channels innermost in memory, as they are
+            mixed = conv2d(grid, self.weight.permute(2, 0, 1)[:, None], padding=1, groups=x.shape[-1])
+            return mixed.permute(0, 2, 3, 1).flatten(1, 2)
         padded = pad(x.unflatten(1, (side, side)), (0, 0, 1, 1, 1, 1))
         weight = self.weight.to(x.dtype)
         shifted = (weight[i, j] * padded[:, i : i + side, j : j + side] for i in range(3) for j in range(3))

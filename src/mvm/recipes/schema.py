@@ -10,12 +10,15 @@ from mvm.options import at_least, choose
 from mvm.path import MEAN_VELOCITY_KINDS, NOISE_KINDS, SCHEDULES, MeanVelocity, Schedule, TimeLaw, schedule_named
 from mvm.solver import (
     DEFAULT_NFE,
+    DEFAULT_T_MIN,
     SOLVERS,
     Adaptive,
     ClassifierFree,
     Guidance,
     Internal,
     Interval,
+    LamGrid,
+    PredictorCorrector,
     Solver,
     solver_named,
 )
@@ -114,7 +117,7 @@ class SampleConfig:
 
     cfg = 1 is no classifier-free guidance, internal = 1 none by the inner head; low and high bound both in log-SNR
     progress. share: part of the evaluations that take a DDT's backbone from an earlier one. tolerance is for adaptive
-    and dopri5, which take it in place of nfe.
+    and dopri5, which take it in place of nfe. t_min: the last time that sa evaluates; the others have none to choose.
     """
 
     solver: str = "adams"
@@ -126,6 +129,7 @@ class SampleConfig:
     tolerance: float = 1e-5
     internal: float = 1.0
     share: float = 0.0
+    t_min: float = DEFAULT_T_MIN
 
     def __post_init__(self) -> None:
         if not 0 <= self.share < 1:
@@ -141,12 +145,22 @@ class SampleConfig:
     def build_solver(self) -> Solver | Adaptive:
         """Return the solver."""
         solver = solver_named(self.solver)
-        return replace(solver, rtol=self.tolerance, atol=self.tolerance) if isinstance(solver, Adaptive) else solver
+        if isinstance(solver, Adaptive):
+            return replace(solver, rtol=self.tolerance, atol=self.tolerance)
+        if isinstance(solver, PredictorCorrector) and isinstance(solver.grid, LamGrid):
+            return replace(solver, grid=replace(solver.grid, t_min=self.t_min))
+        return solver
 
     @property
     def takes_tolerance(self) -> bool:
         """Whether the solver goes by tolerance and reports its nfe, instead of being given one."""
         return isinstance(self.build_solver(), Adaptive)
+
+    @property
+    def takes_t_min(self) -> bool:
+        """Whether the solver's last time can be chosen."""
+        solver = self.build_solver()
+        return isinstance(solver, PredictorCorrector) and isinstance(solver.grid, LamGrid)
 
     @property
     def guided(self) -> bool:

@@ -3,7 +3,7 @@
 from mvm.solver.adams import GRID_POWER, PredictorCorrector, adams, sa
 from mvm.solver.adaptive import Adaptive
 from mvm.solver.base import Evaluate, NoiseSource, Plan, Solver, State, no_noise, run
-from mvm.solver.grid import Grid, LamGrid, PowerGrid
+from mvm.solver.grid import DEFAULT_T_MIN, Grid, LamGrid, PowerGrid
 from mvm.solver.guidance import (
     Auto,
     ClassifierFree,
@@ -21,6 +21,7 @@ from mvm.solver.table import LamVariable, PowerVariable, Variable
 
 __all__ = [
     "DEFAULT_NFE",
+    "DEFAULT_T_MIN",
     "GRID_POWER",
     "SOLVERS",
     "Adaptive",

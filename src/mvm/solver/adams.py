@@ -7,7 +7,7 @@ from torch import Tensor
 from mvm.options import at_least, choose
 from mvm.path import MEAN_VELOCITY, Schedule, equal_snr_time
 from mvm.solver.base import Evaluate, NoiseSource, Plan, Solver, State
-from mvm.solver.grid import Grid, LamGrid, PowerGrid
+from mvm.solver.grid import DEFAULT_T_MIN, Grid, LamGrid, PowerGrid
 from mvm.solver.table import TAUS, TO_DATA, LamVariable, PowerVariable, Row, Variable, build_row
 
 
@@ -106,7 +106,7 @@ def adams(
 
 
 def sa(
-    predictor: int = 3, corrector: int = 4, t_max: float = 0.999, t_min: float = 1e-3, tau: str = "end"
+    predictor: int = 3, corrector: int = 4, t_max: float = 0.999, t_min: float = DEFAULT_T_MIN, tau: str = "end"
 ) -> PredictorCorrector:
     """Return the paper's SA-Solver: phi = lam, times uniform in lam, tau constant over each step."""
     return PredictorCorrector("sa", LamGrid(t_max, t_min), LamVariable(), tau, predictor, corrector)

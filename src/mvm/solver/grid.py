@@ -9,6 +9,7 @@ from mvm.options import at_least
 from mvm.path import MEAN_VELOCITY, Schedule
 
 SMALLEST = 1e-100  # a time above 0 whose powers in a table are numbers
+DEFAULT_T_MIN = 1e-3  # the last time a LamGrid evaluates
 
 
 class Grid(ABC):
@@ -43,7 +44,7 @@ class LamGrid(Grid):
     """N times uniform in lam from t_max to t_min; x0_hat at the last is the answer (end 0)."""
 
     t_max: float = 0.999
-    t_min: float = 1e-3
+    t_min: float = DEFAULT_T_MIN
 
     def __post_init__(self) -> None:
         if not 0 < self.t_min < self.t_max < 1:

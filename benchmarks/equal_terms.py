@@ -1,0 +1,245 @@
+"""Judges the runs of benchmarks/equal_terms.sh, and makes a table and a figure of what it found.
+
+    python benchmarks/equal_terms.py judge WORK METHOD SEED --ref MOMENTS --inception WEIGHTS    WORK/METHOD-SEED.json
+    python benchmarks/equal_terms.py table WORK
+    python benchmarks/equal_terms.py figure WORK --out X.png
+
+The common sampler is adams at rho 0. A method's best may also be adams at rho 1, or Heun's method in the path's own
+time (an ODE solver: rho 0). All are judged on seed 0; the best there, at each NFE, is what other seeds are judged by
+besides the common one. Nothing guides. Brackets reach from the smallest to the largest value over the seeds.
+"""
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mvm.evaluation.evaluate import open_side
+from mvm.evaluation.extractors import Sources
+from mvm.evaluation.gather import Judge
+from mvm.evaluation.report import Axes, Curve, figure_of, legend_rows, save_figure
+from mvm.evaluation.sweep import Sweep
+from mvm.evaluation.sweep_curves import WIDTH, scale_of
+from mvm.evaluation.sweep_findings import Result
+from mvm.files import put_in_place, temporary_beside, write_text
+from mvm.generate import compile_network
+from mvm.model import choose_device, load
+from mvm.recipes import SampleConfig
+from mvm.samples import Draw
+from mvm.training.logs import METRICS
+from mvm.training.runtime import processes
+
+NFES = (13, 26, 52)
+COMMON = ("adams", 0.0)
+OTHERS = (("adams", 1.0), ("heun", 0.0))
+FIRST = 0  # the seed on which a method's best sampler is chosen
+METHODS = {
+    "mvm-u": "MVM, u",
+    "mvm-v": "MVM, unscaled v",
+    "mvm-x0": "MVM path, x0",
+    "flow": "flow matching, linear",
+    "vp-eps": "VP, eps",
+    "vp-v": "VP, v",
+}
+
+Way = tuple[str, float]  # a solver and its rho
+Told = Mapping[str, Any]  # of a METHOD-SEED.json
+
+
+# ---- one run
+
+
+class Spread(NamedTuple):
+    """Of a logged quantity in the second half of a run: its mean, the std around a straight line, and std / mean."""
+
+    mean: float
+    std: float
+    relative: float
+    largest: float
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Return how a quantity scatters around its trend."""
+    y = np.asarray(values, dtype=np.float64)
+    x = np.arange(len(y))
+    trend = np.polyval(np.polyfit(x, y, 1), x) if len(y) > 2 else np.full_like(y, y.mean())
+    std = float((y - trend).std())
+    return Spread(float(y.mean()), std, std / abs(float(y.mean())), float(y.max()))
+
+
+def training_facts(lines: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """Return steps, speed, and the spread of loss (each line a mean since the last) and gradient norm (of one step)."""
+    steps = [line for line in lines if "loss" in line]
+    late = [line for line in steps if line["step"] > steps[-1]["step"] / 2]
+    return {
+        "steps": steps[-1]["step"],
+        "loss_is_mean_of": steps[-1]["step"] - steps[-2]["step"] if len(steps) > 1 else 1,
+        "images_per_second": float(np.median([line["images_per_second"] for line in steps])),
+        "loss": spread([line["loss"] for line in late])._asdict(),
+        "grad_norm": spread([line["grad_norm"] for line in late])._asdict(),
+    }
+
+
+def best_ways(cells: Sequence[Told]) -> dict[int, Way]:
+    """Return the solver and rho of the lowest FID at each NFE."""
+    found = {}
+    for nfe in sorted({cell["nfe"] for cell in cells}):
+        top = min((cell for cell in cells if cell["nfe"] == nfe), key=lambda cell: cell["fid"])
+        found[nfe] = (top["solver"], top["rho"])
+    return found
+
+
+def ways_to_judge(work: Path, method: str, seed: int) -> list[tuple[int, Way]]:
+    """Return what is sampled: the common sampler, and all others on seed 0, those chosen there on other seeds."""
+    common = [(nfe, COMMON) for nfe in NFES]
+    if seed == FIRST:
+        return [*common, *((nfe, way) for way in OTHERS for nfe in NFES)]
+    path = work / f"{method}-{FIRST}.json"
+    if not path.is_file():
+        raise ValueError(f"{path} is missing; run {method}:{FIRST} first, on which the best sampler is chosen")
+    chosen = best_ways(json.loads(path.read_text(encoding="utf-8"))["cells"])
+    return [*common, *((nfe, way) for nfe, way in chosen.items() if way != COMMON)]
+
+
+def _cell(result: Result) -> dict[str, Any]:
+    told = {name: getattr(result, name) for name in ("solver", "nfe", "rho", "passes", "seconds")}
+    return {**told, "fid": result.metrics["fid"]["value"]}
+
+
+def judge(arguments: argparse.Namespace) -> None:
+    """Sample and judge a trained run, and write all that is told of it."""
+    work, name = arguments.work, f"{arguments.method}-{arguments.seed}"
+    ways = ways_to_judge(work, arguments.method, arguments.seed)
+    lines = [json.loads(line) for line in (work / name / METRICS).read_text(encoding="utf-8").splitlines()]
+    with processes(choose_device("auto")) as place:
+        model = load(str(work / name)).to(place.device)
+        if arguments.compile:
+            compile_network(model)
+        judging = Judge(Sources(inception=arguments.inception), place, arguments.batch)
+        draw = Draw(arguments.num, 0, "balanced", batch=arguments.batch)
+        folder = work / f"{name}-sweep"
+        sweep = Sweep(model, draw, judging, open_side(arguments.ref), ("fid",), folder, arguments.precision)
+        results = sweep.run([SampleConfig(solver, nfe, rho) for nfe, (solver, rho) in ways])
+    told = {"method": arguments.method, "seed": arguments.seed, "images": arguments.num, "seconds": arguments.trained}
+    told |= {**training_facts(lines), "cells": [_cell(result) for result in results]}
+    write_text(work / f"{name}.json", json.dumps(told, indent=2) + "\n")
+
+
+# ---- all of them
+
+
+@dataclass(frozen=True)
+class Range:
+    """A figure over seeds."""
+
+    values: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        return sum(self.values) / len(self.values)
+
+    def __str__(self) -> str:
+        ends = f" [{min(self.values):.2f}, {max(self.values):.2f}]" if len(self.values) > 1 else ""
+        return f"{self.mean:.2f}{ends}"
+
+
+def read_runs(work: Path) -> dict[str, list[Told]]:
+    """Return the finished runs by method, seed by seed, in the order of METHODS."""
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(work.glob("*-[0-9]*.json"))]
+    sizes = {(told["steps"], told["images"]) for told in found}
+    if len(sizes) != 1:
+        raise ValueError(f"work={work} holds runs of {sorted(sizes)} steps and images; equal ones are compared")
+    runs = {method: sorted((r for r in found if r["method"] == method), key=lambda r: r["seed"]) for method in METHODS}
+    return {method: told for method, told in runs.items() if told}
+
+
+def over_seeds(runs: Sequence[Told], nfe: int, way: Way) -> Range:
+    """Return FID at one setting over the seeds that have it."""
+    cells = (cell for told in runs for cell in told["cells"])
+    return Range(tuple(c["fid"] for c in cells if (c["nfe"], c["solver"], c["rho"]) == (nfe, *way)))
+
+
+def chosen_ways(runs: Sequence[Told]) -> dict[int, Way]:
+    """Return a method's best sampler at each NFE, chosen on the first seed there is (seed 0, which has all)."""
+    return best_ways(runs[0]["cells"])
+
+
+def table(runs: Mapping[str, Sequence[Told]]) -> str:
+    """Return FID by method, and how loss and gradient scatter, as Markdown."""
+    ends = [f"NFE {nfe}" for nfe in NFES]
+    lines = [f"| method | seeds | {' | '.join(ends)} | {' | '.join(f'best, {end}' for end in ends)} |"]
+    lines.append("|---" * (2 + 2 * len(NFES)) + "|")
+    for method, told in runs.items():
+        best = chosen_ways(told)
+        common = [str(over_seeds(told, nfe, COMMON)) for nfe in NFES]
+        own = [f"{over_seeds(told, nfe, best[nfe])}, {best[nfe][0]}, rho {best[nfe][1]:g}" for nfe in NFES]
+        lines.append(f"| {' | '.join([METHODS[method], str(len(told)), *common, *own])} |")
+    header = ["method", "loss", "its std / mean", "gradient norm", "its std / mean", "largest", "images/s", "seconds"]
+    lines += ["", f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
+    for method, told in runs.items():
+        shown = [_over([r["loss"]["mean"] for r in told], 4), _over([r["loss"]["relative"] for r in told], 4)]
+        shown += [_over([r["grad_norm"][part] for r in told], 3) for part in ("mean", "relative", "largest")]
+        shown += [_over([r["images_per_second"] for r in told], 0), _over([r["seconds"] for r in told], 0)]
+        lines.append(f"| {' | '.join([METHODS[method], *shown])} |")
+    return "\n".join(lines)
+
+
+def _over(values: Sequence[float], decimals: int) -> str:
+    return f"{sum(values) / len(values):,.{decimals}f}"
+
+
+def panels(runs: Mapping[str, Sequence[Told]]) -> list[tuple[list[Curve], Axes]]:
+    """Return FID against NFE by the common sampler, and by the best of each method; bars reach over the seeds."""
+    sides: dict[str, list[Curve]] = {"adams, ODE (rho 0), for all": [], "the best sampler of each": []}
+    for side, curves in sides.items():
+        for method, told in runs.items():
+            best = chosen_ways(told) if "best" in side else dict.fromkeys(NFES, COMMON)
+            found = [over_seeds(told, nfe, best[nfe]) for nfe in NFES]
+            bars = [[r.mean - min(r.values) for r in found], [max(r.values) - r.mean for r in found]]
+            curves.append(Curve(METHODS[method], NFES, [r.mean for r in found], bars if len(told) > 1 else ()))
+    y = scale_of([value for curves in sides.values() for curve in curves for value in curve.y], decades=1)
+    x = scale_of(NFES, 0, exact=True)
+    name, cost = "FID (lower is better)", "evaluations of the network per image (NFE)"
+    shared = {"log_x": x.log, "log_y": y.log, "markers": True, "ticks": x.ticks, "range_x": x.range, "ticks_y": y.ticks}
+    return [(curves, Axes(cost, name, **shared, title=side)) for side, curves in sides.items()]
+
+
+def figure(runs: Mapping[str, Sequence[Told]], out: Path) -> None:
+    drawn = panels(runs)
+    height = 3.2 + 0.2 * max(legend_rows(curves, WIDTH) for curves, _ in drawn)
+    temporary = temporary_beside(out)
+    save_figure(figure_of(drawn, WIDTH, height), temporary, out.suffix[1:])
+    put_in_place(temporary, out)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    judging, tabling, drawing = (commands.add_parser(name) for name in ("judge", "table", "figure"))
+    for command in (judging, tabling, drawing):
+        command.add_argument("work", type=Path)
+    drawing.add_argument("--out", type=Path, required=True)
+    judging.add_argument("method", choices=METHODS)
+    judging.add_argument("seed", type=int)
+    judging.add_argument("--ref", required=True)
+    judging.add_argument("--inception", required=True)
+    judging.add_argument("--num", type=int, default=10_000)
+    judging.add_argument("--batch", type=int, default=1000)
+    judging.add_argument("--precision", default="fp32")
+    judging.add_argument("--compile", action="store_true")
+    judging.add_argument("--trained", type=float, default=float("nan"), help="seconds that training took, to be noted")
+    arguments = parser.parse_args()
+    if arguments.command == "judge":
+        judge(arguments)
+    elif arguments.command == "table":
+        print(table(read_runs(arguments.work)))
+    else:
+        figure(read_runs(arguments.work), arguments.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,267 @@
+"""Choices, tables and figures of benchmarks/sde_ode_study.sh from results.csv of its sweeps; pictures of a model.
+
+    python benchmarks/study_figures.py tmin RESULTS           the t_min at which sa is best
+    python benchmarks/study_figures.py best RESULTS...        the best cell, as options of mvm sweep
+    python benchmarks/study_figures.py table RESULTS...       every cell as Markdown
+    python benchmarks/study_figures.py curves RESULTS... --out X.png      FID against NFE, ODE and SDE
+    python benchmarks/study_figures.py guidance RESULTS... --out X.png    FID against the scale of guidance
+    python benchmarks/study_figures.py one-noise cifar10 --cfg 2 --interval 0.3,0.9 --out cifar10-one-noise.png
+    python benchmarks/study_figures.py by-class cifar10 --cfg 2 --interval 0.3,0.9 --out cifar10-by-class.png
+
+The two pictures take minutes on a CPU, and nothing in them is picked: seeds are 0, 1, 2, ...
+"""
+
+import argparse
+import csv
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+
+import torch
+from PIL import Image, ImageDraw, ImageFont
+from tqdm import tqdm
+
+import mvm
+from mvm.evaluation.report import COLOURS, DASHES, MARKERS, Axes, Curve, Style, figure_of, legend_rows, save_figure
+from mvm.evaluation.sweep_curves import EVALUATIONS, WIDTH, scale_of
+from mvm.evaluation.sweep_findings import (
+    Result,
+    grouped,
+    guidance_name,
+    guidance_of,
+    guidance_text,
+    in_order,
+    in_words,
+    metric_named,
+    reading,
+    rho_name,
+)
+from mvm.files import put_in_place, temporary_beside
+from mvm.generate import class_numbers, cycle_labels, generate_all
+from mvm.pictures import grid
+from mvm.recipes import SampleConfig
+from mvm.solver import DEFAULT_T_MIN
+
+METRIC = "fid"
+DIGITS = {"nfe": int, "grid": str, "solver": str}  # the others are float
+NOISE_NFES = (5, 8, 13, 26, 52)
+NOISE_RHOS = (0.0, 0.75, 1.0)
+GAP = 2  # pixels between two images
+
+
+# ---- results of sweeps
+
+
+def read_results(paths: Iterable[Path]) -> list[Result]:
+    """Return the cells of some results.csv (or of the sweeps' folders) that hold the metric."""
+    found = []
+    for path in paths:
+        with (path / "results.csv" if path.is_dir() else path).open(newline="", encoding="utf-8") as file:
+            found += [_result(row) for row in csv.DictReader(file) if row.get(f"{METRIC} value")]
+    return found
+
+
+def _result(row: Mapping[str, str]) -> Result:
+    asked = {name: DIGITS.get(name, float)(row[name]) for name in Result.__annotations__ if name != "metrics"}
+    error = row[f"{METRIC} error"]
+    return Result(**asked, metrics={METRIC: {"value": float(row[f"{METRIC} value"]), "error": float(error or "nan")}})
+
+
+def value(result: Result) -> float:
+    """Return a cell's FID; inf where it failed, so that it is never the best."""
+    found = reading(result, METRIC)
+    return math.inf if found is None or found.failed else found.value
+
+
+def parse_solver(text: str) -> tuple[str, float]:
+    """Return name and t_min of "sa, t_min 0.0001", as a sweep tells a solver."""
+    name, _, rest = text.partition(", t_min ")
+    return name, float(rest) if rest else DEFAULT_T_MIN
+
+
+def best_t_min(results: Iterable[Result]) -> float:
+    """Return the t_min of the smallest mean log FID over cells; each must have been tried in all of them."""
+    by_t_min = grouped((r for r in results if parse_solver(r.solver)[0] == "sa"), lambda r: parse_solver(r.solver)[1])
+    tried = {t_min: sorted((r.nfe, r.rho, *guidance_of(r)) for r in cells) for t_min, cells in by_t_min.items()}
+    if len(set(map(tuple, tried.values()))) != 1:
+        raise ValueError(
+            f"results: {len(tried)} values of t_min, not all tried in the same cells; finish the sweep first"
+        )
+    return min(by_t_min, key=lambda t_min: sum(math.log(value(r)) for r in by_t_min[t_min]))
+
+
+def best_options(results: Sequence[Result]) -> str:
+    """Return the options of mvm sweep that make the cell with the lowest FID again."""
+    if not results:
+        raise ValueError("results: there is no cell to choose from")
+    cell = min(results, key=value)
+    name, t_min = parse_solver(cell.solver)
+    options = f"--solvers {name} --nfe {cell.nfe} --rho {cell.rho:g} --cfg {cell.cfg:g}"
+    options += f" --interval {cell.low:g},{cell.high:g}" if cell.cfg != 1 else ""
+    return options + (f" --t-min {t_min:g}" if t_min != DEFAULT_T_MIN else "")
+
+
+def table(results: Iterable[Result]) -> str:
+    """Return the cells as a Markdown table, passes beside NFE."""
+    lines = ["| solver | process | guidance | NFE | passes | FID | seconds |", "|---|---|---|---|---|---|---|"]
+    for r in in_order(results):
+        way, cost = [r.solver, rho_name(r.rho), guidance_text(r)], [f"{r.nfe}", f"{r.passes:g}"]
+        lines.append(f"| {' | '.join([*way, *cost, in_words(reading(r, METRIC)), f'{r.seconds:.1f}'])} |")
+    return "\n".join(lines)
+
+
+# ---- figures
+
+
+def _look(rhos: Sequence[float]) -> Callable[[Result], Style]:
+    """Colour and marker tell rho, a dashed line and an open marker any solver but adams."""
+
+    def look(result: Result) -> Style:
+        i, ours = rhos.index(result.rho), result.solver == "adams"
+        return Style(COLOURS[i % len(COLOURS)], DASHES[0 if ours else 1], MARKERS[i % len(MARKERS)], filled=ours)
+
+    return look
+
+
+def _curve(label: str, cells: Sequence[Result], of: Callable[[Result], float], look: Style | None) -> Curve:
+    cells = sorted(cells, key=of)
+    found = [reading(r, METRIC) for r in cells]
+    errors = () if all(math.isnan(r.error) for r in found) else [r.error for r in found]
+    return Curve(label, [of(r) for r in cells], [math.nan if r.failed else r.value for r in found], errors, look)
+
+
+def curve_panels(results: Sequence[Result]) -> list[tuple[list[Curve], Axes]]:
+    """Return FID against NFE: a panel for each guidance, on common scales, a curve for each solver and rho."""
+    look = _look(sorted({r.rho for r in results}))
+    x = scale_of([r.evaluations for r in results], math.log10(3), exact=True)
+    y = scale_of([value(r) for r in results], decades=1)
+    panels = []
+    for _, cells in sorted(grouped(results, guidance_of).items()):
+        ways = sorted(grouped(cells, lambda r: (r.solver, r.rho)).items())
+        curves = [_curve(f"{name}, {rho_name(rho)}", way, EVALUATIONS.of, look(way[0])) for (name, rho), way in ways]
+        axes = Axes(
+            EVALUATIONS.label, metric_named(METRIC).title, x.log, y.log, markers=True, ticks=x.ticks, ticks_y=y.ticks,
+            range_x=x.range, range_y=y.range, title=guidance_name(cells[0]),
+        )  # fmt: skip
+        panels.append((curves, axes))
+    return panels
+
+
+def guidance_panels(results: Sequence[Result]) -> list[tuple[list[Curve], Axes]]:
+    """Return FID against the scale: a panel for each rho, a curve for each interval that begins without guidance."""
+    y, name = scale_of([value(r) for r in results], decades=1), metric_named(METRIC).title
+    panels = []
+    for rho, cells in sorted(grouped(results, lambda r: r.rho).items()):
+        plain = [r for r in cells if r.cfg == 1]
+        parts = sorted(grouped((r for r in cells if r.cfg != 1), lambda r: (r.low, r.high)).items())
+        curves = [_curve(f"on [{a:g}, {b:g}]", [*plain, *part], lambda r: r.cfg, None) for (a, b), part in parts]
+        title = f"{cells[0].solver}, {rho_name(rho)}, NFE {cells[0].nfe}"
+        axes = Axes("guidance scale", name, False, y.log, markers=True, ticks_y=y.ticks, range_y=y.range, title=title)
+        panels.append((curves, axes))
+    return panels
+
+
+def write_figure(panels: Sequence[tuple[list[Curve], Axes]], out: Path) -> None:
+    """Write panels side by side, .png or .svg."""
+    height = 3.0 + 0.2 * max(legend_rows(curves, WIDTH) for curves, _ in panels)
+    temporary = temporary_beside(out)
+    save_figure(figure_of(panels, WIDTH, height), temporary, out.suffix[1:])
+    put_in_place(temporary, out)
+
+
+# ---- pictures of a model
+
+
+def labelled(body: Image.Image, rows: Sequence[str], columns: Sequence[str], size: int = 13) -> Image.Image:
+    """Return a grid of images with a name before every row and, where given, above every column."""
+    font = ImageFont.load_default(size)
+    left = 10 + round(max(font.getlength(name) for name in rows))
+    top = 2 * size if columns else 0
+    picture = Image.new("RGB", (left + body.width, top + body.height), "white")
+    picture.paste(body, (left, top))
+    pen = ImageDraw.Draw(picture)
+    for i, name in enumerate(rows):
+        pen.text((left - 5, top + (i + 0.5) * body.height / len(rows)), name, "black", font, anchor="rm")
+    for i, name in enumerate(columns):
+        pen.text((left + (i + 0.5) * body.width / len(columns), top / 2), name, "black", font, anchor="mm")
+    return picture
+
+
+def write_picture(picture: Image.Image, out: Path) -> None:
+    temporary = temporary_beside(out)
+    picture.save(temporary, format="PNG", optimize=True)
+    put_in_place(temporary, out)
+
+
+def one_noise(model: mvm.Model, classes: Sequence[int], guided: Mapping[str, float]) -> Image.Image:
+    """Return a row for each class and process, a column for each NFE; one class keeps one noise throughout."""
+    labels, seeds = torch.tensor(classes), torch.arange(len(classes))
+    made: dict[tuple[float, int], torch.Tensor] = {}
+    for rho, nfe in tqdm(list(product(NOISE_RHOS, NOISE_NFES)), desc="one noise", unit="setting"):
+        settings = SampleConfig(nfe=nfe, rho=rho, **guided)
+        made[rho, nfe] = generate_all(model, labels, seeds, settings, progress=False).images
+    cells = [made[rho, nfe][i] for i in range(len(classes)) for rho in NOISE_RHOS for nfe in NOISE_NFES]
+    rows = [f"{model.classes[c]}, {rho_name(rho)}" for c in classes for rho in NOISE_RHOS]
+    body = grid(torch.stack(cells), len(NOISE_NFES), 3, GAP)
+    return labelled(body, rows, [f"NFE {nfe}" for nfe in NOISE_NFES])
+
+
+def by_class(model: mvm.Model, columns: int, settings: SampleConfig) -> Image.Image:
+    """Return a row for each class; image i in reading order by column has seed i, as `mvm sample` numbers them."""
+    count = model.num_classes * columns
+    labels = cycle_labels((), count, model.num_classes)
+    images = generate_all(model, labels, torch.arange(count), settings, batch=20).images
+    rows = images.unflatten(0, (columns, model.num_classes)).transpose(0, 1).flatten(0, 1)
+    return labelled(grid(rows, columns, 2, GAP), model.classes, ())
+
+
+def _guided(arguments: argparse.Namespace) -> dict[str, float]:
+    low, high = map(float, arguments.interval.split(","))
+    return {"cfg": arguments.cfg, "low": low, "high": high}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name in ("tmin", "best", "table", "curves", "guidance"):
+        command = commands.add_parser(name)
+        command.add_argument("results", type=Path, nargs="+")
+        if name in ("curves", "guidance"):
+            command.add_argument("--out", type=Path, required=True)
+    for name in ("one-noise", "by-class"):
+        command = commands.add_parser(name)
+        command.add_argument("model")
+        command.add_argument("--cfg", type=float, default=1.0)
+        command.add_argument("--interval", default="0,1")
+        command.add_argument("--nfe", type=int, default=26, help="of by-class")
+        command.add_argument("--columns", type=int, default=8, help="of by-class")
+        command.add_argument("--classes", default="7,8", help="of one-noise, e.g. horse,ship")
+        command.add_argument("--out", type=Path, required=True)
+    return parser
+
+
+def main() -> None:
+    arguments = _parser().parse_args()
+    match arguments.command:
+        case "tmin":
+            print(f"{best_t_min(read_results(arguments.results)):g}")
+        case "best":
+            print(best_options(read_results(arguments.results)))
+        case "table":
+            print(table(read_results(arguments.results)))
+        case "curves":
+            write_figure(curve_panels(read_results(arguments.results)), arguments.out)
+        case "guidance":
+            write_figure(guidance_panels(read_results(arguments.results)), arguments.out)
+        case "one-noise":
+            model = mvm.load(arguments.model)
+            classes = class_numbers(arguments.classes, model.classes)
+            write_picture(one_noise(model, classes, _guided(arguments)), arguments.out)
+        case "by-class":
+            settings = SampleConfig(nfe=arguments.nfe, **_guided(arguments))
+            write_picture(by_class(mvm.load(arguments.model), arguments.columns, settings), arguments.out)
+
+
+if __name__ == "__main__":
+    main()

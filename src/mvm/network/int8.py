@@ -1,0 +1,61 @@
+"""Matrix products of 8-bit integers on a CPU, without a gradient: several times as fast as float32 where it has VNNI.
+
+A row of the input and a row of the weight each have a scale, so that an image does not depend on others in its batch.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+LARGEST = 127.0
+SMALLEST = 2.0**-100  # magnitude that is still scaled up: zeros stay zeros, and no scale overflows
+
+
+class Rows(NamedTuple):
+    """A matrix (M, K) as values * scale: int8 values, scale float32 (M, 1)."""
+
+    values: Tensor
+    scale: Tensor
+
+
+def rounded(x: Tensor) -> Rows:
+    """Return the float32 matrix x, each row scaled so that its largest magnitude is 127."""
+    magnitude = x.abs().amax(-1, keepdim=True).clamp_(min=SMALLEST)
+    return Rows((x * (LARGEST / magnitude)).round_().to(torch.int8), magnitude.div_(LARGEST))
+
+
+class Kept(NamedTuple):
+    """A weight's rounded rows, and what tells whether it has changed since."""
+
+    version: int
+    address: int
+    rows: Rows
+
+
+_kept = WeakTensorKeyDictionary()
+
+
+def rounded_weight(weight: Tensor) -> Rows:
+    """Return `rounded` of a weight, computed again only when it has changed."""
+    kept: Kept | None = _kept.get(weight)
+    if kept is None or (kept.version, kept.address) != (weight._version, weight.data_ptr()):
+        kept = Kept(weight._version, weight.data_ptr(), rounded(weight.detach()))
+        _kept[weight] = kept
+    return kept.rows
+
+
+def multiply(a: Rows, b: Rows, bias: Tensor | None) -> Tensor:
+    """Return a b^T + bias (M, N) in float32, for a (M, K) and b (N, K); sums are exact."""
+    found = torch._int_mm(a.values, b.values.t()).float().mul_(b.scale.t())
+    return found.mul_(a.scale) if bias is None else torch.addcmul(bias, found, a.scale, out=found)
+
+
+def products(x: Tensor, weight: Tensor, bias: Tensor | None, parts: int) -> tuple[Tensor, ...]:
+    """Return x w^T + b for each of `parts` equal parts of a weight and its bias; x (..., d)."""
+    rows, whole = rounded(x.flatten(0, -2)), rounded_weight(weight)
+    weights = (Rows(*part) for part in zip(*(value.chunk(parts) for value in whole), strict=True))
+    biases = (None,) * parts if bias is None else bias.chunk(parts)
+    found = (multiply(rows, part, b) for part, b in zip(weights, biases, strict=True))
+    return tuple(value.unflatten(0, x.shape[:-1]) for value in found)

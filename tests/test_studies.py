@@ -1,0 +1,253 @@
+"""The programs of benchmarks/ that make tables and figures of studies: what they read, choose and draw."""
+
+import json
+import math
+import subprocess
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+pytest.importorskip("matplotlib", reason="figures are drawn with matplotlib")
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def study():
+    return imported("study_figures")
+
+
+@pytest.fixture(scope="module")
+def terms():
+    return imported("equal_terms")
+
+
+def imported(name):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(BENCHMARKS))
+        return __import__(name)
+
+
+def cell(solver="adams", nfe=26, rho=0.0, fid=10.0, cfg=1.0, low=0.0, high=1.0, error=None):
+    from mvm.evaluation.sweep_findings import Result
+
+    metrics = {"fid": {"value": fid, "error": error, "note": ""}}
+    return Result(solver, nfe, rho, cfg, low, high, nfe, nfe if cfg == 1 else nfe + 5, 2.5, metrics, "")
+
+
+# ---- study_figures
+
+
+def test_results_come_back_from_csv(study, tmp_path):
+    from mvm.evaluation.sweep_report import csv_text
+
+    cells = [cell(fid=3.25, error=0.5), cell("sa, t_min 0.0001", 13, 0.75, 4.5, 1.2, 0.6, 0.8, 0.25)]
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "results.csv").write_text(csv_text(cells[:1]))
+    (tmp_path / "b.csv").write_text(csv_text(cells[1:]))
+    found = study.read_results([tmp_path / "a", tmp_path / "b.csv"])
+    assert [study.table([r]) for r in found] == [study.table([r]) for r in cells]
+    assert [(r.nfe, r.rho, r.cfg, r.low, r.high, r.passes) for r in found] == [
+        (26, 0, 1, 0, 1, 26),
+        (13, 0.75, 1.2, 0.6, 0.8, 18),
+    ]
+    assert study.table(found).splitlines()[-1] == (
+        "| sa, t_min 0.0001 | SDE (rho 0.75) | 1.2 on [0.6, 0.8] | 13 | 18 | 4.50 ± 0.25 | 2.5 |"
+    )
+
+
+def test_a_solver_is_read_as_a_sweep_tells_it(study):
+    from mvm.evaluation.sweep import solver_name
+    from mvm.recipes import SampleConfig
+
+    for t_min in (1e-2, 1e-3, 3e-4, 1e-5):
+        assert study.parse_solver(solver_name(SampleConfig("sa", t_min=t_min))) == ("sa", t_min)
+    assert study.parse_solver("adams")[0] == "adams"
+
+
+def test_the_best_t_min_is_best_on_the_whole(study):
+    cells = [
+        *(cell("sa", nfe, fid=fid) for nfe, fid in ((13, 40.0), (39, 9.0))),  # 360
+        *(cell("sa, t_min 0.01", nfe, fid=fid) for nfe, fid in ((13, 20.0), (39, 11.0))),  # 220, though not best at 39
+        *(cell("sa, t_min 0.0001", nfe, fid=fid) for nfe, fid in ((13, 90.0), (39, 8.0))),  # 720
+    ]
+    assert study.best_t_min([cell("adams", fid=1.0), *cells]) == 0.01
+    assert study.best_t_min(cells[:2]) == 1e-3
+    with pytest.raises(ValueError, match="finish the sweep first"):
+        study.best_t_min(cells[:3])
+
+
+def test_the_best_cell_as_options(study):
+    cells = [cell(fid=5.0), cell(rho=0.75, fid=4.0, cfg=1.2, low=0.6, high=0.8), cell(fid=math.nan)]
+    assert study.best_options(cells) == "--solvers adams --nfe 26 --rho 0.75 --cfg 1.2 --interval 0.6,0.8"
+    assert (
+        study.best_options([cell("sa, t_min 1e-05", 65, 1.0)]) == "--solvers sa --nfe 65 --rho 1 --cfg 1 --t-min 1e-05"
+    )
+    with pytest.raises(ValueError, match="no cell"):
+        study.best_options([])
+
+
+def test_curves_tell_solver_by_dash_and_rho_by_colour(study, tmp_path):
+    guided = {"cfg": 1.2, "low": 0.6, "high": 0.8}
+    cells = [
+        cell(solver, nfe, rho, 5 + rho + nfe / 100, **way)
+        for way in ({}, guided)
+        for solver in ("adams", "sa, t_min 0.0001")
+        for rho in (0.0, 1.0)
+        for nfe in (26, 13)
+    ]
+    panels = study.curve_panels(cells)
+    assert [axes.title for _, axes in panels] == ["no guidance", "guidance 1.2 on [0.6, 0.8]"]
+    assert panels[0][1].range_y == panels[1][1].range_y
+    curves = panels[0][0]
+    assert [curve.label for curve in curves] == [
+        f"{solver}, {name}" for solver in ("adams", "sa, t_min 0.0001") for name in ("ODE (rho 0)", "SDE (rho 1)")
+    ]
+    assert [curve.style.dash for curve in curves] == ["-", "-", "--", "--"]
+    assert curves[0].style.colour == curves[2].style.colour != curves[1].style.colour
+    assert (curves[1].x, curves[1].y) == ([13, 26], [6.13, 6.26])
+    study.write_figure(panels, tmp_path / "x.png")
+    assert Image.open(tmp_path / "x.png").width > 1000
+
+
+def test_every_interval_begins_without_guidance(study):
+    cells = [cell(fid=9.0), *(cell(fid=s, cfg=s, low=low) for low in (0.0, 0.3) for s in (3.0, 2.0))]
+    ((curves, axes),) = study.guidance_panels(cells)
+    assert [(curve.label, curve.x, curve.y) for curve in curves] == [
+        (f"on [{low}, 1]", [1.0, 2.0, 3.0], [9.0, 2.0, 3.0]) for low in ("0", "0.3")
+    ]
+    assert axes.title == "adams, ODE (rho 0), NFE 26"
+
+
+def test_pictures_of_the_shipped_digits(study, tmp_path, monkeypatch):
+    import torch
+
+    import mvm
+    from mvm.demo import grid_of_classes
+    from mvm.pictures import grid
+    from mvm.recipes import SampleConfig
+
+    model, settings = mvm.load("digits"), SampleConfig(nfe=2)
+    picture = study.by_class(model, 3, settings)
+    images = grid_of_classes(model, settings, rows=3)  # column = class
+    rows = torch.cat([images[label::10] for label in range(10)])
+    body = grid(rows, 3, 2, 2).convert("RGB")
+    assert picture.crop((picture.width - body.width, 0, *picture.size)).tobytes() == body.tobytes()
+    monkeypatch.setattr(study, "NOISE_NFES", (1, 2))
+    picture = study.one_noise(model, (3, 5), {"cfg": 2.0, "low": 0.3, "high": 0.9})
+    assert picture.height == 26 + 6 * (3 * 8 + 2) + 2
+    study.write_picture(picture, tmp_path / "x.png")
+    assert Image.open(tmp_path / "x.png").size == picture.size
+
+
+# ---- equal_terms
+
+
+def told(method="mvm-u", seed=0, shift=0.0, **more):
+    fids = {("adams", 0.0): (30, 20, 10), ("adams", 1.0): (33, 19, 9), ("heun", 0.0): (50, 25, 11)}
+    cells = [
+        {"solver": solver, "nfe": nfe, "rho": rho, "fid": fid + shift}
+        for (solver, rho), values in fids.items()
+        for nfe, fid in zip((13, 26, 52), values, strict=True)
+    ]
+    part = {"mean": 0.5, "std": 0.05, "relative": 0.1, "largest": 0.7}
+    facts = {"steps": 4, "images": 8, "seconds": 60, "images_per_second": 12_000.0, "loss": part, "grad_norm": part}
+    return {"method": method, "seed": seed, "cells": cells, **facts, **more}
+
+
+def write_runs(folder, *runs):
+    for run in runs:
+        (folder / f"{run['method']}-{run['seed']}.json").write_text(json.dumps(run))
+
+
+def test_a_trend_is_no_spread(terms):
+    assert terms.spread([1.0, 2.0, 3.0, 4.0]) == pytest.approx((2.5, 0.0, 0.0, 4.0), abs=1e-12)
+    found = terms.spread([1.0, -1.0, -1.0, 1.0, 10.0, 8.0, 8.0, 10.0])
+    assert found.mean == 4.5
+    assert 1 < found.std < 3
+    assert terms.spread([2.0, 4.0]) == (3.0, 1.0, pytest.approx(1 / 3), 4.0)
+
+
+def test_facts_of_a_training(terms):
+    lines = [
+        {"step": s, "loss": 100.0 / s, "grad_norm": 1.0 if s > 20 else 99.0, "images_per_second": float(s)}
+        for s in (10, 20, 30, 40)
+    ]
+    found = terms.training_facts([{"step": 5, "fd_pixels": 1.0}, *lines])
+    assert (found["steps"], found["loss_is_mean_of"], found["images_per_second"]) == (40, 10, 25.0)
+    assert found["grad_norm"] == {"mean": 1.0, "std": 0.0, "relative": 0.0, "largest": 1.0}
+    assert found["loss"]["mean"] == pytest.approx((100 / 30 + 100 / 40) / 2)
+
+
+def test_seed_0_chooses_what_others_are_judged_by(terms, tmp_path):
+    assert len(terms.ways_to_judge(tmp_path, "mvm-u", 0)) == 9
+    with pytest.raises(ValueError, match=r"mvm-u-0.json is missing; run mvm-u:0 first"):
+        terms.ways_to_judge(tmp_path, "mvm-u", 1)
+    write_runs(tmp_path, told())
+    common = [(nfe, ("adams", 0.0)) for nfe in (13, 26, 52)]
+    assert terms.ways_to_judge(tmp_path, "mvm-u", 1) == [*common, (26, ("adams", 1.0)), (52, ("adams", 1.0))]
+
+
+def test_every_way_can_be_sampled_on_every_path(terms):
+    from mvm.path import SCHEDULES, schedule_named
+    from mvm.recipes import SampleConfig
+
+    for nfe, (solver, rho) in terms.ways_to_judge(Path(), "mvm-u", 0):
+        for name in SCHEDULES:
+            assert SampleConfig(solver, nfe, rho).build_solver().plan(schedule_named(name), nfe, rho).nfe == nfe
+
+
+def test_the_table_has_mean_and_ends_over_seeds(terms, tmp_path):
+    write_runs(tmp_path, told("vp-v"), told(seed=1, shift=2.0), told(seed=0), told(seed=2, shift=4.0))
+    runs = terms.read_runs(tmp_path)
+    assert [(method, [run["seed"] for run in found]) for method, found in runs.items()] == [
+        ("mvm-u", [0, 1, 2]),
+        ("vp-v", [0]),
+    ]
+    lines = terms.table(runs).splitlines()
+    assert lines[2] == (
+        "| MVM, u | 3 | 32.00 [30.00, 34.00] | 22.00 [20.00, 24.00] | 12.00 [10.00, 14.00] "
+        "| 32.00 [30.00, 34.00], adams, rho 0 | 21.00 [19.00, 23.00], adams, rho 1 "
+        "| 11.00 [9.00, 13.00], adams, rho 1 |"
+    )
+    assert lines[3].startswith("| VP, v | 1 | 30.00 | 20.00 | 10.00 | 30.00, adams, rho 0 |")
+    assert lines[7] == "| MVM, u | 0.5000 | 0.1000 | 0.500 | 0.100 | 0.700 | 12,000 | 60 |"
+    assert len({line.count("|") for line in lines[:4]}) == len({line.count("|") for line in lines[5:]}) == 1
+
+
+def test_runs_of_other_sizes_are_not_compared(terms, tmp_path):
+    write_runs(tmp_path, told(), told(seed=1, steps=5))
+    with pytest.raises(ValueError, match="equal ones are compared"):
+        terms.read_runs(tmp_path)
+
+
+def test_the_figure_has_bars_over_seeds(terms, tmp_path):
+    write_runs(tmp_path, told("flow"), told(), told(seed=1, shift=2.0))
+    runs = terms.read_runs(tmp_path)
+    common, best = terms.panels(runs)
+    assert [curve.label for curve in common[0]] == ["MVM, u", "flow matching, linear"]
+    assert common[0][0].y == [31.0, 21.0, 11.0]
+    assert best[0][0].y == [31.0, 20.0, 10.0]
+    assert common[0][0].errors == [[1.0] * 3, [1.0] * 3]
+    assert common[0][1].errors == ()
+    terms.figure(runs, tmp_path / "x.png")
+    assert Image.open(tmp_path / "x.png").width > 1000
+
+
+# ---- the shell programs
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "words"),
+    [
+        ("sde_ode_study", ["model", "ref", "weights", "W", "grids"], "unknown part 'grids'"),
+        ("equal_terms", ["data", "ref", "weights", "W", "3", "u:0"], "unknown method 'u'"),
+    ],
+)
+def test_misuse_of_a_program_ends_it(tmp_path, name, tokens, words):
+    tokens = [str(tmp_path / token) if token == "W" else token for token in tokens]
+    found = subprocess.run(["bash", BENCHMARKS / f"{name}.sh", *tokens], capture_output=True, text=True, timeout=30)
+    assert found.returncode == 2
+    assert words in found.stderr
+    assert list((tmp_path / "W").iterdir()) == []
