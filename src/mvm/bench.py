@@ -116,7 +116,7 @@ def _rates(recipe: Recipe, times: Sequence[float], ceiling: float | None) -> dic
 
 
 def bench_sampling(recipe: Recipe, place: Processes, *, num: int = 256, progress: bool = True) -> dict[str, Any]:
-    """Return images per second by the recipe's own sampler: the median batch of some; on a GPU compiled and replayed."""
+    """Return images per second by the recipe's own sampler: the median batch; compiled and replayed on a GPU."""
     from mvm.model import Model
 
     model = Model(recipe).to(place.device).eval().requires_grad_(False)
