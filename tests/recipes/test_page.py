@@ -55,7 +55,7 @@ FIELDS = [name for name in shipped() if isinstance(load_recipe(name), Recipe)]
 @pytest.mark.parametrize("name", FIELDS)
 def test_time_is_estimated_where_the_size_was_measured(name):
     text, measured = page(name), has_estimate(load_recipe(name))
-    assert measured == (name != "digits" and "ddt" not in name)
+    assert measured == (name not in ("digits", "cifar10-small") and "ddt" not in name)
     assert bool(re.search(r"^estimate  \S+ hours on one NVIDIA H200", text, re.MULTILINE)) == measured
     assert re.search(r"^network   [\d.]+ M parameters, \S+ G multiply-adds per image$", text, re.MULTILINE)
     assert re.search(r"^training  \S+ M images, \d+ steps of \d+$", text, re.MULTILINE)

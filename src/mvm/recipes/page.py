@@ -4,6 +4,7 @@ import shlex
 
 from mvm.latent.decoder import decoder_cost
 from mvm.network import multiply_adds, parameters
+from mvm.network.dit import SIZES
 from mvm.recipes.autoencoder import DecoderRecipe
 from mvm.recipes.memory import training_memory
 from mvm.recipes.reading import AnyRecipe, load_recipe, options, shipped
@@ -27,8 +28,10 @@ def training_flops(recipe: AnyRecipe) -> float:
 
 
 def has_estimate(recipe: Recipe) -> bool:
-    """Whether the speed of such a network was measured: DiTs of the published sizes."""
-    return recipe.network.kind == "dit" and recipe.network.size in H200_MFU
+    """Whether the speed of such a network was measured: DiTs of the published depths and widths."""
+    network = recipe.network
+    published = network.kind == "dit" and network.size in H200_MFU
+    return published and network.dimensions[:2] == SIZES[network.size][:2]
 
 
 def hours_on_h200(recipe: Recipe) -> float:
