@@ -165,7 +165,7 @@ def evaluate(
     batch
         Images at a time.
     precision
-        Of sampling from a run: fp32, tf32 or bf16. Features are always float32.
+        Of sampling from a run: fp32, tf32 or bf16; int8 on a CPU. Features are always float32.
     device
         cpu, cuda, or auto: cuda where there is one.
     json_file

@@ -126,7 +126,7 @@ def sweep(
     batch
         Images at a time: what an interruption loses.
     precision
-        Of sampling: fp32, tf32 or bf16. Features are always float32.
+        Of sampling: fp32, tf32 or bf16; int8 on a CPU. Features are always float32.
     compile
         Compile the network first; pays on a GPU.
     keep_images
@@ -254,7 +254,7 @@ def compare(
     batch
         Images at a time.
     precision
-        Of sampling: fp32, tf32 or bf16.
+        Of sampling: fp32, tf32 or bf16; int8 on a CPU.
     device
         cpu, cuda, or auto: cuda where there is one.
     json_file

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from mvm.network.float8 import SMALLEST
+
 LARGEST = 127.0
-SMALLEST = 2.0**-100  # magnitude that is still scaled up: zeros stay zeros, and no scale overflows
 
 
 class Rows(NamedTuple):

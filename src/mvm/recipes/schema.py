@@ -111,6 +111,11 @@ class PathConfig:
         return schedule_named(self.schedule)
 
 
+def _lam_grid(solver: Solver | Adaptive) -> LamGrid | None:
+    """Return the grid of a solver whose last time can be chosen; None of any other."""
+    return solver.grid if isinstance(solver, PredictorCorrector) and isinstance(solver.grid, LamGrid) else None
+
+
 @dataclass(frozen=True)
 class SampleConfig:
     """How to sample, unless told otherwise.
@@ -147,9 +152,8 @@ class SampleConfig:
         solver = solver_named(self.solver)
         if isinstance(solver, Adaptive):
             return replace(solver, rtol=self.tolerance, atol=self.tolerance)
-        if isinstance(solver, PredictorCorrector) and isinstance(solver.grid, LamGrid):
-            return replace(solver, grid=replace(solver.grid, t_min=self.t_min))
-        return solver
+        grid = _lam_grid(solver)
+        return solver if grid is None else replace(solver, grid=replace(grid, t_min=self.t_min))
 
     @property
     def takes_tolerance(self) -> bool:
@@ -159,8 +163,7 @@ class SampleConfig:
     @property
     def takes_t_min(self) -> bool:
         """Whether the solver's last time can be chosen."""
-        solver = self.build_solver()
-        return isinstance(solver, PredictorCorrector) and isinstance(solver.grid, LamGrid)
+        return _lam_grid(self.build_solver()) is not None
 
     @property
     def guided(self) -> bool:
