@@ -8,9 +8,12 @@ import platform
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
+from torch.nn.functional import silu
 
 import mvm
 from mvm import noise
@@ -89,26 +92,47 @@ def training_gap(precision: str, compiled: str, deterministic: bool, steps: int 
     return gap, all(torch.equal(a, b) for a, b in pairs)
 
 
-def kernel_gaps(head: int, dtype: torch.dtype) -> list[float]:
-    """Return ||kernel - plain|| / ||plain|| of norm_rotate's value and both gradients; plain is in float64."""
+def _gaps(
+    by_kernel: Callable, plain: Callable, inputs: Sequence[Tensor], wide: Sequence[Tensor], grads: Sequence[Tensor]
+) -> list[float]:
+    """Return ||kernel - plain|| / ||plain|| of values and gradients; plain in float64, `wide` at least in float32."""
+    found = []
+    for work, narrow, broad in ((by_kernel, inputs[0].dtype, torch.float32), (plain, torch.float64, torch.float64)):
+        given = [t.detach().to(narrow, copy=True).requires_grad_() for t in inputs]
+        given += [t.detach().to(broad, copy=True).requires_grad_() for t in wide]
+        values = work(*given)
+        values = values if isinstance(values, tuple) else (values,)
+        torch.autograd.backward(values, [grad.to(narrow) for grad in grads])
+        found.append([t.detach().double() for t in (*values, *(t.grad for t in given))])
+    return [float((a - b).norm() / b.norm()) for a, b in zip(*found, strict=True)]
+
+
+def rotate_gaps(head: int, dtype: torch.dtype) -> list[float]:
+    """Return the gaps of norm_rotate: both values, gradients of both and of both weights."""
     from mvm.network.kernels import norm_rotate as kernel
 
     draw = torch.Generator(device="cuda").manual_seed(0)
-    x, grad = (torch.randn(64, 256, 12, head, generator=draw, device="cuda").to(dtype) for _ in range(2))
-    weight = torch.rand(head, generator=draw, device="cuda") + 0.5
+    q, k, *grads = (torch.randn(64, 256, 12, head, generator=draw, device="cuda").to(dtype) for _ in range(4))
+    weights = [torch.rand(head, generator=draw, device="cuda") + 0.5 for _ in range(2)]
     cos, sin = (table.cuda() for table in rotary_waves(rotary_table(16, head)))
-    found, wanted = [], []
-    for out, kind, work in (
-        (found, dtype, lambda x, w: kernel(x, w, cos, sin, NORM_EPS)),
-        (wanted, torch.float64, lambda x, w: norm_rotate(x, w, cos.double(), sin.double())),
-    ):
-        wide = torch.promote_types(kind, torch.float32)
-        inputs = x.detach().to(kind, copy=True), weight.detach().to(wide, copy=True)
-        inputs = inputs[0].requires_grad_(), inputs[1].requires_grad_()
-        value = work(*inputs)
-        value.backward(grad.to(kind))
-        out.extend(t.detach().double() for t in (value, inputs[0].grad, inputs[1].grad))
-    return [float((a - b).norm() / b.norm()) for a, b in zip(found, wanted, strict=True)]
+    waves = cos.double(), sin.double()
+    return _gaps(
+        lambda q, k, v, w: kernel(q, k, v, w, cos, sin, NORM_EPS),
+        lambda q, k, v, w: (norm_rotate(q, v, *waves), norm_rotate(k, w, *waves)),
+        (q, k),
+        weights,
+        grads,
+    )
+
+
+def gated_gaps(width: int, dtype: torch.dtype) -> list[float]:
+    """Return the gaps of gated: its value, gradients of gate, up and both biases."""
+    from mvm.network.kernels import gated
+
+    draw = torch.Generator(device="cuda").manual_seed(0)
+    gate, up, grad = (torch.randn(64, 256, width, generator=draw, device="cuda").to(dtype) for _ in range(3))
+    biases = [torch.randn(width, generator=draw, device="cuda") for _ in range(2)]
+    return _gaps(gated, lambda g, u, a, b: silu(g + a) * (u + b), (gate, up), biases, (grad,))
 
 
 def compiled_noise_mismatches() -> int:
@@ -166,10 +190,11 @@ def main() -> None:
         print(f"- {mode}: largest relative difference of the loss over 20 steps: {gap:.1e}")
         print(f"  10 steps + resume + 10 on the GPU give the weights of 20, bit for bit: {'yes' if equal else 'no'}")
     for head, dtype in ((64, torch.float32), (72, torch.float32), (64, torch.bfloat16), (72, torch.bfloat16)):
-        gaps = ", ".join(f"{gap:.1e}" for gap in kernel_gaps(head, dtype))
-        print(
-            f"- norm_rotate kernel, head {head}, {dtype}: relative error of value, gradient, weight's gradient: {gaps}"
-        )
+        gaps = ", ".join(f"{gap:.1e}" for gap in rotate_gaps(head, dtype))
+        print(f"- norm_rotate kernel, head {head}, {dtype}: relative errors of values and gradients: {gaps}")
+    for width, dtype in ((1024, torch.float32), (1024, torch.bfloat16), (1000, torch.bfloat16)):
+        gaps = ", ".join(f"{gap:.1e}" for gap in gated_gaps(width, dtype))
+        print(f"- gated kernel, width {width}, {dtype}: relative errors of value and gradients: {gaps}")
     print(f"- normals that differ in any bit when compiled: {compiled_noise_mismatches()} of {512 * 3072:,}")
     print(f"- a step with a gradient that is not finite changes no weight on the GPU: {skips_bad_steps()}")
     for device in ("cpu", "cuda"):

@@ -8,26 +8,45 @@ import pytest
 
 CODE = """
 import torch, triton
+from torch.nn.functional import silu
 import mvm.network.kernels as kernels
 from mvm.network.layers import NORM_EPS, norm_rotate, rotary_table, rotary_waves
 
-for head, heads, side in ((64, 3, 4), (72, 2, 3), (16, 2, 4)):
+def check(pairs, within):
+    for found, wanted in pairs:
+        torch.testing.assert_close(found, wanted.detach(), rtol=within, atol=within)
+
+for head, heads, side in ((64, 3, 4), (72, 2, 3), (16, 2, 4), (60, 2, 3)):
     torch.manual_seed(0)
-    x, grad = torch.randn(2, 3, side * side, heads, head).unbind(0)
-    x, grad, weight = x.contiguous().requires_grad_(), grad.contiguous(), torch.rand(head).requires_grad_()
+    q, k, *grads = (t.contiguous() for t in torch.randn(4, 3, side * side, heads, head))
+    weights = torch.rand(2, head)
+    given = [t.clone().requires_grad_() for t in (q, k, *weights)]
     cos, sin = rotary_waves(rotary_table(side, head))
-    want = norm_rotate(x, weight, cos, sin)
-    want.backward(grad)
-    rows, constants = kernels._sizes(x)
-    constants["EPS"] = NORM_EPS
-    out, dx = torch.empty_like(x), torch.empty_like(x)
-    programs, places = 3, (rows, heads, side * side)
-    partial = torch.empty(programs, constants["BLOCK"])
-    plain, w = x.detach(), weight.detach()
-    kernels.forward_kernel[(triton.cdiv(rows, kernels.ROWS),)](plain, out, w, cos, sin, *places, **constants)
-    kernels.backward_kernel[(programs,)](grad, plain, dx, partial, w, cos, sin, *places, **constants, PROGRAMS=programs)
-    for found, wanted in ((out, want), (dx, x.grad), (partial.sum(0)[:head], weight.grad)):
-        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    wanted = norm_rotate(given[0], given[2], cos, sin), norm_rotate(given[1], given[3], cos, sin)
+    torch.autograd.backward(wanted, grads)
+    rows, tokens, constants = kernels._sizes(q)
+    programs = triton.cdiv(rows, kernels.TOKENS)
+    outs, backs = [torch.empty_like(q) for _ in range(2)], [torch.empty_like(q) for _ in range(2)]
+    partial = torch.empty(programs, 4, constants["BLOCK"])
+    rest = (*weights, cos, sin, rows, tokens)
+    kernels.rotate_kernel[(programs,)](q, k, *outs, *rest, **constants, EPS=NORM_EPS)
+    kernels.rotate_back_kernel[(programs,)](*grads, q, k, *backs, partial, *rest, **constants, EPS=NORM_EPS)
+    of_weights = partial.sum(0)[:, : head // 2].reshape(2, -1)
+    check(zip((*outs, *backs, *of_weights), (*wanted, *(t.grad for t in given))), 1e-5)
+
+for rows, width in ((100, 48), (64, 128), (130, 70)):
+    torch.manual_seed(0)
+    gate, up, grad = (t.contiguous() for t in torch.randn(3, rows, width))
+    biases = torch.randn(2, width)
+    given = [t.clone().requires_grad_() for t in (gate, up, *biases)]
+    wanted = silu(given[0] + given[2]) * (given[1] + given[3])
+    wanted.backward(grad)
+    *_, grid = kernels._cover(gate)
+    out, *backs = (torch.empty_like(gate) for _ in range(3))
+    partial, size = torch.empty(grid[0], 2, width), {"ROWS": kernels.ROWS, "COLUMNS": kernels.COLUMNS}
+    kernels.gated_kernel[grid](gate, up, *biases, out, rows, width, **size)
+    kernels.gated_back_kernel[grid](grad, gate, up, *biases, *backs, partial, rows, width, **size)
+    check(zip((out, *backs, *partial.sum(0)), (wanted, *(t.grad for t in given))), 1e-4)
 """
 
 

@@ -1,8 +1,10 @@
-"""Query and key norm with rotary positions as one GPU kernel each way, by hand: the compiler's own takes four passes.
+"""GPU kernels by hand, where the compiler's own make several passes over the tokens.
 
-norm_rotate in layers.py is the twin that runs everywhere else and says what is computed; tests/network/test_kernels.py
-compares the two where Triton is installed, benchmarks/device_parity.py on a GPU.
-Imported on a GPU alone, since Triton is there alone.
+- norm_rotate: query and key norm with rotary positions, both at once, each way one pass.
+- gated: silu(gate + its bias) * (up + its bias); backwards the sums for the biases come with the same pass.
+
+layers.py has the twins that run everywhere else and say what is computed; tests/network/test_kernels.py compares them
+in Triton's interpreter where Triton is installed, benchmarks/device_parity.py on a GPU. Imported on a GPU alone.
 """
 
 import torch
@@ -11,98 +13,221 @@ import triton.language as tl  # ty: ignore[import-not-found]
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
-ROWS = 16  # heads of tokens that one program works on at a time
-PROGRAMS = 1056  # of the backward pass, each with its own sum for the weight: eight per multiprocessor of an H200
+TOKENS = 16  # that one program of norm_rotate works on; it goes through their heads one by one
+ROWS, COLUMNS = 64, 64  # of tokens and hidden units that one program of gated works on
 
 
 @triton.jit
-def forward_kernel(
-    x, out, weight, cos, sin, rows, heads, tokens, HEAD: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
-    EPS: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    here = tl.arange(0, BLOCK)
-    there = tl.where(here < HEAD // 2, here + HEAD // 2, here - HEAD // 2)  # the other half
-    inside = (row < rows)[:, None] & (here < HEAD)[None, :]
-    start, angle = row[:, None] * HEAD, ((row // heads) % tokens)[:, None] * HEAD
-    a = tl.load(x + start + here[None, :], mask=inside, other=0.0).to(tl.float32)
-    b = tl.load(x + start + there[None, :], mask=inside, other=0.0).to(tl.float32)
-    inverse = tl.rsqrt(tl.sum(a * a, axis=1) / HEAD + EPS)[:, None]
-    w = tl.load(weight + here, mask=here < HEAD, other=0.0)[None, :]
-    v = tl.load(weight + there, mask=here < HEAD, other=0.0)[None, :]
-    c = tl.load(cos + angle + here[None, :], mask=inside, other=0.0)
-    s = tl.load(sin + angle + here[None, :], mask=inside, other=0.0)
-    turned = a * inverse * w * c + b * inverse * v * s
-    tl.store(out + start + here[None, :], turned.to(out.dtype.element_ty), mask=inside)
+def _rotated(x, out, weight, start, c, s, row, half, inside, HEAD: tl.constexpr, HALF: tl.constexpr, EPS: tl.constexpr):
+    """Norm and rotate one head of the program's tokens: (low, high) -> (low c - high s, high c + low s)."""
+    low = tl.load(x + start + row + half, mask=inside, other=0.0).to(tl.float32)
+    high = tl.load(x + start + row + half + HALF, mask=inside, other=0.0).to(tl.float32)
+    inverse = tl.rsqrt((tl.sum(low * low, axis=1) + tl.sum(high * high, axis=1)) / HEAD + EPS)[:, None]
+    low *= inverse * tl.load(weight + half, mask=half < HALF, other=0.0)
+    high *= inverse * tl.load(weight + half + HALF, mask=half < HALF, other=0.0)
+    tl.store(out + start + row + half, (low * c - high * s).to(out.dtype.element_ty), mask=inside)
+    tl.store(out + start + row + half + HALF, (high * c + low * s).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def backward_kernel(
-    grad, x, out, partial, weight, cos, sin, rows, heads, tokens,
-    HEAD: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, PROGRAMS: tl.constexpr,
-    EPS: tl.constexpr,
+def rotate_kernel(
+    q, k, q_out, k_out, q_weight, k_weight, cos, sin, rows, tokens,
+    HEADS: tl.constexpr, HEAD: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr, EPS: tl.constexpr,
 ):  # fmt: skip
-    here = tl.arange(0, BLOCK)
-    there = tl.where(here < HEAD // 2, here + HEAD // 2, here - HEAD // 2)
-    w = tl.load(weight + here, mask=here < HEAD, other=0.0)[None, :]
-    total = tl.zeros((BLOCK,), tl.float32)
-    for first in range(tl.program_id(0) * ROWS, rows, PROGRAMS * ROWS):
-        row = tl.arange(0, ROWS).to(tl.int64) + first
-        inside = (row < rows)[:, None] & (here < HEAD)[None, :]
-        start, angle = row[:, None] * HEAD, ((row // heads) % tokens)[:, None] * HEAD
-        a = tl.load(x + start + here[None, :], mask=inside, other=0.0).to(tl.float32)
-        inverse = tl.rsqrt(tl.sum(a * a, axis=1) / HEAD + EPS)[:, None]
-        n = a * inverse
-        g = tl.load(grad + start + here[None, :], mask=inside, other=0.0).to(tl.float32)
-        h = tl.load(grad + start + there[None, :], mask=inside, other=0.0).to(tl.float32)
-        c = tl.load(cos + angle + here[None, :], mask=inside, other=0.0)
-        s = tl.load(sin + angle + there[None, :], mask=inside, other=0.0)
-        back = g * c + h * s  # the rotation undone: swapping the halves is its own inverse
-        total += tl.sum(back * n, axis=0)
-        d = back * w
-        along = tl.sum(d * n, axis=1)[:, None] / HEAD
-        tl.store(out + start + here[None, :], ((d - n * along) * inverse).to(out.dtype.element_ty), mask=inside)
-    tl.store(partial + tl.program_id(0) * BLOCK + here, total)
+    HALF: tl.constexpr = HEAD // 2
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    half = tl.arange(0, BLOCK)[None, :]
+    inside = (token < rows)[:, None] & (half < HALF)
+    angle = (token % tokens)[:, None] * HEAD + half
+    c = tl.load(cos + angle, mask=inside, other=0.0)
+    s = tl.load(sin + angle + HALF, mask=inside, other=0.0)  # the first half holds its negative
+    row = token[:, None] * (HEADS * HEAD)
+    for head in range(HEADS):
+        _rotated(q, q_out, q_weight, head * HEAD, c, s, row, half, inside, HEAD, HALF, EPS)
+        _rotated(k, k_out, k_weight, head * HEAD, c, s, row, half, inside, HEAD, HALF, EPS)
 
 
-def _sizes(x: Tensor) -> tuple[int, dict[str, int]]:
-    """Return the number of rows of x (B, N, heads, head), and the kernels' constants."""
-    head = x.shape[-1]
-    return x.numel() // head, {"HEAD": head, "BLOCK": triton.next_power_of_2(head), "ROWS": ROWS}
+@triton.jit
+def _turned_back(
+    grad, x, out, weight, start, c, s, row, half, inside, HEAD: tl.constexpr, HALF: tl.constexpr, EPS: tl.constexpr
+):
+    """Store the gradient of one head of the program's tokens; return the weight's, (tokens, half) low and high."""
+    low = tl.load(x + start + row + half, mask=inside, other=0.0).to(tl.float32)
+    high = tl.load(x + start + row + half + HALF, mask=inside, other=0.0).to(tl.float32)
+    g = tl.load(grad + start + row + half, mask=inside, other=0.0).to(tl.float32)
+    h = tl.load(grad + start + row + half + HALF, mask=inside, other=0.0).to(tl.float32)
+    inverse = tl.rsqrt((tl.sum(low * low, axis=1) + tl.sum(high * high, axis=1)) / HEAD + EPS)[:, None]
+    low *= inverse
+    high *= inverse
+    back_low, back_high = g * c + h * s, h * c - g * s  # the rotation undone
+    d = back_low * tl.load(weight + half, mask=half < HALF, other=0.0)
+    e = back_high * tl.load(weight + half + HALF, mask=half < HALF, other=0.0)
+    along = (tl.sum(d * low, axis=1) + tl.sum(e * high, axis=1))[:, None] / HEAD
+    tl.store(out + start + row + half, ((d - low * along) * inverse).to(out.dtype.element_ty), mask=inside)
+    tl.store(out + start + row + half + HALF, ((e - high * along) * inverse).to(out.dtype.element_ty), mask=inside)
+    return back_low * low, back_high * high
+
+
+@triton.jit
+def rotate_back_kernel(
+    q_grad, k_grad, q, k, q_out, k_out, partial, q_weight, k_weight, cos, sin, rows, tokens,
+    HEADS: tl.constexpr, HEAD: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr, EPS: tl.constexpr,
+):  # fmt: skip
+    HALF: tl.constexpr = HEAD // 2
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    half = tl.arange(0, BLOCK)[None, :]
+    inside = (token < rows)[:, None] & (half < HALF)
+    angle = (token % tokens)[:, None] * HEAD + half
+    c = tl.load(cos + angle, mask=inside, other=0.0)
+    s = tl.load(sin + angle + HALF, mask=inside, other=0.0)
+    row = token[:, None] * (HEADS * HEAD)
+    q_low = tl.zeros((TOKENS, BLOCK), tl.float32)
+    q_high, k_low, k_high = q_low, q_low, q_low
+    for head in range(HEADS):
+        a, b = _turned_back(q_grad, q, q_out, q_weight, head * HEAD, c, s, row, half, inside, HEAD, HALF, EPS)
+        q_low += a
+        q_high += b
+        a, b = _turned_back(k_grad, k, k_out, k_weight, head * HEAD, c, s, row, half, inside, HEAD, HALF, EPS)
+        k_low += a
+        k_high += b
+    place = partial + tl.program_id(0) * (4 * BLOCK) + tl.arange(0, BLOCK)  # of four parts, summed over programs later
+    tl.store(place, tl.sum(q_low, axis=0))
+    tl.store(place + BLOCK, tl.sum(q_high, axis=0))
+    tl.store(place + 2 * BLOCK, tl.sum(k_low, axis=0))
+    tl.store(place + 3 * BLOCK, tl.sum(k_high, axis=0))
+
+
+def _sizes(q: Tensor) -> tuple[int, int, dict[str, int]]:
+    """Return tokens of the whole batch and of an image of q (B, N, heads, head), and the kernels' constants."""
+    batch, tokens, heads, head = q.shape
+    block = triton.next_power_of_2(head // 2)
+    return batch * tokens, tokens, {"HEADS": heads, "HEAD": head, "BLOCK": block, "TOKENS": TOKENS}
 
 
 @triton_op("mvm::norm_rotate", mutates_args=())
-def norm_rotate(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float) -> Tensor:
-    """Return rotate(norm(x) * weight); x (B, N, heads, head) contiguous, cos and sin (N, head) from rotary_waves."""
-    rows, constants = _sizes(x)
-    out = torch.empty_like(x)
-    grid = (triton.cdiv(rows, ROWS),)
-    wrap_triton(forward_kernel)[grid](x, out, weight, cos, sin, rows, x.shape[2], x.shape[1], **constants, EPS=eps)
-    return out
+def norm_rotate(
+    q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, cos: Tensor, sin: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Return rotate(norm(x) * weight) of both; (B, N, heads, head) contiguous, cos and sin (N, head)."""
+    rows, tokens, constants = _sizes(q)
+    outs = torch.empty_like(q), torch.empty_like(k)
+    wrap_triton(rotate_kernel)[(triton.cdiv(rows, TOKENS),)](
+        q, k, *outs, q_weight, k_weight, cos, sin, rows, tokens, **constants, EPS=eps
+    )
+    return outs
 
 
 @triton_op("mvm::norm_rotate_backward", mutates_args=())
 def norm_rotate_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float
-) -> tuple[Tensor, Tensor]:
-    """Return the gradients of x and of the weight."""
-    rows, constants = _sizes(x)
-    programs = min(PROGRAMS, triton.cdiv(rows, ROWS))
-    out, partial = torch.empty_like(x), x.new_empty((programs, constants["BLOCK"]), dtype=torch.float32)
-    wrap_triton(backward_kernel)[(programs,)](
-        grad, x, out, partial, weight, cos, sin, rows, x.shape[2], x.shape[1], **constants, PROGRAMS=programs, EPS=eps
+    q_grad: Tensor,
+    k_grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of q and k, and those of both weights side by side (2, head)."""
+    rows, tokens, constants = _sizes(q)
+    programs = triton.cdiv(rows, TOKENS)
+    outs = torch.empty_like(q), torch.empty_like(k)
+    partial = q.new_empty((programs, 4, constants["BLOCK"]), dtype=torch.float32)
+    wrap_triton(rotate_back_kernel)[(programs,)](
+        q_grad, k_grad, q, k, *outs, partial, q_weight, k_weight, cos, sin, rows, tokens, **constants, EPS=eps
     )
-    return out, partial.sum(0)[: x.shape[-1]]
+    return *outs, partial.sum(0)[:, : q.shape[-1] // 2].reshape(2, -1)
 
 
-def _setup(ctx, inputs: tuple, output: Tensor) -> None:
+def _keep(ctx, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
     *tensors, ctx.eps = inputs
     ctx.save_for_backward(*tensors)
 
 
-def _backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
-    dx, dw = norm_rotate_backward(grad.contiguous(), *ctx.saved_tensors, ctx.eps)
-    return dx, dw.to(ctx.saved_tensors[1].dtype), None, None, None
+def _rotate_backward(ctx, q_grad: Tensor, k_grad: Tensor) -> tuple[Tensor | None, ...]:
+    saved = ctx.saved_tensors
+    dq, dk, weights = norm_rotate_backward(q_grad.contiguous(), k_grad.contiguous(), *saved, ctx.eps)
+    return dq, dk, weights[0].to(saved[2].dtype), weights[1].to(saved[3].dtype), None, None, None
 
 
-norm_rotate.register_autograd(_backward, setup_context=_setup)
+norm_rotate.register_autograd(_rotate_backward, setup_context=_keep)
+
+
+@triton.jit
+def gated_kernel(gate, up, gate_bias, up_bias, out, rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = (row < rows)[:, None] & (column < width)[None, :]
+    place = row[:, None] * width + column[None, :]
+    g = tl.load(gate + place, mask=inside, other=0.0).to(tl.float32)
+    g += tl.load(gate_bias + column, mask=column < width, other=0.0).to(tl.float32)[None, :]
+    u = tl.load(up + place, mask=inside, other=0.0).to(tl.float32)
+    u += tl.load(up_bias + column, mask=column < width, other=0.0).to(tl.float32)[None, :]
+    tl.store(out + place, (g * tl.sigmoid(g) * u).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def gated_back_kernel(
+    grad, gate, up, gate_bias, up_bias, gate_out, up_out, partial, rows, width,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = (row < rows)[:, None] & (column < width)[None, :]
+    place = row[:, None] * width + column[None, :]
+    g = tl.load(gate + place, mask=inside, other=0.0).to(tl.float32)
+    g += tl.load(gate_bias + column, mask=column < width, other=0.0).to(tl.float32)[None, :]
+    u = tl.load(up + place, mask=inside, other=0.0).to(tl.float32)
+    u += tl.load(up_bias + column, mask=column < width, other=0.0).to(tl.float32)[None, :]
+    d = tl.load(grad + place, mask=inside, other=0.0).to(tl.float32)
+    chance = tl.sigmoid(g)
+    of_gate = d * u * chance * (1 + g * (1 - chance))
+    of_up = d * g * chance
+    tl.store(gate_out + place, of_gate.to(gate_out.dtype.element_ty), mask=inside)
+    tl.store(up_out + place, of_up.to(up_out.dtype.element_ty), mask=inside)
+    sums = partial + tl.program_id(0) * (2 * width) + column  # rows outside were loaded as zeros
+    tl.store(sums, tl.sum(of_gate, axis=0), mask=column < width)
+    tl.store(sums + width, tl.sum(of_up, axis=0), mask=column < width)
+
+
+def _cover(gate: Tensor) -> tuple[int, int, tuple[int, int]]:
+    width = gate.shape[-1]
+    rows = gate.numel() // width
+    return rows, width, (triton.cdiv(rows, ROWS), triton.cdiv(width, COLUMNS))
+
+
+@triton_op("mvm::gated", mutates_args=())
+def gated(gate: Tensor, up: Tensor, gate_bias: Tensor, up_bias: Tensor) -> Tensor:
+    """Return silu(gate + gate_bias) * (up + up_bias); (..., width) contiguous."""
+    rows, width, grid = _cover(gate)
+    out = torch.empty_like(gate)
+    wrap_triton(gated_kernel)[grid](gate, up, gate_bias, up_bias, out, rows, width, ROWS=ROWS, COLUMNS=COLUMNS)
+    return out
+
+
+@triton_op("mvm::gated_backward", mutates_args=())
+def gated_backward(
+    grad: Tensor, gate: Tensor, up: Tensor, gate_bias: Tensor, up_bias: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of gate and up, and of both biases side by side (2, width)."""
+    rows, width, grid = _cover(gate)
+    outs = torch.empty_like(gate), torch.empty_like(up)
+    partial = gate.new_empty((grid[0], 2, width), dtype=torch.float32)
+    wrap_triton(gated_back_kernel)[grid](
+        grad, gate, up, gate_bias, up_bias, *outs, partial, rows, width, ROWS=ROWS, COLUMNS=COLUMNS
+    )
+    return *outs, partial.sum(0)
+
+
+def _keep_gated(ctx, inputs: tuple, output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _gated_backward(ctx, grad: Tensor) -> tuple[Tensor, ...]:
+    saved = ctx.saved_tensors
+    of_gate, of_up, biases = gated_backward(grad.contiguous(), *saved)
+    return of_gate, of_up, biases[0].to(saved[2].dtype), biases[1].to(saved[3].dtype)
+
+
+gated.register_autograd(_gated_backward, setup_context=_keep_gated)
