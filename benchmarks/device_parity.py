@@ -13,13 +13,13 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn.functional import silu
+from torch.nn.functional import scaled_dot_product_attention, silu
 
 import mvm
 from mvm import noise
 from mvm.data import digits
 from mvm.likelihood import bits_per_dim
-from mvm.network.layers import NORM_EPS, norm_rotate, rotary_table, rotary_waves
+from mvm.network.layers import NORM_EPS, add_gated, modulate, norm_rotate, rotary_table, rotary_waves
 from mvm.path import MeanVelocity
 from mvm.recipes import load_recipe, override
 from mvm.solver import SOLVERS, sample
@@ -126,13 +126,73 @@ def rotate_gaps(head: int, dtype: torch.dtype) -> list[float]:
 
 
 def gated_gaps(width: int, dtype: torch.dtype) -> list[float]:
-    """Return the gaps of gated: its value, gradients of gate, up and both biases."""
+    """Return the gaps of gated: its value, gradients of both halves and of the bias."""
     from mvm.network.kernels import gated
 
     draw = torch.Generator(device="cuda").manual_seed(0)
-    gate, up, grad = (torch.randn(64, 256, width, generator=draw, device="cuda").to(dtype) for _ in range(3))
-    biases = [torch.randn(width, generator=draw, device="cuda") for _ in range(2)]
-    return _gaps(gated, lambda g, u, a, b: silu(g + a) * (u + b), (gate, up), biases, (grad,))
+    both = torch.randn(64, 256, 2 * width, generator=draw, device="cuda").to(dtype)
+    grad = torch.randn(64, 256, width, generator=draw, device="cuda").to(dtype)
+    bias = torch.randn(2 * width, generator=draw, device="cuda")
+
+    def plain(both: Tensor, bias: Tensor) -> Tensor:
+        gate, up = (both + bias).chunk(2, dim=-1)
+        return silu(gate) * up
+
+    return _gaps(gated, plain, (both,), (bias,), (grad,))
+
+
+def attend_gaps(side: int, head: int) -> list[float]:
+    """Return the gaps of attend in bfloat16: its value, gradients of its product and of both weights."""
+    from mvm.network.kernels import attend
+
+    draw = torch.Generator(device="cuda").manual_seed(0)
+    qkv = torch.randn(64, side * side, 3, 6, head, generator=draw, device="cuda").to(torch.bfloat16)
+    grad = torch.randn(64, side * side, 6, head, generator=draw, device="cuda").to(torch.bfloat16)
+    weights = [torch.rand(head, generator=draw, device="cuda") + 0.5 for _ in range(2)]
+    cos, sin = (table.cuda() for table in rotary_waves(rotary_table(side, head)))
+    waves = cos.double(), sin.double()
+
+    def plain(qkv: Tensor, v: Tensor, w: Tensor) -> Tensor:
+        query, key, value = qkv.unbind(2)
+        parts = norm_rotate(query, v, *waves), norm_rotate(key, w, *waves), value
+        return scaled_dot_product_attention(*(part.transpose(1, 2) for part in parts)).transpose(1, 2)
+
+    return _gaps(lambda x, v, w: attend(x, v, w, cos, sin, NORM_EPS)[0], plain, (qkv,), weights, (grad,))
+
+
+def residual_gaps(width: int, dtype: torch.dtype) -> list[float]:
+    """Return the gaps of add_modulate: the sum, its modulated norm, gradients of both terms and of the modulation."""
+    from mvm.network.kernels import add_modulate
+
+    def plain(x: Tensor, y: Tensor, modulation: Tensor) -> tuple[Tensor, Tensor]:
+        shift, scale, gate = modulation.chunk(6, dim=-1)[:3]
+        x = add_gated(x, gate, y)
+        return x, modulate(x, shift, scale)
+
+    def by_kernel(x: Tensor, y: Tensor, modulation: Tensor) -> tuple[Tensor, Tensor]:
+        shift, scale, gate = modulation.chunk(6, dim=-1)[:3]
+        return add_modulate(x, y, gate, shift, scale, NORM_EPS)
+
+    draw = torch.Generator(device="cuda").manual_seed(0)
+    x, y, *grads = (torch.randn(64, 256, width, generator=draw, device="cuda").to(dtype) for _ in range(4))
+    modulation = torch.randn(64, 1, 6 * width, generator=draw, device="cuda").to(dtype)
+    return _gaps(by_kernel, plain, (x, y, modulation), (), grads)
+
+
+def norm_modulate_gaps(width: int, dtype: torch.dtype) -> list[float]:
+    """Return the gaps of norm_modulate: its value, gradients of the tokens and of the modulation."""
+    from mvm.network.kernels import norm_modulate
+
+    draw = torch.Generator(device="cuda").manual_seed(0)
+    x, grad = (torch.randn(64, 256, width, generator=draw, device="cuda").to(dtype) for _ in range(2))
+    modulation = torch.randn(64, 1, 2 * width, generator=draw, device="cuda").to(dtype)
+    return _gaps(
+        lambda x, m: norm_modulate(x, *m.chunk(2, dim=-1), NORM_EPS),
+        lambda x, m: modulate(x, *m.chunk(2, dim=-1)),
+        (x, modulation),
+        (),
+        (grad,),
+    )
 
 
 def compiled_noise_mismatches() -> int:
@@ -195,6 +255,13 @@ def main() -> None:
     for width, dtype in ((1024, torch.float32), (1024, torch.bfloat16), (1000, torch.bfloat16)):
         gaps = ", ".join(f"{gap:.1e}" for gap in gated_gaps(width, dtype))
         print(f"- gated kernel, width {width}, {dtype}: relative errors of value and gradients: {gaps}")
+    for width, dtype in ((384, torch.float32), (1152, torch.float32), (384, torch.bfloat16), (1152, torch.bfloat16)):
+        for name, measure in (("add_modulate", residual_gaps), ("norm_modulate", norm_modulate_gaps)):
+            gaps = ", ".join(f"{gap:.1e}" for gap in measure(width, dtype))
+            print(f"- {name} kernel, width {width}, {dtype}: relative errors of values and gradients: {gaps}")
+    for side, head in ((16, 64), (8, 32), (7, 64), (4, 16)):
+        gaps = ", ".join(f"{gap:.1e}" for gap in attend_gaps(side, head))
+        print(f"- attend kernel, {side}x{side} tokens, head {head}: relative errors of value and gradients: {gaps}")
     print(f"- normals that differ in any bit when compiled: {compiled_noise_mismatches()} of {512 * 3072:,}")
     print(f"- a step with a gradient that is not finite changes no weight on the GPU: {skips_bad_steps()}")
     for device in ("cpu", "cuda"):

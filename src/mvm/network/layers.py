@@ -84,8 +84,8 @@ def gpu_kernels() -> ModuleType | None:
 
 
 def takes_kernels(kernels: ModuleType | None, x: Tensor) -> bool:
-    """Return whether kernels by hand, where an engine asks for them, are for x."""
-    return kernels is not None and x.is_cuda and x.dtype != torch.float64
+    """Return whether kernels by hand, where they are asked for, are for x: on a GPU, where products are of 16 bits."""
+    return kernels is not None and x.is_cuda and (x.dtype == torch.bfloat16 or torch.is_autocast_enabled("cuda"))
 
 
 def norm_rotate(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -147,20 +147,29 @@ class Attention(nn.Module):
         self.fp8 = "off"  # of the products, likewise
 
     def _placed(self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        weights = self.query_norm.weight, self.key_norm.weight
-        if takes_kernels(self.kernels, query):
-            return self.kernels.norm_rotate(query, key, *weights, cos, sin, NORM_EPS)
+        weights, kernels = (self.query_norm.weight, self.key_norm.weight), self.kernels
+        if kernels is not None and takes_kernels(kernels, query):
+            return kernels.norm_rotate(query, key, *weights, cos, sin, NORM_EPS)
         return norm_rotate(query, weights[0], cos, sin), norm_rotate(key, weights[1], cos, sin)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """x (B, N, d); cos and sin (N, head), from rotary_waves."""
+        kernels = self.kernels
+        if kernels is None or not (takes_kernels(kernels, x) and kernels.fits(*cos.shape)):
+            return product(self._mixed(x, cos, sin).flatten(2), self.out, self.fp8)
+        qkv = product(x, self.qkv, self.fp8).unflatten(-1, (3, self.heads, -1))
+        mixed, _ = kernels.attend(qkv, self.query_norm.weight, self.key_norm.weight, cos, sin, NORM_EPS)
+        return product(mixed.flatten(2), self.out, self.fp8)
+
+    def _mixed(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Return the attention (B, N, heads, head)."""
         # Three products with parts of one matrix, not parts of one product: its gradient would have to be put
         # together again from three, which costs more on a GPU than the larger product saves.
         parts = products_of(x, self.qkv, 3, self.fp8)
         query, key, value = (part.unflatten(-1, (self.heads, -1)) for part in parts)  # each (B, N, heads, head)
         query, key = self._placed(query, key, cos, sin)
         mixed = scaled_dot_product_attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
-        return product(mixed.transpose(1, 2).flatten(2), self.out, self.fp8)
+        return mixed.transpose(1, 2)
 
 
 class SwiGLU(nn.Module):
@@ -175,10 +184,10 @@ class SwiGLU(nn.Module):
         self.fp8 = "off"  # of the products, likewise
 
     def _hidden(self, x: Tensor) -> Tensor:
+        kernels = self.kernels
+        if kernels is not None and takes_kernels(kernels, x):
+            return kernels.gated(products(x, (self.gate_up.weight,), (None,), self.fp8)[0], self.gate_up.bias)
         # two products, for the reason that Attention has three
-        if takes_kernels(self.kernels, x):
-            parts = products(x, self.gate_up.weight.chunk(2), (None, None), self.fp8)
-            return self.kernels.gated(*parts, *self.gate_up.bias.chunk(2))
         gate, up = products_of(x, self.gate_up, 2, self.fp8)
         return silu(gate) * up if way_of(x) == "plain" else silu(gate, inplace=True).mul_(up)
 

@@ -12,6 +12,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from mvm.network import DDT, DiT, blocks_of
+from mvm.network.dit import use_kernels
 from mvm.network.float8 import STEP
 from mvm.network.layers import Attention, SwiGLU, gpu_kernels
 from mvm.training.runtime import EngineConfig, Processes, autocast, precision
@@ -64,9 +65,7 @@ def _use_kernels(network: DiT | DDT) -> None:
         raise ValueError(
             "engine.kernels=True needs a GPU and Triton, which comes with torch's GPU builds; set it to False"
         )
-    for module in network.modules():
-        if isinstance(module, Attention | SwiGLU):
-            module.kernels = kernels
+    use_kernels(network, kernels)
 
 
 def _check_fp8(config: EngineConfig, place: Processes) -> None:

@@ -1,4 +1,7 @@
-"""gated: silu(gate + its bias) * (up + its bias); backwards the sums for the biases come with the same pass."""
+"""gated: silu of one half of a product with its bias times the other half; backwards with the sum for the bias.
+
+Both halves are one product, and one tensor's gradient.
+"""
 
 import torch
 import triton  # ty: ignore[import-not-found]
@@ -6,83 +9,94 @@ import triton.language as tl  # ty: ignore[import-not-found]
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
-ROWS, COLUMNS = 64, 64  # of tokens and hidden units that one program works on
+# Chosen by benchmarks/kernel_speed.py: tokens and hidden units that a program takes at once, and its warps.
+FORWARD = (32, 128, 8)
+BACKWARD = (16, 128, 4)
+TURNS = 8  # that a program takes backwards: sums of so many tokens are one part
 
 
 @triton.jit
-def gated_kernel(gate, up, gate_bias, up_bias, out, rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def _halves(both, bias, row, column, rows, width):
+    """Return both halves of the product with their biases in float32; zero but for the bias past the last row."""
+    inside, present = (row < rows)[:, None] & (column < width)[None, :], column < width
+    place = row[:, None] * (2 * width) + column[None, :]
+    g = tl.load(both + place, mask=inside, other=0.0).to(tl.float32)
+    u = tl.load(both + place + width, mask=inside, other=0.0).to(tl.float32)
+    g += tl.load(bias + column, mask=present, other=0.0).to(tl.float32)[None, :]
+    u += tl.load(bias + column + width, mask=present, other=0.0).to(tl.float32)[None, :]
+    return g, u, place, inside
+
+
+@triton.jit
+def gated_kernel(both, bias, out, rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = (row < rows)[:, None] & (column < width)[None, :]
-    place = row[:, None] * width + column[None, :]
-    g = tl.load(gate + place, mask=inside, other=0.0).to(tl.float32)
-    g += tl.load(gate_bias + column, mask=column < width, other=0.0).to(tl.float32)[None, :]
-    u = tl.load(up + place, mask=inside, other=0.0).to(tl.float32)
-    u += tl.load(up_bias + column, mask=column < width, other=0.0).to(tl.float32)[None, :]
-    tl.store(out + place, (g * tl.sigmoid(g) * u).to(out.dtype.element_ty), mask=inside)
+    g, u, _, inside = _halves(both, bias, row, column, rows, width)
+    tl.store(
+        out + row[:, None] * width + column[None, :], (g * tl.sigmoid(g) * u).to(out.dtype.element_ty), mask=inside
+    )
 
 
 @triton.jit
 def gated_back_kernel(
-    grad, gate, up, gate_bias, up_bias, gate_out, up_out, partial, rows, width,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    grad, both, bias, both_out, partial, rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TURNS: tl.constexpr
+):
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = (row < rows)[:, None] & (column < width)[None, :]
-    place = row[:, None] * width + column[None, :]
-    g = tl.load(gate + place, mask=inside, other=0.0).to(tl.float32)
-    g += tl.load(gate_bias + column, mask=column < width, other=0.0).to(tl.float32)[None, :]
-    u = tl.load(up + place, mask=inside, other=0.0).to(tl.float32)
-    u += tl.load(up_bias + column, mask=column < width, other=0.0).to(tl.float32)[None, :]
-    d = tl.load(grad + place, mask=inside, other=0.0).to(tl.float32)
-    chance = tl.sigmoid(g)
-    of_gate = d * u * chance * (1 + g * (1 - chance))
-    of_up = d * g * chance
-    tl.store(gate_out + place, of_gate.to(gate_out.dtype.element_ty), mask=inside)
-    tl.store(up_out + place, of_up.to(up_out.dtype.element_ty), mask=inside)
-    sums = partial + tl.program_id(0) * (2 * width) + column  # rows outside were loaded as zeros
-    tl.store(sums, tl.sum(of_gate, axis=0), mask=column < width)
-    tl.store(sums + width, tl.sum(of_up, axis=0), mask=column < width)
+    sum_gate, sum_up = tl.zeros((COLUMNS,), tl.float32), tl.zeros((COLUMNS,), tl.float32)
+    for turn in range(TURNS):
+        row = (tl.program_id(0).to(tl.int64) * TURNS + turn) * ROWS + tl.arange(0, ROWS)
+        g, u, place, inside = _halves(both, bias, row, column, rows, width)
+        d = tl.load(grad + row[:, None] * width + column[None, :], mask=inside, other=0.0).to(tl.float32)
+        chance = tl.sigmoid(g)
+        of_gate, of_up = d * u * chance * (1 + g * (1 - chance)), d * g * chance
+        tl.store(both_out + place, of_gate.to(both_out.dtype.element_ty), mask=inside)
+        tl.store(both_out + place + width, of_up.to(both_out.dtype.element_ty), mask=inside)
+        sum_gate += tl.sum(of_gate, axis=0)  # rows outside have a gradient of zero
+        sum_up += tl.sum(of_up, axis=0)
+    sums = partial + tl.program_id(0) * (2 * width) + column
+    tl.store(sums, sum_gate, mask=column < width)
+    tl.store(sums + width, sum_up, mask=column < width)
 
 
-def _cover(gate: Tensor) -> tuple[int, int, tuple[int, int]]:
-    width = gate.shape[-1]
-    rows = gate.numel() // width
-    return rows, width, (triton.cdiv(rows, ROWS), triton.cdiv(width, COLUMNS))
+def _cover(both: Tensor, rows_at_once: int, columns: int) -> tuple[int, int, tuple[int, int]]:
+    """Return rows and width of the halves, and the programs that cover them."""
+    width = both.shape[-1] // 2
+    rows = both.numel() // (2 * width)
+    return rows, width, (triton.cdiv(rows, rows_at_once), triton.cdiv(width, columns))
 
 
 @triton_op("mvm::gated", mutates_args=())
-def gated(gate: Tensor, up: Tensor, gate_bias: Tensor, up_bias: Tensor) -> Tensor:
-    """Return silu(gate + gate_bias) * (up + up_bias); (..., width) contiguous."""
-    rows, width, grid = _cover(gate)
-    out = torch.empty_like(gate)
-    wrap_triton(gated_kernel)[grid](gate, up, gate_bias, up_bias, out, rows, width, ROWS=ROWS, COLUMNS=COLUMNS)
+def gated(both: Tensor, bias: Tensor) -> Tensor:
+    """Return silu(gate) * up of (gate, up) = both + bias; both (..., 2 width) contiguous."""
+    rows_at_once, columns, warps = FORWARD
+    rows, width, grid = _cover(both, rows_at_once, columns)
+    out = both.new_empty((*both.shape[:-1], width))
+    wrap_triton(gated_kernel)[grid](both, bias, out, rows, width, ROWS=rows_at_once, COLUMNS=columns, num_warps=warps)
     return out
 
 
 @triton_op("mvm::gated_backward", mutates_args=())
-def gated_backward(
-    grad: Tensor, gate: Tensor, up: Tensor, gate_bias: Tensor, up_bias: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of gate and up, and of both biases side by side (2, width)."""
-    rows, width, grid = _cover(gate)
-    outs = torch.empty_like(gate), torch.empty_like(up)
-    partial = gate.new_empty((grid[0], 2, width), dtype=torch.float32)
+def gated_backward(grad: Tensor, both: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradients of both and of the bias."""
+    rows_at_once, columns, warps = BACKWARD
+    rows, width, grid = _cover(both, TURNS * rows_at_once, columns)
+    out = torch.empty_like(both)
+    partial = both.new_empty((grid[0], 2 * width), dtype=torch.float32)
     wrap_triton(gated_back_kernel)[grid](
-        grad, gate, up, gate_bias, up_bias, *outs, partial, rows, width, ROWS=ROWS, COLUMNS=COLUMNS
-    )
-    return *outs, partial.sum(0)
+        grad, both, bias, out, partial, rows, width,
+        ROWS=rows_at_once, COLUMNS=columns, TURNS=TURNS, num_warps=warps,
+    )  # fmt: skip
+    return out, partial.sum(0)
 
 
-def _keep_gated(ctx, inputs: tuple, output: Tensor) -> None:
+def _keep(ctx, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
     ctx.save_for_backward(*inputs)
 
 
-def _gated_backward(ctx, grad: Tensor) -> tuple[Tensor, ...]:
-    saved = ctx.saved_tensors
-    of_gate, of_up, biases = gated_backward(grad.contiguous(), *saved)
-    return of_gate, of_up, biases[0].to(saved[2].dtype), biases[1].to(saved[3].dtype)
+def _backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor]:
+    both, bias = ctx.saved_tensors
+    of_both, of_bias = gated_backward(grad.contiguous(), both, bias)
+    return of_both, of_bias.to(bias.dtype)
 
 
-gated.register_autograd(_gated_backward, setup_context=_keep_gated)
+gated.register_autograd(_backward, setup_context=_keep)
