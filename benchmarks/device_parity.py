@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention, silu
+from torch.nn.functional import silu
 
 import mvm
 from mvm import noise
@@ -107,22 +107,22 @@ def _gaps(
     return [float((a - b).norm() / b.norm()) for a, b in zip(*found, strict=True)]
 
 
-def rotate_gaps(head: int, dtype: torch.dtype) -> list[float]:
-    """Return the gaps of norm_rotate: both values, gradients of both and of both weights."""
-    from mvm.network.kernels import norm_rotate as kernel
+def placed_gaps(head: int, dtype: torch.dtype) -> list[float]:
+    """Return the gaps of placed: its three values, gradients of the product and of both weights."""
+    from mvm.network.kernels import placed
 
     draw = torch.Generator(device="cuda").manual_seed(0)
-    q, k, *grads = (torch.randn(64, 256, 12, head, generator=draw, device="cuda").to(dtype) for _ in range(4))
+    qkv = torch.randn(64, 256, 3, 12, head, generator=draw, device="cuda").to(dtype)
+    grads = [torch.randn(64, 256, 12, head, generator=draw, device="cuda").to(dtype) for _ in range(3)]
     weights = [torch.rand(head, generator=draw, device="cuda") + 0.5 for _ in range(2)]
     cos, sin = (table.cuda() for table in rotary_waves(rotary_table(16, head)))
     waves = cos.double(), sin.double()
-    return _gaps(
-        lambda q, k, v, w: kernel(q, k, v, w, cos, sin, NORM_EPS),
-        lambda q, k, v, w: (norm_rotate(q, v, *waves), norm_rotate(k, w, *waves)),
-        (q, k),
-        weights,
-        grads,
-    )
+
+    def plain(qkv: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value = qkv.unbind(2)
+        return norm_rotate(query, v, *waves), norm_rotate(key, w, *waves), value
+
+    return _gaps(lambda x, v, w: placed(x, v, w, cos, sin, NORM_EPS), plain, (qkv,), weights, grads)
 
 
 def gated_gaps(width: int, dtype: torch.dtype) -> list[float]:
@@ -139,25 +139,6 @@ def gated_gaps(width: int, dtype: torch.dtype) -> list[float]:
         return silu(gate) * up
 
     return _gaps(gated, plain, (both,), (bias,), (grad,))
-
-
-def attend_gaps(side: int, head: int) -> list[float]:
-    """Return the gaps of attend in bfloat16: its value, gradients of its product and of both weights."""
-    from mvm.network.kernels import attend
-
-    draw = torch.Generator(device="cuda").manual_seed(0)
-    qkv = torch.randn(64, side * side, 3, 6, head, generator=draw, device="cuda").to(torch.bfloat16)
-    grad = torch.randn(64, side * side, 6, head, generator=draw, device="cuda").to(torch.bfloat16)
-    weights = [torch.rand(head, generator=draw, device="cuda") + 0.5 for _ in range(2)]
-    cos, sin = (table.cuda() for table in rotary_waves(rotary_table(side, head)))
-    waves = cos.double(), sin.double()
-
-    def plain(qkv: Tensor, v: Tensor, w: Tensor) -> Tensor:
-        query, key, value = qkv.unbind(2)
-        parts = norm_rotate(query, v, *waves), norm_rotate(key, w, *waves), value
-        return scaled_dot_product_attention(*(part.transpose(1, 2) for part in parts)).transpose(1, 2)
-
-    return _gaps(lambda x, v, w: attend(x, v, w, cos, sin, NORM_EPS)[0], plain, (qkv,), weights, (grad,))
 
 
 def residual_gaps(width: int, dtype: torch.dtype) -> list[float]:
@@ -250,8 +231,8 @@ def main() -> None:
         print(f"- {mode}: largest relative difference of the loss over 20 steps: {gap:.1e}")
         print(f"  10 steps + resume + 10 on the GPU give the weights of 20, bit for bit: {'yes' if equal else 'no'}")
     for head, dtype in ((64, torch.float32), (72, torch.float32), (64, torch.bfloat16), (72, torch.bfloat16)):
-        gaps = ", ".join(f"{gap:.1e}" for gap in rotate_gaps(head, dtype))
-        print(f"- norm_rotate kernel, head {head}, {dtype}: relative errors of values and gradients: {gaps}")
+        gaps = ", ".join(f"{gap:.1e}" for gap in placed_gaps(head, dtype))
+        print(f"- placed kernel, head {head}, {dtype}: relative errors of values and gradients: {gaps}")
     for width, dtype in ((1024, torch.float32), (1024, torch.bfloat16), (1000, torch.bfloat16)):
         gaps = ", ".join(f"{gap:.1e}" for gap in gated_gaps(width, dtype))
         print(f"- gated kernel, width {width}, {dtype}: relative errors of value and gradients: {gaps}")
@@ -259,9 +240,6 @@ def main() -> None:
         for name, measure in (("add_modulate", residual_gaps), ("norm_modulate", norm_modulate_gaps)):
             gaps = ", ".join(f"{gap:.1e}" for gap in measure(width, dtype))
             print(f"- {name} kernel, width {width}, {dtype}: relative errors of values and gradients: {gaps}")
-    for side, head in ((16, 64), (8, 32), (7, 64), (4, 16)):
-        gaps = ", ".join(f"{gap:.1e}" for gap in attend_gaps(side, head))
-        print(f"- attend kernel, {side}x{side} tokens, head {head}: relative errors of value and gradients: {gaps}")
     print(f"- normals that differ in any bit when compiled: {compiled_noise_mismatches()} of {512 * 3072:,}")
     print(f"- a step with a gradient that is not finite changes no weight on the GPU: {skips_bad_steps()}")
     for device in ("cpu", "cuda"):

@@ -97,8 +97,8 @@ def compile_network(model: Model, replay: bool = True, kernels: bool = False) ->
     """Compile the network in place, once per shape of a batch: pays on a GPU when many batches have one shape.
 
     Of a DDT both halves apart: encoder sharing calls them so, and a whole call is one after the other.
-    replay: on a GPU, record the whole loop of a batch too, from the second batch of a shape on. kernels: attention in
-    bf16 by a kernel written by hand, where there is a GPU; the compiler does the rest as well.
+    replay: on a GPU, record the whole loop of a batch too, from the second batch of a shape on. kernels: in bf16 on
+    a GPU, norm and positions of queries and keys by a kernel written by hand; the compiler does the rest as well.
     """
     found = gpu_kernels() if kernels and model.device.type == "cuda" else None
     if found is not None:

@@ -25,7 +25,7 @@ def run(kernel, images, runs, *arguments, BRANCH, constants):
     constants = {name: value for name, value in constants.items() if name != "num_warps"}
     kernel[(images * runs,)](*arguments, BRANCH=BRANCH, **constants, EPS=NORM_EPS)
 
-for images, tokens, width, residual.RUN, residual.TILE in (
+for images, tokens, width, length, tile in (
     (2, 9, 48, 64, 4096), (3, 16, 60, 8, 256), (2, 70, 72, 32, 512), (1, 16, 64, 8, 64)
 ):
     torch.manual_seed(0)
@@ -37,8 +37,8 @@ for images, tokens, width, residual.RUN, residual.TILE in (
     z = add_gated(given[0], plain[2], given[1])
     wanted = z, modulate(z, *plain[:2])
     torch.autograd.backward(wanted, grads)
-    count, runs, constants = residual._cover(x)
-    assert count == tokens and runs == -(-tokens // residual.RUN)
+    count, runs, constants = residual._cover(x, length, tile)
+    assert count == tokens and runs == -(-tokens // length)
     outs, backs = [torch.full_like(x, torch.nan) for _ in range(2)], [torch.full_like(x, torch.nan) for _ in range(2)]
     partial = torch.full((images, runs, 3, width), torch.nan)
     strides = gate.stride(0), shift.stride(0), scale.stride(0)
@@ -60,9 +60,9 @@ for images, tokens, width, residual.RUN, residual.TILE in (
     wanted.backward(grads[0])
     out, of_x, partial = torch.full_like(x, torch.nan), torch.full_like(x, torch.nan), partial[:, :, :2].contiguous()
     before = x.clone()
-    run(forward, images, runs, x, x, shift, shift, scale, x, out, 0, *strides[1:], tokens, runs, BRANCH=False,
+    run(forward, images, runs, x, x, shift, shift, scale, out, out, 0, *strides[1:], tokens, runs, BRANCH=False,
         constants=constants)
-    run(back, images, runs, grads[0], grads[0], x, x, scale, scale, of_x, x, partial, 0, strides[2], tokens, runs,
+    run(back, images, runs, grads[0], grads[0], x, x, scale, scale, of_x, of_x, partial, 0, strides[2], tokens, runs,
         BRANCH=False, constants=constants)
     assert torch.equal(x, before)
     check(out, wanted)
@@ -71,10 +71,9 @@ for images, tokens, width, residual.RUN, residual.TILE in (
 
 # in bfloat16 the norm is that of the sum as it was stored
 torch.manual_seed(0)
-residual.RUN = 64
 x, y = (t.contiguous() for t in torch.randn(2, 2, 9, 48).bfloat16())
 gate, shift, scale = torch.randn(2, 1, 144).bfloat16().chunk(3, dim=-1)
-tokens, runs, constants = residual._cover(x)
+tokens, runs, constants = residual._cover(x, 64, 4096)
 z, h = torch.empty_like(x), torch.empty_like(x)
 run(residual.add_modulate_kernel, 2, runs, x, y, gate, shift, scale, z, h, 144, 144, 144, tokens, runs, BRANCH=True,
     constants=constants)

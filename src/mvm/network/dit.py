@@ -320,8 +320,6 @@ class DiT(nn.Module):
 
 def use_kernels(network: nn.Module, kernels: ModuleType, of: tuple[type, ...] = FUSED) -> None:
     """Compute the parts `of` those classes by kernels written by hand, where shape and precision suit them."""
-    if kernels.attend_op not in PRODUCTS:
-        PRODUCTS.append(kernels.attend_op)
     for module in network.modules():
         if isinstance(module, FUSED) and isinstance(module, of):
             module.kernels = kernels

@@ -146,30 +146,23 @@ class Attention(nn.Module):
         self.kernels: ModuleType | None = None  # by hand, where an engine asks for them
         self.fp8 = "off"  # of the products, likewise
 
-    def _placed(self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        weights, kernels = (self.query_norm.weight, self.key_norm.weight), self.kernels
-        if kernels is not None and takes_kernels(kernels, query):
-            return kernels.norm_rotate(query, key, *weights, cos, sin, NORM_EPS)
-        return norm_rotate(query, weights[0], cos, sin), norm_rotate(key, weights[1], cos, sin)
-
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """x (B, N, d); cos and sin (N, head), from rotary_waves."""
-        kernels = self.kernels
-        if kernels is None or not (takes_kernels(kernels, x) and kernels.fits(*cos.shape)):
-            return product(self._mixed(x, cos, sin).flatten(2), self.out, self.fp8)
-        qkv = product(x, self.qkv, self.fp8).unflatten(-1, (3, self.heads, -1))
-        mixed, _ = kernels.attend(qkv, self.query_norm.weight, self.key_norm.weight, cos, sin, NORM_EPS)
-        return product(mixed.flatten(2), self.out, self.fp8)
+        query, key, value = (part.transpose(1, 2) for part in self._parts(x, cos, sin))
+        mixed = scaled_dot_product_attention(query, key, value)
+        return product(mixed.transpose(1, 2).flatten(2), self.out, self.fp8)
 
-    def _mixed(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Return the attention (B, N, heads, head)."""
+    def _parts(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries and keys, normed and rotated, and values, each (B, N, heads, head)."""
+        weights, kernels = (self.query_norm.weight, self.key_norm.weight), self.kernels
+        if kernels is not None and takes_kernels(kernels, x):
+            qkv = product(x, self.qkv, self.fp8).unflatten(-1, (3, self.heads, -1))
+            return kernels.placed(qkv, *weights, cos, sin, NORM_EPS)
         # Three products with parts of one matrix, not parts of one product: its gradient would have to be put
         # together again from three, which costs more on a GPU than the larger product saves.
         parts = products_of(x, self.qkv, 3, self.fp8)
-        query, key, value = (part.unflatten(-1, (self.heads, -1)) for part in parts)  # each (B, N, heads, head)
-        query, key = self._placed(query, key, cos, sin)
-        mixed = scaled_dot_product_attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
-        return mixed.transpose(1, 2)
+        query, key, value = (part.unflatten(-1, (self.heads, -1)) for part in parts)
+        return norm_rotate(query, weights[0], cos, sin), norm_rotate(key, weights[1], cos, sin), value
 
 
 class SwiGLU(nn.Module):

@@ -10,17 +10,18 @@ import triton.language as tl  # ty: ignore[import-not-found]
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
-RUN = 64  # tokens of an image that one program works on; a power of two
-TILE = 2048  # values at once: its rows are tokens, its columns the whole width, padded to a power of two
-WARPS = 4  # with these the backward kernel holds its tile and sums in 170 registers, three programs to a multiprocessor
-STAGES = 2  # tiles of a run in flight at once; above 1 the next waits in shared memory
+# Chosen by benchmarks/kernel_speed.py: tokens of an image that a program works on, a power of two, and values at once:
+# rows of them are tokens, columns the whole width, padded to a power of two.
+FORWARD = (16, 1024)
+BACKWARD = (64, 1024)
+VALUES = 8  # of a tile to a thread: 16 bytes at a time
 
 
 @triton.jit
 def add_modulate_kernel(
     x, y, gate, shift, scale, x_out, h_out, gate_stride, shift_stride, scale_stride, tokens, runs,
     BRANCH: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, RUN: tl.constexpr,
-    STAGES: tl.constexpr, EPS: tl.constexpr,
+    EPS: tl.constexpr,
 ):  # fmt: skip
     image = (tl.program_id(0) // runs).to(tl.int64)
     first = tl.program_id(0) % runs * RUN
@@ -31,7 +32,7 @@ def add_modulate_kernel(
     if BRANCH:
         weight = tl.load(gate + image * gate_stride + column, mask=within, other=0.0).to(tl.float32)[None, :]
     start = image * tokens * WIDTH
-    for done in tl.range(0, RUN, ROWS, num_stages=STAGES):
+    for done in range(0, RUN, ROWS):
         row = first + done + tl.arange(0, ROWS)
         inside = (row < tokens)[:, None] & within[None, :]
         place = row[:, None] * WIDTH + column[None, :]
@@ -49,7 +50,7 @@ def add_modulate_kernel(
 def add_modulate_back_kernel(
     x_grad, h_grad, x, y, gate, scale, x_out, y_out, partial, gate_stride, scale_stride, tokens, runs,
     BRANCH: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, RUN: tl.constexpr,
-    STAGES: tl.constexpr, EPS: tl.constexpr,
+    EPS: tl.constexpr,
 ):  # fmt: skip
     PARTS: tl.constexpr = 3 if BRANCH else 2
     image = (tl.program_id(0) // runs).to(tl.int64)
@@ -63,7 +64,7 @@ def add_modulate_back_kernel(
         weight = tl.load(gate + image * gate_stride + column, mask=within, other=0.0).to(tl.float32)[None, :]
         of_gate = tl.zeros((ROWS, BLOCK), tl.float32)
     start = image * tokens * WIDTH
-    for done in tl.range(0, RUN, ROWS, num_stages=STAGES):  # what lies outside was loaded as zeros, and adds nothing
+    for done in range(0, RUN, ROWS):  # what lies outside was loaded as zeros, and adds nothing
         row = first + done + tl.arange(0, ROWS)
         inside = (row < tokens)[:, None] & within[None, :]
         place = row[:, None] * WIDTH + column[None, :]
@@ -88,19 +89,20 @@ def add_modulate_back_kernel(
         tl.store(sums + 2 * WIDTH, tl.sum(of_gate, axis=0), mask=within)
 
 
-def _cover(x: Tensor) -> tuple[int, int, dict[str, int]]:
+def _cover(x: Tensor, run: int, tile: int) -> tuple[int, int, dict[str, int]]:
     """Return tokens and runs of an image of x (B, N, width), and the kernels' constants."""
     tokens, width = x.shape[1:]
     block = triton.next_power_of_2(width)
-    rows = min(max(1, TILE // block), RUN)
-    constants = {"WIDTH": width, "BLOCK": block, "ROWS": rows, "RUN": RUN, "STAGES": STAGES, "num_warps": WARPS}
-    return tokens, triton.cdiv(tokens, RUN), constants
+    rows = min(max(1, tile // block), run)
+    warps = max(1, rows * block // (32 * VALUES))
+    constants = {"WIDTH": width, "BLOCK": block, "ROWS": rows, "RUN": run, "num_warps": warps}
+    return tokens, triton.cdiv(tokens, run), constants
 
 
 @triton_op("mvm::add_modulate", mutates_args=())
 def add_modulate(x: Tensor, y: Tensor, gate: Tensor, shift: Tensor, scale: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Return z = x + gate y, and norm(z) (1 + scale) + shift; x, y (B, N, d) contiguous, the others (B, 1, d)."""
-    tokens, runs, constants = _cover(x)
+    tokens, runs, constants = _cover(x, *FORWARD)
     outs = torch.empty_like(x), torch.empty_like(x)
     strides = gate.stride(0), shift.stride(0), scale.stride(0)
     wrap_triton(add_modulate_kernel)[(len(x) * runs,)](
@@ -114,7 +116,7 @@ def add_modulate_backward(
     x_grad: Tensor, h_grad: Tensor, x: Tensor, y: Tensor, gate: Tensor, scale: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of x and y, and of shift, scale and gate (B, 3, d); x: the sum that was returned."""
-    tokens, runs, constants = _cover(x)
+    tokens, runs, constants = _cover(x, *BACKWARD)
     outs = torch.empty_like(x), torch.empty_like(y)
     partial = x.new_empty((len(x), runs, 3, x.shape[-1]), dtype=torch.float32)
     wrap_triton(add_modulate_back_kernel)[(len(x) * runs,)](
@@ -142,10 +144,10 @@ add_modulate.register_autograd(_add_modulate_backward, setup_context=_keep)
 @triton_op("mvm::norm_modulate", mutates_args=())
 def norm_modulate(x: Tensor, shift: Tensor, scale: Tensor, eps: float) -> Tensor:
     """Return norm(x) (1 + scale) + shift; x (B, N, d) contiguous, shift and scale (B, 1, d)."""
-    tokens, runs, constants = _cover(x)
+    tokens, runs, constants = _cover(x, *FORWARD)
     out = torch.empty_like(x)  # without a branch the kernel touches neither y, gate nor x_out
     wrap_triton(add_modulate_kernel)[(len(x) * runs,)](
-        x, x, shift, shift, scale, x, out, 0, shift.stride(0), scale.stride(0), tokens, runs,
+        x, x, shift, shift, scale, out, out, 0, shift.stride(0), scale.stride(0), tokens, runs,
         BRANCH=False, **constants, EPS=eps,
     )  # fmt: skip
     return out
@@ -154,11 +156,11 @@ def norm_modulate(x: Tensor, shift: Tensor, scale: Tensor, eps: float) -> Tensor
 @triton_op("mvm::norm_modulate_backward", mutates_args=())
 def norm_modulate_backward(grad: Tensor, x: Tensor, scale: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Return the gradients of x, and of shift and scale (B, 2, d)."""
-    tokens, runs, constants = _cover(x)
+    tokens, runs, constants = _cover(x, *BACKWARD)
     out = torch.empty_like(x)
     partial = x.new_empty((len(x), runs, 2, x.shape[-1]), dtype=torch.float32)
     wrap_triton(add_modulate_back_kernel)[(len(x) * runs,)](
-        grad, grad, x, x, scale, scale, out, x, partial, 0, scale.stride(0), tokens, runs,
+        grad, grad, x, x, scale, scale, out, out, partial, 0, scale.stride(0), tokens, runs,
         BRANCH=False, **constants, EPS=eps,
     )  # fmt: skip
     return out, partial.sum(1)
