@@ -15,13 +15,6 @@ BACKWARD = (16, 128, 8, 4)  # sums of all turns are one part
 
 
 @triton.jit
-def _start(both, out, width, ROWS: tl.constexpr, TURNS: tl.constexpr):
-    """Return both pointers at the program's first row."""
-    first = tl.program_id(0).to(tl.int64) * (TURNS * ROWS)
-    return both + first * (2 * width), out + first * width
-
-
-@triton.jit
 def _biases(bias, column, width):
     present = column < width
     g, u = tl.load(bias + column, mask=present, other=0.0), tl.load(bias + column + width, mask=present, other=0.0)
@@ -32,11 +25,13 @@ def _biases(bias, column, width):
 def gated_kernel(both, bias, out, rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TURNS: tl.constexpr):
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     gate_bias, up_bias = _biases(bias, column, width)
-    left = rows - tl.program_id(0) * (TURNS * ROWS)
-    both, out = _start(both, out, width, ROWS, TURNS)
+    first = tl.program_id(0) * (TURNS * ROWS)
+    # Not in a function of both pointers: the compiler would take what was read for written, and copy it first.
+    both += first.to(tl.int64) * (2 * width)
+    out += first.to(tl.int64) * width
     for turn in range(TURNS):
         row = turn * ROWS + tl.arange(0, ROWS)[:, None]
-        inside = (row < left) & (column < width)[None, :]
+        inside = (first + row < rows) & (column < width)[None, :]
         place = row * (2 * width) + column[None, :]
         g = tl.load(both + place, mask=inside, other=0.0).to(tl.float32) + gate_bias
         u = tl.load(both + place + width, mask=inside, other=0.0).to(tl.float32) + up_bias
@@ -49,13 +44,14 @@ def gated_back_kernel(
 ):
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     gate_bias, up_bias = _biases(bias, column, width)
-    left = rows - tl.program_id(0) * (TURNS * ROWS)
-    both, grad = _start(both, grad, width, ROWS, TURNS)
-    both_out, _ = _start(both_out, grad, width, ROWS, TURNS)
+    first = tl.program_id(0) * (TURNS * ROWS)
+    both += first.to(tl.int64) * (2 * width)
+    both_out += first.to(tl.int64) * (2 * width)
+    grad += first.to(tl.int64) * width
     sum_gate, sum_up = tl.zeros((ROWS, COLUMNS), tl.float32), tl.zeros((ROWS, COLUMNS), tl.float32)
     for turn in range(TURNS):  # rows outside have a gradient of zero
         row = turn * ROWS + tl.arange(0, ROWS)[:, None]
-        inside = (row < left) & (column < width)[None, :]
+        inside = (first + row < rows) & (column < width)[None, :]
         place = row * (2 * width) + column[None, :]
         g = tl.load(both + place, mask=inside, other=0.0).to(tl.float32) + gate_bias
         u = tl.load(both + place + width, mask=inside, other=0.0).to(tl.float32) + up_bias
