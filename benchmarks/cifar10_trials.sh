@@ -26,7 +26,10 @@ options() {  # options TRIAL: what differs from the recipe
     repa) echo "$both $aligned" ;;
     repa-conv) echo "$both $aligned --repa.projector conv --repa.normalise 0.6" ;;
     repa-clean) echo "$both $aligned --path.law.mean 1.2 --path.law.std 1.2" ;;
+    repa-noisy) echo "$both $aligned --path.law.mean 0" ;;
     repa-fast) echo "$both $aligned --train.lr 2e-3" ;;
+    repa-adamw) echo "--network.skip true --network.local true $aligned" ;;
+    repa-again) echo "$both $aligned --seed 1" ;;
     *) echo "unknown trial '$1'" >&2; exit 2 ;;
   esac
 }

@@ -8,15 +8,18 @@ import platform
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
+from torch.nn.functional import silu
 
 import mvm
 from mvm import noise
 from mvm.data import digits
 from mvm.likelihood import bits_per_dim
-from mvm.network.layers import NORM_EPS, norm_rotate, rotary_table, rotary_waves
+from mvm.network.layers import NORM_EPS, add_gated, modulate, norm_rotate, rotary_table, rotary_waves
 from mvm.path import MeanVelocity
 from mvm.recipes import load_recipe, override
 from mvm.solver import SOLVERS, sample
@@ -89,26 +92,88 @@ def training_gap(precision: str, compiled: str, deterministic: bool, steps: int 
     return gap, all(torch.equal(a, b) for a, b in pairs)
 
 
-def kernel_gaps(head: int, dtype: torch.dtype) -> list[float]:
-    """Return ||kernel - plain|| / ||plain|| of norm_rotate's value and both gradients; plain is in float64."""
-    from mvm.network.kernels import norm_rotate as kernel
+def _gaps(
+    by_kernel: Callable, plain: Callable, inputs: Sequence[Tensor], wide: Sequence[Tensor], grads: Sequence[Tensor]
+) -> list[float]:
+    """Return ||kernel - plain|| / ||plain|| of values and gradients; plain in float64, `wide` at least in float32."""
+    found = []
+    for work, narrow, broad in ((by_kernel, inputs[0].dtype, torch.float32), (plain, torch.float64, torch.float64)):
+        given = [t.detach().to(narrow, copy=True).requires_grad_() for t in inputs]
+        given += [t.detach().to(broad, copy=True).requires_grad_() for t in wide]
+        values = work(*given)
+        values = values if isinstance(values, tuple) else (values,)
+        torch.autograd.backward(values, [grad.to(narrow) for grad in grads])
+        found.append([t.detach().double() for t in (*values, *(t.grad for t in given))])
+    return [float((a - b).norm() / b.norm()) for a, b in zip(*found, strict=True)]
+
+
+def placed_gaps(head: int, dtype: torch.dtype) -> list[float]:
+    """Return the gaps of placed: its three values, gradients of the product and of both weights."""
+    from mvm.network.kernels import placed
 
     draw = torch.Generator(device="cuda").manual_seed(0)
-    x, grad = (torch.randn(64, 256, 12, head, generator=draw, device="cuda").to(dtype) for _ in range(2))
-    weight = torch.rand(head, generator=draw, device="cuda") + 0.5
+    qkv = torch.randn(64, 256, 3, 12, head, generator=draw, device="cuda").to(dtype)
+    grads = [torch.randn(64, 256, 12, head, generator=draw, device="cuda").to(dtype) for _ in range(3)]
+    weights = [torch.rand(head, generator=draw, device="cuda") + 0.5 for _ in range(2)]
     cos, sin = (table.cuda() for table in rotary_waves(rotary_table(16, head)))
-    found, wanted = [], []
-    for out, kind, work in (
-        (found, dtype, lambda x, w: kernel(x, w, cos, sin, NORM_EPS)),
-        (wanted, torch.float64, lambda x, w: norm_rotate(x, w, cos.double(), sin.double())),
-    ):
-        wide = torch.promote_types(kind, torch.float32)
-        inputs = x.detach().to(kind, copy=True), weight.detach().to(wide, copy=True)
-        inputs = inputs[0].requires_grad_(), inputs[1].requires_grad_()
-        value = work(*inputs)
-        value.backward(grad.to(kind))
-        out.extend(t.detach().double() for t in (value, inputs[0].grad, inputs[1].grad))
-    return [float((a - b).norm() / b.norm()) for a, b in zip(found, wanted, strict=True)]
+    waves = cos.double(), sin.double()
+
+    def plain(qkv: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value = qkv.unbind(2)
+        return norm_rotate(query, v, *waves), norm_rotate(key, w, *waves), value
+
+    return _gaps(lambda x, v, w: placed(x, v, w, cos, sin, NORM_EPS), plain, (qkv,), weights, grads)
+
+
+def gated_gaps(width: int, dtype: torch.dtype) -> list[float]:
+    """Return the gaps of gated: its value, gradients of both halves and of the bias."""
+    from mvm.network.kernels import gated
+
+    draw = torch.Generator(device="cuda").manual_seed(0)
+    both = torch.randn(64, 256, 2 * width, generator=draw, device="cuda").to(dtype)
+    grad = torch.randn(64, 256, width, generator=draw, device="cuda").to(dtype)
+    bias = torch.randn(2 * width, generator=draw, device="cuda")
+
+    def plain(both: Tensor, bias: Tensor) -> Tensor:
+        gate, up = (both + bias).chunk(2, dim=-1)
+        return silu(gate) * up
+
+    return _gaps(gated, plain, (both,), (bias,), (grad,))
+
+
+def residual_gaps(width: int, dtype: torch.dtype) -> list[float]:
+    """Return the gaps of add_modulate: the sum, its modulated norm, gradients of both terms and of the modulation."""
+    from mvm.network.kernels import add_modulate
+
+    def plain(x: Tensor, y: Tensor, modulation: Tensor) -> tuple[Tensor, Tensor]:
+        shift, scale, gate = modulation.chunk(6, dim=-1)[:3]
+        x = add_gated(x, gate, y)
+        return x, modulate(x, shift, scale)
+
+    def by_kernel(x: Tensor, y: Tensor, modulation: Tensor) -> tuple[Tensor, Tensor]:
+        shift, scale, gate = modulation.chunk(6, dim=-1)[:3]
+        return add_modulate(x, y, gate, shift, scale, NORM_EPS)
+
+    draw = torch.Generator(device="cuda").manual_seed(0)
+    x, y, *grads = (torch.randn(64, 256, width, generator=draw, device="cuda").to(dtype) for _ in range(4))
+    modulation = torch.randn(64, 1, 6 * width, generator=draw, device="cuda").to(dtype)
+    return _gaps(by_kernel, plain, (x, y, modulation), (), grads)
+
+
+def norm_modulate_gaps(width: int, dtype: torch.dtype) -> list[float]:
+    """Return the gaps of norm_modulate: its value, gradients of the tokens and of the modulation."""
+    from mvm.network.kernels import norm_modulate
+
+    draw = torch.Generator(device="cuda").manual_seed(0)
+    x, grad = (torch.randn(64, 256, width, generator=draw, device="cuda").to(dtype) for _ in range(2))
+    modulation = torch.randn(64, 1, 2 * width, generator=draw, device="cuda").to(dtype)
+    return _gaps(
+        lambda x, m: norm_modulate(x, *m.chunk(2, dim=-1), NORM_EPS),
+        lambda x, m: modulate(x, *m.chunk(2, dim=-1)),
+        (x, modulation),
+        (),
+        (grad,),
+    )
 
 
 def compiled_noise_mismatches() -> int:
@@ -166,10 +231,15 @@ def main() -> None:
         print(f"- {mode}: largest relative difference of the loss over 20 steps: {gap:.1e}")
         print(f"  10 steps + resume + 10 on the GPU give the weights of 20, bit for bit: {'yes' if equal else 'no'}")
     for head, dtype in ((64, torch.float32), (72, torch.float32), (64, torch.bfloat16), (72, torch.bfloat16)):
-        gaps = ", ".join(f"{gap:.1e}" for gap in kernel_gaps(head, dtype))
-        print(
-            f"- norm_rotate kernel, head {head}, {dtype}: relative error of value, gradient, weight's gradient: {gaps}"
-        )
+        gaps = ", ".join(f"{gap:.1e}" for gap in placed_gaps(head, dtype))
+        print(f"- placed kernel, head {head}, {dtype}: relative errors of values and gradients: {gaps}")
+    for width, dtype in ((1024, torch.float32), (1024, torch.bfloat16), (1000, torch.bfloat16)):
+        gaps = ", ".join(f"{gap:.1e}" for gap in gated_gaps(width, dtype))
+        print(f"- gated kernel, width {width}, {dtype}: relative errors of value and gradients: {gaps}")
+    for width, dtype in ((384, torch.float32), (1152, torch.float32), (384, torch.bfloat16), (1152, torch.bfloat16)):
+        for name, measure in (("add_modulate", residual_gaps), ("norm_modulate", norm_modulate_gaps)):
+            gaps = ", ".join(f"{gap:.1e}" for gap in measure(width, dtype))
+            print(f"- {name} kernel, width {width}, {dtype}: relative errors of values and gradients: {gaps}")
     print(f"- normals that differ in any bit when compiled: {compiled_noise_mismatches()} of {512 * 3072:,}")
     print(f"- a step with a gradient that is not finite changes no weight on the GPU: {skips_bad_steps()}")
     for device in ("cpu", "cuda"):

@@ -4,7 +4,7 @@
     python benchmarks/kernel_profile.py sample S       # one compiled pass of 512 images
 
 Kinds are told by the kernels' names: products (library and template matrix products), attention, the compiler's own
-(elementwise, norms, sums), and the rest (copies, optimizer, memory).
+(elementwise, norms, sums), those written by hand, and the rest (copies, optimizer, memory).
 """
 
 import argparse
@@ -21,9 +21,10 @@ from mvm.training.runtime import Processes, autocast
 from mvm.training.trainer import Trainer
 
 KINDS = {
-    "attention": ("sdpa", "flash", "fmha", "attention", "cudnn_generated"),
+    "attention": ("sdpa", "flash", "fmha", "attention", "cudnn_generated", "attend_"),
     "product": ("gemm", "nvjet", "cutlass", "mm_", "_mm", "xmma", "splitk", "s16816", "bf16_"),
     "compiled": ("triton_",),
+    "by hand": ("gated_", "modulate_", "rotate_"),
 }
 PASSES = 3
 

@@ -1,4 +1,5 @@
-"""Sampling speed of DiT-S/2 at 32x32: eager, with a compiled network, and with the whole loop replayed.
+"""Sampling speed of DiT-S/2 at 32x32: eager, with a compiled network, with the whole loop replayed, and so
+with attention by hand besides.
 
     python benchmarks/sampling_speed.py --batches 512 1 --nfe 26 --json benchmarks/results/sampling-speed.json
 
@@ -20,14 +21,14 @@ from mvm.generate import compile_network, cycle_labels, generate_batch
 from mvm.model import Model
 from mvm.recipes import SampleConfig, as_field, load_recipe
 
-WAYS = ("eager", "compiled", "replayed")
+WAYS = ("eager", "compiled", "replayed", "kernels")
 
 
 def sampler(way: str, recipe: str, device: torch.device) -> Model:
     """Return a model that samples that way."""
     model = Model(as_field(load_recipe(recipe), recipe)).to(device).eval().requires_grad_(False)
     if way != "eager":
-        compile_network(model, replay=way == "replayed")
+        compile_network(model, replay=way in ("replayed", "kernels"), kernels=way == "kernels")
     return model
 
 

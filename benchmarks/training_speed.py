@@ -74,6 +74,7 @@ CASES = {
     "XL": (recipe("XL", recompute=0.25), None),
     "XL-18-heads": (with_heads(recipe("XL", recompute=0.25), 18), None),  # 64 wide, as the other sizes' are
     "XL-18-heads-kernels": (with_heads(recipe("XL", recompute=0.25, kernels=True), 18), None),
+    "XL-18-heads-kernels-whole": (with_heads(recipe("XL", kernels=True), 18), None),  # nothing recomputed
     "S-fp8": (recipe("S", kernels=True, fp8="tensor"), None),
     "B-fp8": (recipe("B", kernels=True, fp8="tensor"), None),
     "XL-fp8": (recipe("XL", recompute=0.25, kernels=True, fp8="tensor"), None),

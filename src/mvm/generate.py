@@ -12,6 +12,8 @@ from tqdm import tqdm
 from mvm import noise
 from mvm.model import Model
 from mvm.network import DDT
+from mvm.network.dit import use_kernels
+from mvm.network.layers import Attention, gpu_kernels
 from mvm.options import at_least, nearest
 from mvm.pictures import WRITERS, check_output, grid, png_bytes, to_pillow, write_images
 from mvm.precision import arithmetic
@@ -91,12 +93,16 @@ def sampling_precision(name: str | None, device: torch.device) -> AbstractContex
     return nullcontext() if name is None else arithmetic(name, device)
 
 
-def compile_network(model: Model, replay: bool = True) -> None:
+def compile_network(model: Model, replay: bool = True, kernels: bool = False) -> None:
     """Compile the network in place, once per shape of a batch: pays on a GPU when many batches have one shape.
 
     Of a DDT both halves apart: encoder sharing calls them so, and a whole call is one after the other.
-    replay: on a GPU, record the whole loop of a batch too, from the second batch of a shape on.
+    replay: on a GPU, record the whole loop of a batch too, from the second batch of a shape on. kernels: in bf16 on
+    a GPU, norm and positions of queries and keys by a kernel written by hand; the compiler does the rest as well.
     """
+    found = gpu_kernels() if kernels and model.device.type == "cuda" else None
+    if found is not None:
+        use_kernels(model.network, found, of=(Attention,))
     if isinstance(model.network, DDT):
         for half in ("condition", "head"):
             setattr(model.network, half, torch.compile(getattr(model.network, half), dynamic=False))

@@ -1,38 +1,128 @@
-"""The GPU kernels against their plain twin, in Triton's interpreter: runs where Triton is installed."""
+"""The GPU kernels against their plain twins, in Triton's interpreter: runs where Triton is installed.
+
+And, everywhere, the layers that use them: with stand-ins in plain torch they answer as they do without.
+"""
 
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+import torch
+from torch.nn.functional import silu
+
+from mvm.network import layers
+from mvm.network.layers import NORM_EPS, Attention, SwiGLU, norm_rotate, rotary_table, rotary_waves
 
 CODE = """
 import torch, triton
-import mvm.network.kernels as kernels
+from torch.nn.functional import silu
+from mvm.network.kernels import rotary, swiglu
 from mvm.network.layers import NORM_EPS, norm_rotate, rotary_table, rotary_waves
 
-for head, heads, side in ((64, 3, 4), (72, 2, 3), (16, 2, 4)):
+def check(pairs, within):
+    for found, wanted in pairs:
+        torch.testing.assert_close(found, wanted.detach(), rtol=within, atol=within)
+
+for head, heads, side in ((64, 3, 4), (72, 2, 3), (16, 2, 4), (60, 2, 3)):
     torch.manual_seed(0)
-    x, grad = torch.randn(2, 3, side * side, heads, head).unbind(0)
-    x, grad, weight = x.contiguous().requires_grad_(), grad.contiguous(), torch.rand(head).requires_grad_()
+    qkv, *grads = torch.randn(3, side * side, 3, heads, head), *torch.randn(3, 3, side * side, heads, head)
+    weights = torch.rand(2, head)
+    given = [t.clone().requires_grad_() for t in (qkv, *weights)]
     cos, sin = rotary_waves(rotary_table(side, head))
-    want = norm_rotate(x, weight, cos, sin)
-    want.backward(grad)
-    rows, constants = kernels._sizes(x)
-    constants["EPS"] = NORM_EPS
-    out, dx = torch.empty_like(x), torch.empty_like(x)
-    programs, places = 3, (rows, heads, side * side)
-    partial = torch.empty(programs, constants["BLOCK"])
-    plain, w = x.detach(), weight.detach()
-    kernels.forward_kernel[(triton.cdiv(rows, kernels.ROWS),)](plain, out, w, cos, sin, *places, **constants)
-    kernels.backward_kernel[(programs,)](grad, plain, dx, partial, w, cos, sin, *places, **constants, PROGRAMS=programs)
-    for found, wanted in ((out, want), (dx, x.grad), (partial.sum(0)[:head], weight.grad)):
-        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    query, key, value = given[0].unbind(2)
+    wanted = norm_rotate(query, given[1], cos, sin), norm_rotate(key, given[2], cos, sin), value
+    torch.autograd.backward(wanted, grads)
+    programs, rows, tokens, constants = rotary._cover(qkv, *rotary.FORWARD)
+    outs, rest = [torch.empty_like(grads[0]) for _ in range(2)], (*weights, cos, sin, rows, tokens)
+    rotary.place_kernel[(programs,)](qkv, *outs, *rest, **constants, EPS=NORM_EPS)
+    programs, _, _, constants = rotary._cover(qkv, *rotary.BACKWARD)
+    back, partial = torch.empty_like(qkv), torch.empty(programs, 4, constants["BLOCK"])
+    rotary.place_back_kernel[(programs,)](*grads, qkv, back, partial, *rest, **constants, EPS=NORM_EPS)
+    of_weights = partial.sum(0)[:, : head // 2].reshape(2, -1)
+    check(zip((*outs, back, *of_weights), (*wanted[:2], *(t.grad for t in given))), 1e-5)
+
+for rows, width in ((100, 48), (256, 128), (300, 70)):
+    torch.manual_seed(0)
+    both, grad, bias = torch.randn(rows, 2 * width), torch.randn(rows, width), torch.randn(2 * width)
+    given = both.clone().requires_grad_(), bias.clone().requires_grad_()
+    gate, up = (given[0] + given[1]).chunk(2, dim=-1)
+    wanted = silu(gate) * up
+    wanted.backward(grad)
+    out, back = torch.empty(rows, width), torch.empty_like(both)
+    *_, grid, constants = swiglu._cover(both, *swiglu.FORWARD)
+    swiglu.gated_kernel[grid](both, bias, out, rows, width, **constants)
+    *_, grid, constants = swiglu._cover(both, *swiglu.BACKWARD)
+    partial = torch.empty(grid[0], 2 * width)
+    swiglu.gated_back_kernel[grid](grad, both, bias, back, partial, rows, width, **constants)
+    check(zip((out, back, partial.sum(0)), (wanted, *(t.grad for t in given))), 1e-4)
 """
 
 
-def test_kernels_equal_the_plain_code():
+# No input may pass for written: the compiler would copy it before every call. Needs no GPU, but the name of one.
+MUTATIONS = """
+import torch, triton
+from torch._functorch.aot_autograd import aot_export_joint_simple
+from triton.backends.compiler import GPUTarget
+from mvm.network.kernels import add_modulate, gated, norm_modulate, placed
+
+class Driver:
+    def get_current_target(self): return GPUTarget("cuda", 90, 32)
+    def get_current_device(self): return 0
+    def get_active_torch_device(self): return torch.device("cpu")
+
+triton.runtime.driver.set_active(Driver())
+
+def written(work, *inputs):
+    given = [value.detach().requires_grad_() for value in inputs]
+    graph = aot_export_joint_simple(lambda *given: (work(*given),), given, trace_joint=True).graph
+    return [sorted(node.kwargs["tensors_to_clone"]) for node in graph.nodes if "triton" in str(node.target)]
+
+r = torch.randn
+parts = r(2, 16, 48), *r(3, 2, 1, 48)
+assert written(gated, r(2, 16, 64), r(64)) == [["out"], ["both_out", "partial"]]
+assert written(lambda x, a, b: norm_modulate(x, a, b, 1e-6), *parts[:3]) == [["h_out"], ["partial", "x_out"]]
+found = written(lambda x, *rest: sum(add_modulate(x, *rest, 1e-6)), r(2, 16, 48), *parts)
+assert found == [["h_out", "x_out"], ["partial", "x_out", "y_out"]]
+found = written(lambda *given: sum(placed(*given, 1e-6)), r(2, 16, 3, 2, 16), r(16), r(16), r(16, 16), r(16, 16))
+assert found == [["k_out", "q_out"], ["out", "partial"]]
+"""
+
+
+@pytest.mark.parametrize(("code", "interpreted"), [(CODE, "1"), (MUTATIONS, "0")], ids=["values", "mutations"])
+def test_kernels_equal_the_plain_code_and_write_to_no_input(code, interpreted):
     pytest.importorskip("triton", reason="Triton comes with torch's GPU builds")
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run([sys.executable, "-c", CODE], env=environment, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "TRITON_INTERPRET": interpreted}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def placed(qkv, q_weight, k_weight, cos, sin, eps):
+    query, key, value = qkv.unbind(2)
+    assert eps == NORM_EPS
+    assert qkv.is_contiguous()
+    return norm_rotate(query, q_weight, cos, sin), norm_rotate(key, k_weight, cos, sin), value
+
+
+def gated(both, bias):
+    gate, up = (both + bias).chunk(2, dim=-1)
+    return silu(gate) * up
+
+
+@pytest.mark.parametrize("layer", [Attention(32, 2), SwiGLU(32)], ids=lambda layer: type(layer).__name__)
+def test_one_product_by_kernels_is_several_without(layer, monkeypatch):
+    monkeypatch.setattr(layers, "takes_kernels", lambda kernels, x: True)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.normal_(0, 0.3)
+    x, waves = torch.randn(2, 16, 32, requires_grad=True), rotary_waves(rotary_table(4, 16))
+    given = (x, *waves) if isinstance(layer, Attention) else (x,)
+    found = []
+    for kernels in (None, SimpleNamespace(placed=placed, gated=gated)):
+        layer.kernels = kernels
+        answer = layer(*given)
+        found.append((answer, *torch.autograd.grad(answer.sin().sum(), (x, *layer.parameters()))))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=2e-6 * float(other.detach().abs().max()))

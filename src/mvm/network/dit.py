@@ -4,7 +4,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from torch.nn.functional import silu
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from mvm.network.layers import (
+    NORM_EPS,
     Attention,
     LevelEmbedding,
     Local,
@@ -21,6 +23,7 @@ from mvm.network.layers import (
     patchify,
     rotary_table,
     rotary_waves,
+    takes_kernels,
     unpatchify,
 )
 from mvm.options import choose
@@ -105,6 +108,9 @@ def joined(outputs: Sequence[Output]) -> Output:
     return Output(torch.cat(predictions), inner, taps)
 
 
+Pending = tuple[Tensor, Tensor]  # a branch's answer y and its gate, still to be added to the tokens: gate y
+
+
 class ModulatedBlock(nn.Module, ABC):
     """Attention and SwiGLU, each modulated and gated by the condition (adaLN-Zero)."""
 
@@ -112,15 +118,39 @@ class ModulatedBlock(nn.Module, ABC):
         super().__init__()
         self.attention = Attention(width, heads)
         self.mlp = SwiGLU(width)
+        self.kernels: ModuleType | None = None  # by hand, where an engine asks for them
 
     @abstractmethod
     def modulated(self, condition: Tensor) -> Tensor:
         """Return shifts, scales and gates side by side (B, 1, 6 d): those of an image serve all its tokens."""
 
-    def forward(self, x: Tensor, condition: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = self.modulated(condition).chunk(6, dim=-1)
-        x = add_gated(x, gate_a, self.attention(modulate(x, shift_a, scale_a), cos, sin))
-        return add_gated(x, gate_m, self.mlp(modulate(x, shift_m, scale_m)))
+    def forward(
+        self,
+        x: Tensor,
+        condition: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        pending: Pending | None = None,
+        leave: bool = False,
+    ) -> Tensor | tuple[Tensor, Pending]:
+        """Return the tokens after the block; with kernels also (tokens, pending), if it is to leave its last addition.
+
+        pending: what the block before left. An addition and the norm after it are one kernel, across blocks too.
+        """
+        modulation = self.modulated(condition)
+        shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = modulation.chunk(6, dim=-1)
+        kernels = self.kernels if modulation.shape[1] == 1 else None  # they know no modulation of every token
+        if kernels is None or not takes_kernels(kernels, x):
+            x = add_gated(x, gate_a, self.attention(modulate(x, shift_a, scale_a), cos, sin))
+            return add_gated(x, gate_m, self.mlp(modulate(x, shift_m, scale_m)))
+        if pending is None:
+            normed = kernels.norm_modulate(x, shift_a, scale_a, NORM_EPS)
+        else:
+            x, normed = kernels.add_modulate(x, *pending, shift_a, scale_a, NORM_EPS)
+        mixed = self.attention(normed, cos, sin)
+        x, normed = kernels.add_modulate(x, mixed, gate_a, shift_m, scale_m, NORM_EPS)
+        last = self.mlp(normed), gate_m
+        return (x, last) if leave else add_gated(x, gate_m, last[0])
 
 
 class Block(ModulatedBlock):
@@ -145,6 +175,7 @@ class SharedBlock(ModulatedBlock):
         return (condition + self.offset.to(condition.dtype))[:, None]
 
 
+FUSED = (ModulatedBlock, Attention, SwiGLU)
 BLOCKS: dict[str, type[ModulatedBlock]] = {"own": Block, "shared": SharedBlock}
 
 
@@ -234,13 +265,21 @@ class DiT(nn.Module):
     def _pixels(self, head: Head, tokens: Tensor, condition: Tensor) -> Tensor:
         return unpatchify(head(tokens, condition), self.patch, self.channels, self.side)
 
-    def _run(self, block: nn.Module, number: int, tokens: Tensor, condition: Tensor) -> Tensor:
+    def _run(self, block: nn.Module, number: int, tokens: Tensor, condition: Tensor, *more: Any) -> Any:
+        """Return the block's answer; more: what a ModulatedBlock may be told besides."""
+        given = (tokens, condition, self.cos, self.sin, *more)
         if number > self.recompute or not torch.is_grad_enabled():
-            return block(tokens, condition, self.cos, self.sin)
+            return block(*given)
         if not self.keep_products:
-            return checkpoint(block, tokens, condition, self.cos, self.sin, use_reentrant=False)
+            return checkpoint(block, *given, use_reentrant=False)
         kept = partial(create_selective_checkpoint_contexts, PRODUCTS)
-        return checkpoint(block, tokens, condition, self.cos, self.sin, use_reentrant=False, context_fn=kept)
+        return checkpoint(block, *given, use_reentrant=False, context_fn=kept)
+
+    def _leaves(self, number: int, taps: Sequence[int]) -> bool:
+        """Return whether block `number` may leave its last addition to the next: its tokens themselves are not read."""
+        if self.skips is not None or self.locals is not None or number in (*taps, self.inner_block, len(self.blocks)):
+            return False
+        return number >= self.recompute or self.keep_products  # a block computed again keeps what enters it: one tensor
 
     def _before(self, number: int, tokens: Tensor, outputs: Sequence[Tensor]) -> Tensor:
         """Return the tokens that block `number` sees, from the outputs of the first half of the blocks."""
@@ -263,9 +302,13 @@ class DiT(nn.Module):
         c = silu(self.level(level) + self.label(condition))
         features: dict[int, Tensor] = {}
         modulation = c if self.shared is None else self.shared(c)
-        inner, outputs = None, []
+        inner, pending, outputs = None, None, []
+        fused = torch.is_grad_enabled()  # sampling has one way to call a block: compiled, each is a graph, of eight
+        fused &= all(isinstance(b, ModulatedBlock) and takes_kernels(b.kernels, tokens) for b in self.blocks)
         for number, block in enumerate(self.blocks, start=1):
-            tokens = self._run(block, number, self._before(number, tokens, outputs), modulation)
+            leave = fused and self._leaves(number, taps)
+            found = self._run(block, number, self._before(number, tokens, outputs), modulation, pending, leave)
+            tokens, pending = found if leave else (found, None)
             if self.skips is not None and number <= len(self.skips):  # nothing else is kept: sampling frees it
                 outputs.append(tokens)
             if number in taps:
@@ -273,3 +316,10 @@ class DiT(nn.Module):
             if self.inner_head is not None and number == self.inner_block:
                 inner = self._pixels(self.inner_head, tokens, c)
         return Output(self._pixels(self.head, tokens, c), inner, features)
+
+
+def use_kernels(network: nn.Module, kernels: ModuleType, of: tuple[type, ...] = FUSED) -> None:
+    """Compute the parts `of` those classes by kernels written by hand, where shape and precision suit them."""
+    for module in network.modules():
+        if isinstance(module, FUSED) and isinstance(module, of):
+            module.kernels = kernels

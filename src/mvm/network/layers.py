@@ -1,9 +1,10 @@
 """Building blocks of the Transformers: normalisation, rotary positions, attention, SwiGLU, embeddings."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
+from types import ModuleType
 
 import torch
 from torch import Tensor, nn
@@ -73,13 +74,18 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 @cache
-def gpu_norm_rotate() -> Callable[..., Tensor] | None:
-    """Return norm_rotate as one GPU kernel, or None where there is no GPU or no Triton."""
+def gpu_kernels() -> ModuleType | None:
+    """Return mvm.network.kernels, or None where there is no GPU or no Triton."""
     if not torch.cuda.is_available() or find_spec("triton") is None:
         return None
-    from mvm.network.kernels import norm_rotate as kernel
+    from mvm.network import kernels
 
-    return kernel
+    return kernels
+
+
+def takes_kernels(kernels: ModuleType | None, x: Tensor) -> bool:
+    """Return whether kernels by hand, where they are asked for, are for x: on a GPU, where products are of 16 bits."""
+    return kernels is not None and x.is_cuda and (x.dtype == torch.bfloat16 or torch.is_autocast_enabled("cuda"))
 
 
 def norm_rotate(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -137,23 +143,26 @@ class Attention(nn.Module):
         self.query_norm = RMSNorm(width // heads)
         self.key_norm = RMSNorm(width // heads)
         self.out = nn.Linear(width, width)
-        self.kernel: Callable[..., Tensor] | None = None  # norm_rotate by hand, where an engine asks for it
+        self.kernels: ModuleType | None = None  # by hand, where an engine asks for them
         self.fp8 = "off"  # of the products, likewise
-
-    def _place(self, x: Tensor, norm: RMSNorm, cos: Tensor, sin: Tensor) -> Tensor:
-        if self.kernel is not None and x.is_cuda and x.dtype != torch.float64:
-            return self.kernel(x, norm.weight, cos, sin, NORM_EPS)
-        return norm_rotate(x, norm.weight, cos, sin)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """x (B, N, d); cos and sin (N, head), from rotary_waves."""
+        query, key, value = (part.transpose(1, 2) for part in self._parts(x, cos, sin))
+        mixed = scaled_dot_product_attention(query, key, value)
+        return product(mixed.transpose(1, 2).flatten(2), self.out, self.fp8)
+
+    def _parts(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries and keys, normed and rotated, and values, each (B, N, heads, head)."""
+        weights, kernels = (self.query_norm.weight, self.key_norm.weight), self.kernels
+        if kernels is not None and takes_kernels(kernels, x):
+            qkv = product(x, self.qkv, self.fp8).unflatten(-1, (3, self.heads, -1))
+            return kernels.placed(qkv, *weights, cos, sin, NORM_EPS)
         # Three products with parts of one matrix, not parts of one product: its gradient would have to be put
         # together again from three, which costs more on a GPU than the larger product saves.
         parts = products_of(x, self.qkv, 3, self.fp8)
-        query, key, value = (part.unflatten(-1, (self.heads, -1)) for part in parts)  # each (B, N, heads, head)
-        query, key = self._place(query, self.query_norm, cos, sin), self._place(key, self.key_norm, cos, sin)
-        mixed = scaled_dot_product_attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
-        return product(mixed.transpose(1, 2).flatten(2), self.out, self.fp8)
+        query, key, value = (part.unflatten(-1, (self.heads, -1)) for part in parts)
+        return norm_rotate(query, weights[0], cos, sin), norm_rotate(key, weights[1], cos, sin), value
 
 
 class SwiGLU(nn.Module):
@@ -164,13 +173,19 @@ class SwiGLU(nn.Module):
         hidden = 16 * math.ceil(2 / 3 * ratio * width / 16)
         self.gate_up = nn.Linear(width, 2 * hidden)
         self.down = nn.Linear(hidden, width)
-        self.fp8 = "off"  # of the products, where an engine asks for it
+        self.kernels: ModuleType | None = None  # by hand, where an engine asks for them
+        self.fp8 = "off"  # of the products, likewise
 
-    def forward(self, x: Tensor) -> Tensor:
+    def _hidden(self, x: Tensor) -> Tensor:
+        kernels = self.kernels
+        if kernels is not None and takes_kernels(kernels, x):
+            return kernels.gated(products(x, (self.gate_up.weight,), (None,), self.fp8)[0], self.gate_up.bias)
         # two products, for the reason that Attention has three
         gate, up = products_of(x, self.gate_up, 2, self.fp8)
-        hidden = silu(gate) * up if way_of(x) == "plain" else silu(gate, inplace=True).mul_(up)
-        return product(hidden, self.down, self.fp8)
+        return silu(gate) * up if way_of(x) == "plain" else silu(gate, inplace=True).mul_(up)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return product(self._hidden(x), self.down, self.fp8)
 
 
 class Local(nn.Module):

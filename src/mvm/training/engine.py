@@ -12,8 +12,9 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from mvm.network import DDT, DiT, blocks_of
+from mvm.network.dit import use_kernels
 from mvm.network.float8 import STEP
-from mvm.network.layers import Attention, SwiGLU, gpu_norm_rotate
+from mvm.network.layers import Attention, SwiGLU, gpu_kernels
 from mvm.training.runtime import EngineConfig, Processes, autocast, precision
 
 FP8_CAPABILITY = (8, 9)  # of the first GPUs with 8-bit products: Ada; Hopper has 9.0
@@ -59,14 +60,12 @@ def _shard(config: EngineConfig, learner: nn.Module, network: DiT | DDT, place: 
 
 
 def _use_kernels(network: DiT | DDT) -> None:
-    kernel = gpu_norm_rotate()
-    if kernel is None:
+    kernels = gpu_kernels()
+    if kernels is None:
         raise ValueError(
             "engine.kernels=True needs a GPU and Triton, which comes with torch's GPU builds; set it to False"
         )
-    for module in network.modules():
-        if isinstance(module, Attention):
-            module.kernel = kernel
+    use_kernels(network, kernels)
 
 
 def _check_fp8(config: EngineConfig, place: Processes) -> None:

@@ -1,0 +1,185 @@
+"""Speed of the kernels written by hand beside the compiler's own, forward and backward, at the sizes S, B and XL.
+
+    python benchmarks/kernel_speed.py --json kernel-speed.json         # as they are, 256 images of 256 tokens
+    python benchmarks/kernel_speed.py --search --sizes S               # tiles and warps to choose from
+
+TB/s is what the kernel must read and write over the time it took (an H200 has 4.8). The compiler's version of placed
+works on queries and keys alone: with three products there is nothing to put together backwards.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from itertools import product
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+import triton  # ty: ignore[import-not-found]
+from torch import Tensor
+from torch.nn.functional import silu
+
+from mvm.network.dit import SIZES
+from mvm.network.kernels import residual, rotary, swiglu
+from mvm.network.layers import NORM_EPS, add_gated, modulate, norm_rotate, rotary_table, rotary_waves
+
+SIDE = 16
+HEAD = 64
+HIDDEN = 8 / 3
+
+Pair = tuple[Callable[..., Any], tuple[Tensor, ...]]
+
+
+def normal(*shape: int) -> Tensor:
+    return torch.randn(*shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+
+
+def placed_case(batch: int, width: int) -> tuple[Pair, Pair, tuple[int, int]]:
+    """Return the kernel and the plain code with their inputs, and units of (B, N, width) moved forward and backward."""
+    heads = width // HEAD
+    cos, sin = (table.cuda() for table in rotary_waves(rotary_table(SIDE, HEAD)))
+    weights = [torch.ones(HEAD, device="cuda", requires_grad=True) for _ in range(2)]
+    parts = [normal(batch, SIDE**2, heads, HEAD) for _ in range(2)]
+
+    def plain(q: Tensor, k: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        return norm_rotate(q, a, cos, sin), norm_rotate(k, b, cos, sin)
+
+    def kernel(qkv: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return rotary.placed(qkv, a, b, cos, sin, NORM_EPS)
+
+    return (kernel, (normal(batch, SIDE**2, 3, heads, HEAD), *weights)), (plain, (*parts, *weights)), (4, 8)
+
+
+def gated_case(batch: int, width: int) -> tuple[Pair, Pair, tuple[float, float]]:
+    hidden = 16 * round(HIDDEN * width / 16)
+    bias = torch.zeros(2 * hidden, device="cuda", requires_grad=True)
+
+    def plain(gate: Tensor, up: Tensor, bias: Tensor) -> Tensor:
+        a, b = bias.to(gate.dtype).chunk(2)
+        return silu(gate + a) * (up + b)
+
+    halves = [normal(batch, SIDE**2, hidden) for _ in range(2)]
+    unit = hidden / width
+    return (swiglu.gated, (normal(batch, SIDE**2, 2 * hidden), bias)), (plain, (*halves, bias)), (3 * unit, 5 * unit)
+
+
+def residual_case(batch: int, width: int) -> tuple[Pair, Pair, tuple[int, int]]:
+    tokens = [normal(batch, SIDE**2, width) for _ in range(2)]
+    condition = [normal(batch, 1, width) for _ in range(3)]
+
+    def plain(x: Tensor, y: Tensor, gate: Tensor, shift: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        x = add_gated(x, gate, y)
+        return x, modulate(x, shift, scale)
+
+    def kernel(*inputs: Tensor) -> tuple[Tensor, Tensor]:
+        return residual.add_modulate(*inputs, NORM_EPS)
+
+    inputs = (*tokens, *condition)
+    return (kernel, inputs), (plain, inputs), (4, 6)
+
+
+CASES = {"placed": placed_case, "gated": gated_case, "add_modulate": residual_case}
+
+# name -> module, and constants of it to choose from
+CHOICES: dict[str, tuple[ModuleType, dict[str, list[Any]]]] = {
+    "placed": (
+        rotary,
+        {"FORWARD": [(16, 4), (32, 4), (32, 8), (64, 8)], "BACKWARD": [(16, 4), (32, 4), (32, 8), (16, 2)]},
+    ),
+    "gated": (
+        swiglu,
+        {
+            "FORWARD": [(16, 128, 1, 4), (8, 128, 1, 4), (16, 64, 1, 4), (16, 128, 4, 4)],
+            "BACKWARD": [
+                (16, 128, 8, 4),
+                (8, 128, 8, 4),
+                (16, 64, 8, 4),
+                (8, 128, 16, 4),
+                (4, 256, 16, 4),
+                (8, 128, 4, 4),
+            ],
+        },
+    ),
+    "add_modulate": (
+        residual,
+        {
+            "FORWARD": [(16, 1024), (8, 1024), (4, 2048), (64, 1024), (16, 2048), (4, 512)],
+            "BACKWARD": [(64, 1024), (32, 1024), (128, 1024), (64, 2048), (64, 512), (32, 512), (256, 1024)],
+        },
+    ),
+}
+
+
+def times(pair: Pair) -> tuple[float, float]:
+    """Return median microseconds forward and backward, from CUDA graphs: launches from Python would take longer."""
+    work, inputs = pair
+    values = work(*inputs)
+    grads = [torch.randn_like(value) for value in (values if isinstance(values, tuple) else (values,))]
+
+    def both() -> None:
+        fresh = [value.detach().requires_grad_() for value in inputs]  # of the stream that records
+        torch.autograd.grad(work(*fresh), fresh, grads)
+
+    forward = 1e3 * triton.testing.do_bench_cudagraph(lambda: work(*inputs), return_mode="median")
+    return forward, 1e3 * triton.testing.do_bench_cudagraph(both, return_mode="median") - forward
+
+
+def settings(name: str, search: bool) -> Iterator[dict[str, Any]]:
+    """Yield constants of the kernel's module, one at a time away from what they are."""
+    yield {}
+    if not search or name not in CHOICES:
+        return
+    module, choices = CHOICES[name]
+    for constant, values in choices.items():
+        for value in values:
+            if value != getattr(module, constant):
+                yield {constant: value}
+
+
+def measure(name: str, size: str, batch: int, search: bool) -> Iterator[dict[str, Any]]:
+    """Yield rows of one kernel at one size: the compiler's, the kernel's, and what else there is to choose from."""
+    width = SIZES[size][1]
+    kernel, plain, units = CASES[name](batch, width)
+    terabytes = [unit * batch * SIDE**2 * width * 2 / 1e12 for unit in units]
+
+    def row(way: str, pair: Pair) -> dict[str, Any]:
+        forward, backward = times(pair)
+        speeds = [round(moved / (took / 1e6), 2) for moved, took in zip(terabytes, (forward, backward), strict=True)]
+        told = {"kernel": name, "size": size, "way": way, "forward us": round(forward, 1)}
+        return {**told, "backward us": round(backward, 1), "forward TB/s": speeds[0], "backward TB/s": speeds[1]}
+
+    torch.compiler.reset()
+    yield row("compiled", (torch.compile(plain[0], dynamic=False), plain[1]))
+    for changed in settings(name, search):
+        module = CHOICES[name][0] if changed else None
+        before = {constant: getattr(module, constant) for constant in changed}
+        for constant, value in changed.items():
+            setattr(module, constant, value)
+        try:
+            yield row("kernel" + "".join(f", {key} {value}" for key, value in changed.items()), kernel)
+        except Exception as error:  # a choice that does not fit the GPU is told, and the search goes on
+            print(f"{name} {size} {changed}: {str(error).splitlines()[0][:200]}", flush=True)
+        for constant, value in before.items():
+            setattr(module, constant, value)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kernels", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["S", "B", "XL"])
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--search", action="store_true")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    rows = []
+    for name, size in product(options.kernels, options.sizes):
+        for row in measure(name, size, options.batch, options.search):
+            rows.append(row)
+            print(json.dumps(row), flush=True)
+    if options.json is not None:
+        options.json.write_text(json.dumps(rows, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

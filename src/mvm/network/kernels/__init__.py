@@ -1,0 +1,11 @@
+"""GPU kernels by hand, where the compiler's own make several passes over the tokens: a file each.
+
+layers.py has the twins that run everywhere else and say what is computed; tests/network/test_kernels.py compares them
+in Triton's interpreter where Triton is installed, benchmarks/device_parity.py on a GPU. Imported on a GPU alone.
+"""
+
+from mvm.network.kernels.residual import add_modulate, norm_modulate
+from mvm.network.kernels.rotary import placed
+from mvm.network.kernels.swiglu import gated
+
+__all__ = ["add_modulate", "gated", "norm_modulate", "placed"]

@@ -1,0 +1,258 @@
+"""The residual stream by kernels: in Triton's interpreter against the plain code, and a DiT that hands sums on."""
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch._dynamo
+
+from mvm.network import DDT, DDTConfig, DiT, DiTConfig, dit
+from mvm.network.dit import ModulatedBlock
+from mvm.network.layers import NORM_EPS, add_gated, modulate
+
+CODE = """
+import torch
+from mvm.network.kernels import residual
+from mvm.network.layers import NORM_EPS, add_gated, modulate
+
+def check(found, wanted):
+    torch.testing.assert_close(found, wanted.detach(), rtol=1e-5, atol=1e-5)
+
+def run(kernel, images, runs, *arguments, BRANCH, constants):
+    constants = {name: value for name, value in constants.items() if name != "num_warps"}
+    kernel[(images * runs,)](*arguments, BRANCH=BRANCH, **constants, EPS=NORM_EPS)
+
+for images, tokens, width, length, tile in (
+    (2, 9, 48, 64, 4096), (3, 16, 60, 8, 256), (2, 70, 72, 32, 512), (1, 16, 64, 8, 64)
+):
+    torch.manual_seed(0)
+    x, y, *grads = (t.contiguous() for t in torch.randn(4, images, tokens, width))
+    modulation = torch.randn(images, 1, 6 * width)
+    given = [t.clone().requires_grad_() for t in (x, y, modulation)]
+    shift, scale, gate = modulation.chunk(6, dim=-1)[1:4]
+    plain = given[2].chunk(6, dim=-1)[1:4]
+    z = add_gated(given[0], plain[2], given[1])
+    wanted = z, modulate(z, *plain[:2])
+    torch.autograd.backward(wanted, grads)
+    count, runs, constants = residual._cover(x, length, tile)
+    assert count == tokens and runs == -(-tokens // length)
+    outs, backs = [torch.full_like(x, torch.nan) for _ in range(2)], [torch.full_like(x, torch.nan) for _ in range(2)]
+    partial = torch.full((images, runs, 3, width), torch.nan)
+    strides = gate.stride(0), shift.stride(0), scale.stride(0)
+    assert strides == (6 * width,) * 3
+    forward, back = residual.add_modulate_kernel, residual.add_modulate_back_kernel
+    run(forward, images, runs, x, y, gate, shift, scale, *outs, *strides, tokens, runs, BRANCH=True,
+        constants=constants)
+    run(back, images, runs, *grads, outs[0], y, gate, scale, *backs, partial, *strides[1:], tokens, runs, BRANCH=True,
+        constants=constants)
+    assert torch.equal(outs[0], z)
+    check(outs[1], wanted[1])
+    check(backs[0], given[0].grad)
+    check(backs[1], given[1].grad)
+    check(partial.sum(1).flatten(1), given[2].grad[:, 0, width : 4 * width])
+
+    given = [t.clone().requires_grad_() for t in (x, modulation)]
+    plain = given[1].chunk(6, dim=-1)[1:3]
+    wanted = modulate(given[0], *plain)
+    wanted.backward(grads[0])
+    out, of_x, partial = torch.full_like(x, torch.nan), torch.full_like(x, torch.nan), partial[:, :, :2].contiguous()
+    before = x.clone()
+    run(forward, images, runs, x, x, shift, shift, scale, out, out, 0, *strides[1:], tokens, runs, BRANCH=False,
+        constants=constants)
+    run(back, images, runs, grads[0], grads[0], x, x, scale, scale, of_x, of_x, partial, 0, strides[2], tokens, runs,
+        BRANCH=False, constants=constants)
+    assert torch.equal(x, before)
+    check(out, wanted)
+    check(of_x, given[0].grad)
+    check(partial.sum(1).flatten(1), given[1].grad[:, 0, width : 3 * width])
+
+# in bfloat16 the norm is that of the sum as it was stored
+torch.manual_seed(0)
+x, y = (t.contiguous() for t in torch.randn(2, 2, 9, 48).bfloat16())
+gate, shift, scale = torch.randn(2, 1, 144).bfloat16().chunk(3, dim=-1)
+tokens, runs, constants = residual._cover(x, 64, 4096)
+z, h = torch.empty_like(x), torch.empty_like(x)
+run(residual.add_modulate_kernel, 2, runs, x, y, gate, shift, scale, z, h, 144, 144, 144, tokens, runs, BRANCH=True,
+    constants=constants)
+cut = lambda t: (t.view(torch.int32) & -65536).view(torch.float32).bfloat16()  # the interpreter does not round to it
+assert torch.equal(z, cut(x.float() + gate.float() * y.float()))
+assert (h != cut(modulate(z.float(), shift.float(), scale.float()))).float().mean() < 0.01
+"""
+
+
+def test_kernels_equal_the_plain_code():
+    pytest.importorskip("triton", reason="Triton comes with torch's GPU builds")
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run([sys.executable, "-c", CODE], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+SMALL = {"size": "tiny", "depth": 4, "width": 16, "heads": 2, "patch": 2}
+CASES = {
+    "plain": ({}, {}),
+    "taps": ({}, {"taps": (2, 3)}),
+    "inner": ({"inner_block": 2}, {"taps": (2, 4)}),
+    "shared": ({"modulation": "shared"}, {}),
+    "skip and local": ({"skip": True, "local": True}, {"taps": (1,)}),
+    "recompute": ({}, {"recompute": 2}),
+    "recompute all": ({"inner_block": 1}, {"recompute": 4, "taps": (3,)}),
+    "keep products": ({}, {"recompute": 3, "keep_products": True}),
+}
+
+
+class StandIn:
+    """Kernels in plain torch that count their calls."""
+
+    def __init__(self):
+        self.calls = {"add": 0, "norm": 0}
+
+    def add_modulate(self, x, y, gate, shift, scale, eps):
+        self.calls["add"] += 1
+        assert eps == NORM_EPS
+        x = add_gated(x, gate, y)
+        return x, modulate(x, shift, scale)
+
+    def norm_modulate(self, x, shift, scale, eps):
+        self.calls["norm"] += 1
+        assert eps == NORM_EPS
+        return modulate(x, shift, scale)
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """A stand-in that is taken on a CPU by the blocks that have it; attention and MLP stay plain."""
+    monkeypatch.setattr(dit, "takes_kernels", lambda kernels, x: kernels is not None)
+    return StandIn()
+
+
+def shaken(network):
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.normal_(0, 0.2)
+    return network
+
+
+def use(kernels, network):
+    for module in network.modules():
+        if isinstance(module, ModulatedBlock):
+            module.kernels = kernels
+
+
+def inputs(batch=3, side=8, channels=1):
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(batch, channels, side, side, generator=generator)
+    return x, torch.rand(batch, generator=generator), torch.arange(batch) % 6
+
+
+def values_and_gradients(network, taps=()):
+    """Return all that the network answers, and the gradients of a loss of all of it."""
+    out = network(*inputs(), taps=taps)
+    values = [out.prediction, *(() if out.inner is None else (out.inner,)), *out.features.values()]
+    sum(value.sin().sum() for value in values).backward()
+    grads = {name: parameter.grad for name, parameter in network.named_parameters()}
+    return values, grads
+
+
+def equal(found, wanted, within=2e-6):
+    for a, b in zip(found[0], wanted[0], strict=True):
+        torch.testing.assert_close(a, b, rtol=within, atol=within)
+    assert found[1].keys() == wanted[1].keys()
+    for name, grad in wanted[1].items():
+        assert torch.count_nonzero(grad), name
+        size = float(grad.abs().max())
+        torch.testing.assert_close(found[1][name], grad, rtol=0, atol=within * size, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_dit_that_hands_sums_on_is_the_plain_one(kernels, case):
+    changes, how = CASES[case]
+    found = []
+    for given in (None, kernels):
+        network = shaken(DiT(DiTConfig(**SMALL, **changes), (1, 8, 8), 5))
+        network.recompute, network.keep_products = how.get("recompute", 0), how.get("keep_products", False)
+        use(given, network)
+        found.append(values_and_gradients(network, how.get("taps", ())))
+    equal(found[1], found[0])
+
+
+@pytest.mark.parametrize(
+    ("case", "starts"),  # blocks that nothing was left for
+    [("plain", 1), ("taps", 3), ("inner", 2), ("shared", 1), ("skip and local", 4), ("keep products", 1)],
+)
+def test_an_addition_is_left_wherever_the_tokens_are_not_read(kernels, case, starts):
+    changes, how = CASES[case]
+    network = shaken(DiT(DiTConfig(**SMALL, **changes), (1, 8, 8), 5))
+    network.recompute, network.keep_products = how.get("recompute", 0), how.get("keep_products", False)
+    use(kernels, network)
+    network(*inputs(), taps=how.get("taps", ()))
+    assert kernels.calls == {"norm": starts, "add": 2 * 4 - starts}
+
+
+def test_a_block_computed_again_keeps_one_tensor_not_two(kernels):
+    network = shaken(DiT(DiTConfig(**SMALL), (1, 8, 8), 5))
+    network.recompute = 3
+    use(kernels, network)
+    given = []
+    for block in network.blocks:
+        block.register_forward_pre_hook(lambda _, arguments: given.append(arguments[4] is None))
+    network(*inputs())
+    assert given == [True, True, True, False]
+
+
+def test_sampling_leaves_nothing(kernels):
+    network = shaken(DiT(DiTConfig(**SMALL), (1, 8, 8), 5))
+    use(kernels, network)
+    with torch.no_grad():
+        network(*inputs())
+    assert kernels.calls == {"norm": 4, "add": 4}
+
+
+COMPILED = {
+    "whole": ((2, True), lambda network: network.compile(backend="aot_eager", fullgraph=True)),
+    "blocks": ((0, False), lambda network: [block.compile(backend="aot_eager") for block in network.blocks]),
+}
+
+
+@pytest.mark.parametrize("mode", COMPILED)
+@torch._dynamo.config.patch(fail_on_recompile_limit_hit=True)
+def test_compiled_it_is_the_same(kernels, mode):
+    """Compiled whole, a DiT breaks at no block, whatever it hands on; blocks alone stay below the limit of graphs."""
+    (recompute, keep_products), compile_ = COMPILED[mode]
+    torch._dynamo.reset()
+    found = []
+    for compiled in (False, True):
+        network = shaken(DiT(DiTConfig(**{**SMALL, "depth": 3}), (1, 8, 8), 5))
+        network.recompute, network.keep_products = recompute, keep_products
+        use(SimpleNamespace(add_modulate=_add_modulate, norm_modulate=_norm_modulate), network)
+        if compiled:
+            compile_(network)
+        found.append(values_and_gradients(network))
+    equal(found[1], found[0])
+    if mode == "blocks":
+        for batch in (3, 5, 4):
+            with torch.no_grad():
+                network(*inputs(batch))
+
+
+def _add_modulate(x, y, gate, shift, scale, eps):
+    x = add_gated(x, gate, y)
+    return x, modulate(x, shift, scale)
+
+
+def _norm_modulate(x, shift, scale, eps):
+    return modulate(x, shift, scale)
+
+
+def test_blocks_with_a_condition_for_every_token_stay_plain(kernels):
+    config = DDTConfig(size="tiny", depth=2, width=16, heads=2, head_depth=2, head_width=24, head_heads=2)
+    found = []
+    for given in (None, kernels):
+        network = shaken(DDT(config, (1, 8, 8), 5))
+        use(given, network)
+        found.append(values_and_gradients(network))
+    equal(found[1], found[0])
+    assert kernels.calls == {"norm": 2, "add": 2}  # of the backbone's two blocks
