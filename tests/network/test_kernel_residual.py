@@ -37,7 +37,7 @@ for images, tokens, width, length, tile in (
     z = add_gated(given[0], plain[2], given[1])
     wanted = z, modulate(z, *plain[:2])
     torch.autograd.backward(wanted, grads)
-    count, runs, constants = residual._cover(x, length, tile)
+    count, runs, constants = residual._cover(x, length, tile, 4, 1)
     assert count == tokens and runs == -(-tokens // length)
     outs, backs = [torch.full_like(x, torch.nan) for _ in range(2)], [torch.full_like(x, torch.nan) for _ in range(2)]
     partial = torch.full((images, runs, 3, width), torch.nan)
@@ -73,7 +73,7 @@ for images, tokens, width, length, tile in (
 torch.manual_seed(0)
 x, y = (t.contiguous() for t in torch.randn(2, 2, 9, 48).bfloat16())
 gate, shift, scale = torch.randn(2, 1, 144).bfloat16().chunk(3, dim=-1)
-tokens, runs, constants = residual._cover(x, 64, 4096)
+tokens, runs, constants = residual._cover(x, 64, 4096, 4, 1)
 z, h = torch.empty_like(x), torch.empty_like(x)
 run(residual.add_modulate_kernel, 2, runs, x, y, gate, shift, scale, z, h, 144, 144, 144, tokens, runs, BRANCH=True,
     constants=constants)

@@ -10,18 +10,18 @@ import triton.language as tl  # ty: ignore[import-not-found]
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
-# Chosen by benchmarks/kernel_speed.py: tokens of an image that a program works on, a power of two, and values at once:
-# rows of them are tokens, columns the whole width, padded to a power of two.
-FORWARD = (16, 1024)
-BACKWARD = (64, 1024)
-VALUES = 8  # of a tile to a thread: 16 bytes at a time
+# Chosen by benchmarks/kernel_speed.py: tokens of an image that a program works on, a power of two; values at once (the
+# rows are tokens, the columns the whole width, padded to a power of two); warps; tiles in flight (above 1 the next
+# waits in shared memory).
+FORWARD = (4, 512, 2, 1)
+BACKWARD = (64, 2048, 4, 2)
 
 
 @triton.jit
 def add_modulate_kernel(
     x, y, gate, shift, scale, x_out, h_out, gate_stride, shift_stride, scale_stride, tokens, runs,
     BRANCH: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, RUN: tl.constexpr,
-    EPS: tl.constexpr,
+    STAGES: tl.constexpr, EPS: tl.constexpr,
 ):  # fmt: skip
     image = (tl.program_id(0) // runs).to(tl.int64)
     first = tl.program_id(0) % runs * RUN
@@ -32,7 +32,7 @@ def add_modulate_kernel(
     if BRANCH:
         weight = tl.load(gate + image * gate_stride + column, mask=within, other=0.0).to(tl.float32)[None, :]
     start = image * tokens * WIDTH
-    for done in range(0, RUN, ROWS):
+    for done in tl.range(0, RUN, ROWS, num_stages=STAGES):
         row = first + done + tl.arange(0, ROWS)
         inside = (row < tokens)[:, None] & within[None, :]
         place = row[:, None] * WIDTH + column[None, :]
@@ -50,7 +50,7 @@ def add_modulate_kernel(
 def add_modulate_back_kernel(
     x_grad, h_grad, x, y, gate, scale, x_out, y_out, partial, gate_stride, scale_stride, tokens, runs,
     BRANCH: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, RUN: tl.constexpr,
-    EPS: tl.constexpr,
+    STAGES: tl.constexpr, EPS: tl.constexpr,
 ):  # fmt: skip
     PARTS: tl.constexpr = 3 if BRANCH else 2
     image = (tl.program_id(0) // runs).to(tl.int64)
@@ -64,7 +64,7 @@ def add_modulate_back_kernel(
         weight = tl.load(gate + image * gate_stride + column, mask=within, other=0.0).to(tl.float32)[None, :]
         of_gate = tl.zeros((ROWS, BLOCK), tl.float32)
     start = image * tokens * WIDTH
-    for done in range(0, RUN, ROWS):  # what lies outside was loaded as zeros, and adds nothing
+    for done in tl.range(0, RUN, ROWS, num_stages=STAGES):  # what lies outside was loaded as zeros, and adds nothing
         row = first + done + tl.arange(0, ROWS)
         inside = (row < tokens)[:, None] & within[None, :]
         place = row[:, None] * WIDTH + column[None, :]
@@ -89,13 +89,12 @@ def add_modulate_back_kernel(
         tl.store(sums + 2 * WIDTH, tl.sum(of_gate, axis=0), mask=within)
 
 
-def _cover(x: Tensor, run: int, tile: int) -> tuple[int, int, dict[str, int]]:
+def _cover(x: Tensor, run: int, tile: int, warps: int, stages: int) -> tuple[int, int, dict[str, int]]:
     """Return tokens and runs of an image of x (B, N, width), and the kernels' constants."""
     tokens, width = x.shape[1:]
     block = triton.next_power_of_2(width)
     rows = min(max(1, tile // block), run)
-    warps = max(1, rows * block // (32 * VALUES))
-    constants = {"WIDTH": width, "BLOCK": block, "ROWS": rows, "RUN": run, "num_warps": warps}
+    constants = {"WIDTH": width, "BLOCK": block, "ROWS": rows, "RUN": run, "STAGES": stages, "num_warps": warps}
     return tokens, triton.cdiv(tokens, run), constants
 
 
