@@ -1,14 +1,19 @@
 """Sampling on a CPU without a compiler: the formulas of training (plain), the same with less traffic (lean), int8.
 
     OMP_NUM_THREADS=2 python benchmarks/cpu_sampling.py
+    python benchmarks/cpu_sampling.py --command        # the whole command, start and loading included
 
 The ways take turns, so that a machine shared with others slows all of them; seconds are medians of the rounds, over
 plain is the median of the ratios within a round. A round is everything from seeds to bytes; the model is loaded before.
-Pixel differences are of uint8 images of the same seeds from those of the plain way.
+Pixel differences are of uint8 images of the same seeds from those of the plain way. With --command plain also gives
+its memory back to the system as it frees it, as every process does that is not told otherwise (mvm.heap).
 """
 
 import argparse
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from dataclasses import replace
 
@@ -29,13 +34,54 @@ def sampled(model: Model, num: int, settings: SampleConfig, way: str) -> tuple[f
         return time.perf_counter() - start, images
 
 
+PLAIN = "import mvm.heap, mvm.precision; mvm.heap.keep_freed_memory = bool; mvm.precision.way_of = lambda x: 'plain'; "
+COMMANDS = {"plain": (PLAIN, "fp32"), "lean": ("", "fp32"), "int8": ("", "int8")}
+
+
+def command_seconds(way: str, model: str, num: int, nfe: int, folder: str) -> float:
+    """Return the seconds of `mvm sample` in a process of its own."""
+    before, precision = COMMANDS[way]
+    code = before + "import sys; sys.argv[0] = 'mvm'; from mvm.cli import main; main()"
+    asked = [
+        "sample",
+        model,
+        "--num",
+        str(num),
+        "--nfe",
+        str(nfe),
+        "--precision",
+        precision,
+        "--out",
+        f"{folder}/x.png",
+    ]
+    start = time.perf_counter()
+    subprocess.run([sys.executable, "-c", code, *asked], check=True, capture_output=True)
+    return time.perf_counter() - start
+
+
+def whole_commands(options: argparse.Namespace) -> None:
+    """Print the seconds of the whole command in each way, by turns."""
+    print("| way | seconds, median | fastest | slowest | over plain |\n|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as folder:
+        given = (options.model, options.num, options.nfe, folder)
+        rounds = [{way: command_seconds(way, *given) for way in COMMANDS} for _ in range(options.rounds)]
+    for way in COMMANDS:
+        times = [each[way] for each in rounds]
+        faster = statistics.median(each["plain"] / each[way] for each in rounds)
+        print(f"| {way} | {statistics.median(times):.1f} | {min(times):.1f} | {max(times):.1f} | {faster:.2f} |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="cifar10")
     parser.add_argument("--num", type=int, default=16)
     parser.add_argument("--nfe", type=int, default=13)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--command", action="store_true")
     options = parser.parse_args()
+    if options.command:
+        whole_commands(options)
+        return
     model = load(options.model)
     settings = replace(model.recipe.sample, nfe=options.nfe)
     images = {way: sampled(model, options.num, settings, way)[1].int() for way in CPU_WAYS}  # warm besides

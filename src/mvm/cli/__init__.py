@@ -9,6 +9,7 @@ from mvm.cli import data, judge, look, publish, sample, speed, sweep, train
 from mvm.cli.app import INTERRUPTED, USAGE_ERROR, Overrides, app
 from mvm.cli.export_onnx import onnx as onnx
 from mvm.cli.web import web as web
+from mvm.heap import keep_freed_memory
 
 __all__ = [
     "app",
@@ -73,6 +74,7 @@ def main() -> None:
     One of torchrun's ends at once, without Python's own farewell: gloo's threads may outlive their group there and
     then abort the process, whose work is done (one in hundreds of runs on a busy machine).
     """
+    keep_freed_memory()
     code = run(sys.argv[1:])
     if "TORCHELASTIC_RUN_ID" in os.environ:
         sys.stdout.flush()
