@@ -68,9 +68,20 @@ def require_codec(folder: Path, manifest: Mapping[str, Any], codec: Codec) -> No
         )
 
 
+# Images up to which a GPU should make a pass of twice as many in about the time of one, because launches and latency
+# bind it (the limit is a guess, not measured). Larger batches gain nothing, and a second shape would be compiled.
+ONE_PASS = 32
+
+
+def one_pass_pays(device: torch.device, images: int) -> bool:
+    """Return whether the null class and the labels of so many images go through the network together."""
+    return device.type == "cuda" and images <= ONE_PASS
+
+
 class Model(nn.Module):
     """A Field: model(x, t, condition) -> x0_hat, with `pair` where the network has an inner head.
 
+    A JoinedField: few images on a GPU are guided in one call of the network.
     Of a DDT also a SharedField: its backbone may be computed on some evaluations only (mvm.solver.sharing).
     codec: in place of the recipe's own.
     """
@@ -125,6 +136,16 @@ class Model(nn.Module):
         """Return (outer, inner) x0_hat from one pass."""
         output = self._predict(x, t, condition)
         return self._x0(output.prediction, x, t), self._inner_x0(output.inner, x, t)
+
+    def joins(self, x: Tensor) -> bool:
+        """Return whether `both` is faster than two calls."""
+        return one_pass_pays(x.device, x.shape[0])
+
+    def both(self, x: Tensor, t: Tensor, condition: Tensor) -> tuple[Tensor, Tensor]:
+        """Return x0_hat of the null class and of the labels from one call of the network with twice the rows."""
+        labels = torch.cat((self._labels(x, None), self._labels(x, condition)))
+        null, conditional = self(torch.cat((x, x)), torch.cat((t, t)), labels).chunk(2)
+        return null, conditional
 
     def _inner_x0(self, inner: Tensor | None, x: Tensor, t: Tensor) -> Tensor:
         if inner is None:

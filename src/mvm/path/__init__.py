@@ -3,12 +3,14 @@
 from mvm.path.convert import KINDS, MEAN_VELOCITY_KINDS, NOISE_KINDS, Pair, convert, from_pair, to_pair, to_x0
 from mvm.path.field import (
     Field,
+    JoinedField,
     PairedField,
     TrainedField,
     equal_snr,
     equal_snr_scale,
     equal_snr_time,
     full_time,
+    joined_for,
     require_schedule,
 )
 from mvm.path.perturb import Noised, TimeLaw, perturb
@@ -31,6 +33,7 @@ __all__ = [
     "NOISE_KINDS",
     "SCHEDULES",
     "Field",
+    "JoinedField",
     "LinearFlow",
     "MeanVelocity",
     "Noised",
@@ -47,6 +50,7 @@ __all__ = [
     "equal_snr_time",
     "from_pair",
     "full_time",
+    "joined_for",
     "like",
     "perturb",
     "require_schedule",

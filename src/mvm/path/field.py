@@ -1,7 +1,7 @@
 """Fields: callables (x, t, condition) -> x0_hat, and the equal-SNR map between schedules."""
 
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeGuard, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -21,6 +21,27 @@ class PairedField(Protocol):
     def pair(self, x: Tensor, t: Tensor, condition: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return (outer, inner) x0_hat."""
         ...
+
+
+@runtime_checkable
+class JoinedField(Protocol):
+    """A field that may answer for the null class and for labels in one call, where that is faster than two."""
+
+    def __call__(self, x: Tensor, t: Tensor, condition: Tensor | None) -> Tensor: ...
+
+    def joins(self, x: Tensor) -> bool:
+        """Return whether one call is to be made for x: by its device and shape alone, no value is looked at."""
+        ...
+
+    def both(self, x: Tensor, t: Tensor, condition: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (null, conditional) x0_hat."""
+        ...
+
+
+def joined_for(field: Field, x: Tensor) -> TypeGuard[JoinedField]:
+    """Return whether to ask this field for both answers to x in one call."""
+    # the type's own methods: `both` of what lies within a wrapper that hands on names (torch.compile's) goes past it
+    return isinstance(field, JoinedField) and issubclass(type(field), JoinedField) and field.joins(x)
 
 
 @runtime_checkable

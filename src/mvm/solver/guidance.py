@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mvm.options import choose
-from mvm.path import MEAN_VELOCITY, Field, PairedField, Schedule
+from mvm.path import MEAN_VELOCITY, Field, PairedField, Schedule, joined_for
 
 # Log-SNR progress runs from 0 at t = 0.999 to 1 at t = 0.001 of MeanVelocity(T=1), for every solver and schedule.
 _PROGRESS = tuple(float(MEAN_VELOCITY.lam(t)) for t in (0.999, 0.001))
@@ -88,13 +88,17 @@ class Guidance(ABC):
 
 @dataclass(frozen=True)
 class ClassifierFree(Guidance):
-    """null + scale (conditional - null): two passes."""
+    """null + scale (conditional - null): two passes, in one call of a field where that pays (a JoinedField)."""
 
     def guide(self, base: Field) -> Field:
         def guided(x: Tensor, t: Tensor, condition: Tensor | None) -> Tensor:
             if condition is None:
                 raise ValueError("condition=None: classifier-free guidance needs class labels to guide towards")
-            return extrapolate(base(x, t, None), base(x, t, condition), self.scale)
+            if joined_for(base, x):
+                null, conditional = base.both(x, t, condition)
+            else:
+                null, conditional = base(x, t, None), base(x, t, condition)
+            return extrapolate(null, conditional, self.scale)
 
         return guided
 

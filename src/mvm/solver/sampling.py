@@ -13,7 +13,6 @@ from mvm.options import at_least, between, choose
 from mvm.path import (
     MEAN_VELOCITY,
     Field,
-    PairedField,
     Schedule,
     TrainedField,
     equal_snr_scale,
@@ -25,6 +24,7 @@ from mvm.solver.adams import adams, sa
 from mvm.solver.adaptive import Adaptive, dopri5
 from mvm.solver.base import Evaluate, NoiseSource, Solver, State, run
 from mvm.solver.guidance import Rules, as_rules, guided_at
+from mvm.solver.meter import Meter, metered
 from mvm.solver.onestep import Euler, EulerMaruyama, Heun
 
 SOLVERS: dict[str, Callable[[], Solver | Adaptive]] = {
@@ -48,43 +48,6 @@ def solver_named(solver: str | Solver | Adaptive) -> Solver | Adaptive:
     if not isinstance(solver, Solver | Adaptive):
         raise ValueError(f"solver={solver!r} must be a name ({', '.join(SOLVERS)}) or a solver of mvm.solver")
     return solver
-
-
-@dataclass
-class Meter:
-    """A field that counts: `evaluations` by the solver, `passes` through the underlying field."""
-
-    field: Field
-    evaluations: int = 0
-    passes: int = 0
-
-    def __call__(self, x: Tensor, t: Tensor, condition: Tensor | None) -> Tensor:
-        self.passes += 1
-        return self.field(x, t, condition)
-
-    def also(self, other: Field) -> Field:
-        """Return another field whose passes count here too."""
-
-        def counted(x: Tensor, t: Tensor, condition: Tensor | None) -> Tensor:
-            self.passes += 1
-            return other(x, t, condition)
-
-        return counted
-
-
-@dataclass
-class PairedMeter(Meter):
-    """A Meter over a field with an inner head; a pair is one pass."""
-
-    def pair(self, x: Tensor, t: Tensor, condition: Tensor | None) -> tuple[Tensor, Tensor]:
-        assert isinstance(self.field, PairedField)
-        self.passes += 1
-        return self.field.pair(x, t, condition)
-
-
-def metered(field: Field) -> Meter:
-    """Return the field with counters; it stays paired if it was."""
-    return PairedMeter(field) if isinstance(field, PairedField) else Meter(field)
 
 
 def evaluator(meter: Meter, schedule: Schedule, condition: Tensor | None, guidance: Rules) -> Evaluate:
