@@ -37,9 +37,9 @@ for head, heads, side in ((64, 3, 4), (72, 2, 3), (16, 2, 4), (60, 2, 3)):
     programs, rows, tokens, constants = rotary._cover(qkv, *rotary.FORWARD)
     outs, rest = [torch.empty_like(grads[0]) for _ in range(2)], (*weights, cos, sin, rows, tokens)
     rotary.place_kernel[(programs,)](qkv, *outs, *rest, **constants, EPS=NORM_EPS)
-    programs, _, _, constants = rotary._cover(qkv, *rotary.BACKWARD)
+    programs, _, _, constants = rotary._cover(qkv, *rotary.BACKWARD[:2])
     back, partial = torch.empty_like(qkv), torch.empty(programs, 4, constants["BLOCK"])
-    rotary.place_back_kernel[(programs,)](*grads, qkv, back, partial, *rest, **constants, EPS=NORM_EPS)
+    rotary.place_back_kernel[(programs,)](*grads, qkv, back, partial, *rest, **constants, STAGES=1, EPS=NORM_EPS)
     of_weights = partial.sum(0)[:, : head // 2].reshape(2, -1)
     check(zip((*outs, back, *of_weights), (*wanted[:2], *(t.grad for t in given))), 1e-5)
 

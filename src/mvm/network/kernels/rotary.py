@@ -12,9 +12,10 @@ import triton.language as tl  # ty: ignore[import-not-found]
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
-# Chosen by benchmarks/kernel_speed.py: tokens that a program works on, going through their heads, and its warps.
+# Chosen by benchmarks/kernel_speed.py: tokens that a program works on, going through their heads; its warps; and
+# backwards heads in flight (above 1 the next waits in shared memory).
 FORWARD = (32, 4)
-BACKWARD = (32, 4)
+BACKWARD = (32, 4, 1)
 
 
 @triton.jit
@@ -79,7 +80,8 @@ def _turned_back(
 @triton.jit
 def place_back_kernel(
     q_grad, k_grad, v_grad, qkv, out, partial, q_weight, k_weight, cos, sin, rows, tokens,
-    HEADS: tl.constexpr, HEAD: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr, EPS: tl.constexpr,
+    HEADS: tl.constexpr, HEAD: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr,
+    STAGES: tl.constexpr, EPS: tl.constexpr,
 ):  # fmt: skip
     HALF: tl.constexpr = HEAD // 2
     WIDTH: tl.constexpr = HEADS * HEAD
@@ -99,7 +101,7 @@ def place_back_kernel(
     v_grad += first.to(tl.int64) * WIDTH
     of_q_low = tl.zeros((TOKENS, BLOCK), tl.float32)
     of_q_high, of_k_low, of_k_high = of_q_low, of_q_low, of_q_low
-    for head in range(HEADS):
+    for head in tl.range(HEADS, num_stages=STAGES):
         place, kept = token * (3 * WIDTH) + head * HEAD + half, token * WIDTH + head * HEAD + half
         a, b = _turned_back(q_grad, qkv, out, q_low, q_high, c, s, place, kept, inside, HEAD, EPS)
         of_q_low += a
@@ -151,12 +153,14 @@ def place_backward(
     eps: float,
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of qkv, and of both weights side by side (2, head)."""
-    programs, rows, tokens, constants = _cover(qkv, *BACKWARD)
+    tokens_at_once, warps, stages = BACKWARD
+    programs, rows, tokens, constants = _cover(qkv, tokens_at_once, warps)
     out = torch.empty_like(qkv)
     partial = qkv.new_empty((programs, 4, constants["BLOCK"]), dtype=torch.float32)
     wrap_triton(place_back_kernel)[(programs,)](
-        q_grad, k_grad, v_grad, qkv, out, partial, q_weight, k_weight, cos, sin, rows, tokens, **constants, EPS=eps
-    )
+        q_grad, k_grad, v_grad, qkv, out, partial, q_weight, k_weight, cos, sin, rows, tokens,
+        **constants, STAGES=stages, EPS=eps,
+    )  # fmt: skip
     return out, partial.sum(0)[:, : qkv.shape[-1] // 2].reshape(2, -1)
 
 

@@ -9,9 +9,10 @@ import triton.language as tl  # ty: ignore[import-not-found]
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
-# Chosen by benchmarks/kernel_speed.py: tokens and hidden units that a program takes at once, its turns, and its warps.
-FORWARD = (8, 128, 1, 4)
-BACKWARD = (8, 128, 16, 4)  # sums of all turns are one part
+# Chosen by benchmarks/kernel_speed.py: tokens and hidden units that a program takes at once; its turns;
+# its warps; and turns in flight (above 1 the next waits in shared memory).
+FORWARD = (8, 128, 1, 4, 1)
+BACKWARD = (8, 128, 16, 4, 1)  # sums of all turns are one part
 
 
 @triton.jit
@@ -22,14 +23,16 @@ def _biases(bias, column, width):
 
 
 @triton.jit
-def gated_kernel(both, bias, out, rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TURNS: tl.constexpr):
+def gated_kernel(
+    both, bias, out, rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TURNS: tl.constexpr, STAGES: tl.constexpr
+):
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     gate_bias, up_bias = _biases(bias, column, width)
     first = tl.program_id(0) * (TURNS * ROWS)
     # Not in a function of both pointers: the compiler would take what was read for written, and copy it first.
     both += first.to(tl.int64) * (2 * width)
     out += first.to(tl.int64) * width
-    for turn in range(TURNS):
+    for turn in tl.range(TURNS, num_stages=STAGES):
         row = turn * ROWS + tl.arange(0, ROWS)[:, None]
         inside = (first + row < rows) & (column < width)[None, :]
         place = row * (2 * width) + column[None, :]
@@ -40,8 +43,9 @@ def gated_kernel(both, bias, out, rows, width, ROWS: tl.constexpr, COLUMNS: tl.c
 
 @triton.jit
 def gated_back_kernel(
-    grad, both, bias, both_out, partial, rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TURNS: tl.constexpr
-):
+    grad, both, bias, both_out, partial, rows, width,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, TURNS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     gate_bias, up_bias = _biases(bias, column, width)
     first = tl.program_id(0) * (TURNS * ROWS)
@@ -49,7 +53,7 @@ def gated_back_kernel(
     both_out += first.to(tl.int64) * (2 * width)
     grad += first.to(tl.int64) * width
     sum_gate, sum_up = tl.zeros((ROWS, COLUMNS), tl.float32), tl.zeros((ROWS, COLUMNS), tl.float32)
-    for turn in range(TURNS):  # rows outside have a gradient of zero
+    for turn in tl.range(TURNS, num_stages=STAGES):  # rows outside have a gradient of zero
         row = turn * ROWS + tl.arange(0, ROWS)[:, None]
         inside = (first + row < rows) & (column < width)[None, :]
         place = row * (2 * width) + column[None, :]
@@ -68,11 +72,13 @@ def gated_back_kernel(
     tl.store(sums + width, tl.sum(sum_up, axis=0), mask=column < width)
 
 
-def _cover(both: Tensor, rows: int, columns: int, turns: int, warps: int) -> tuple[int, int, tuple[int, int], dict]:
+def _cover(
+    both: Tensor, rows: int, columns: int, turns: int, warps: int, stages: int
+) -> tuple[int, int, tuple[int, int], dict[str, int]]:
     """Return rows and width of the halves, the programs that cover them, and their constants."""
     width = both.shape[-1] // 2
     whole = both.numel() // (2 * width)
-    constants = {"ROWS": rows, "COLUMNS": columns, "TURNS": turns, "num_warps": warps}
+    constants = {"ROWS": rows, "COLUMNS": columns, "TURNS": turns, "STAGES": stages, "num_warps": warps}
     return whole, width, (triton.cdiv(whole, turns * rows), triton.cdiv(width, columns)), constants
 
 
