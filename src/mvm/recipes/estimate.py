@@ -1,28 +1,38 @@
 """How long a recipe takes on many GPUs: a simple model on top of what was measured on one, no measurement.
 
-A step is the images of one GPU at the speed of one GPU, then the sum of the gradients, one after the other.
+A step is the images of one GPU at the speed of one GPU, and what the sum of the gradients adds to it. In the worst case
+that is all of a single ring's time. In the best case nodes have rings inside and between them, and sums travel while
+earlier blocks are still computed.
 """
 
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from mvm.network import parameters
-from mvm.recipes.page import has_estimate, hours_on_h200
+from mvm.recipes.costs import FORWARD
+from mvm.recipes.memory import GRADIENT
+from mvm.recipes.page import SHOWN_BATCH, has_estimate, hours_on_h200
 from mvm.recipes.reading import as_field, load_recipe
 from mvm.recipes.schema import Recipe
 
 # images/s of one NVIDIA H200 where the network is none that recipes.page knows the speed of: `mvm bench` at 256 images
 MEASURED = {"imagenet256-ddt-xl": 317.0}
 
-GRADIENT = 4  # bytes a parameter: gradients are summed in float32
 NODE = 8  # GPUs that NVLink joins
-NVLINK, NETWORK = 450e9, 50e9  # bytes a second and GPU, one way
+NVLINK = 450e9  # bytes a second and GPU, one way: NVLink 4, of whose 900 GB/s half go each way
+NETWORK = 50e9  # bytes a second and GPU, one way: an adapter of 400 Gbit/s for every GPU, and no congestion
+BUCKET = 25 * 2**20  # bytes that DDP sums at once, its default
 
 SHOWN = ("imagenet32-dit-b", "imagenet32-dit-l", "imagenet256-ddt-xl")
-GPUS = (1, 8, 64)
+GPUS = (1, 8, 64, 256, 1024)
+LARGER_BATCH, LARGER_GPUS = 16384, (64, 256, 1024)
 
 
 class Estimate(NamedTuple):
-    """A step on some GPUs: images on each, seconds of its two parts, and hours of the whole training."""
+    """A step on some GPUs: images on each, seconds that it computes, seconds that sums add; and hours of training."""
 
     gpus: int
     images: float
@@ -32,7 +42,7 @@ class Estimate(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Of a step: nothing overlaps."""
+        """Of a step."""
         return self.compute + self.communication
 
     @property
@@ -60,27 +70,112 @@ def all_reduce_seconds(size: float, gpus: int) -> float:
     return 2 * (gpus - 1) / gpus * size / (NVLINK if gpus <= NODE else NETWORK)
 
 
+def nested_all_reduce_seconds(size: float, gpus: int) -> float:
+    """Return the time of rings in two levels: each GPU of a node sums its share of `size` bytes with those of others.
+
+    Inside a node gradients are first spread, summed, over its GPUs, and at the end gathered: a ring's time in all.
+    """
+    if gpus <= NODE:
+        return all_reduce_seconds(size, gpus)
+    if gpus % NODE:
+        raise ValueError(f"{gpus} GPUs are not whole nodes of {NODE}; use a multiple of {NODE}")
+    nodes = gpus // NODE
+    return all_reduce_seconds(size, NODE) + 2 * (nodes - 1) / nodes * size / NODE / NETWORK
+
+
+def exposed_seconds(backward: float, communication: float, buckets: int) -> float:
+    """Return what sums add to a step whose backward pass makes equal buckets ready one by one, each sent in its turn.
+
+    Either the last bucket is sent when all else is done, or sending is slower and only waits for the first bucket.
+    """
+    end = max(backward + communication / buckets, backward / buckets + communication)
+    return end - backward
+
+
 def estimate(recipe: Recipe, gpus: int) -> Estimate:
-    """Return what a step and the whole training take on so many H200s, each with a whole copy of the weights."""
-    images = recipe.train.batch / gpus
-    compute = images / speed_on_h200(recipe)
-    size = GRADIENT * parameters(recipe.network, recipe.sample_shape, len(recipe.data.class_names))
-    communication = all_reduce_seconds(size, gpus)
-    return Estimate(gpus, images, compute, communication, recipe.train.steps * (compute + communication) / 3600)
+    """Return what a step and the training take on so many H200s, each with a copy of the weights, in the worst case."""
+    compute, size = _compute_seconds(recipe, gpus), _gradient_bytes(recipe)
+    return _told(recipe, gpus, compute, all_reduce_seconds(size, gpus))
+
+
+def best_estimate(recipe: Recipe, gpus: int) -> Estimate:
+    """Return the same in the best case: two levels of rings, behind the backward pass of the last part of a batch."""
+    compute, size = _compute_seconds(recipe, gpus), _gradient_bytes(recipe)
+    parts = math.ceil(recipe.train.batch / gpus / SHOWN_BATCH)  # engine.accumulate: sums travel in the last alone
+    backward = (1 - FORWARD) * compute / parts
+    sums = nested_all_reduce_seconds(size, gpus)
+    return _told(recipe, gpus, compute, exposed_seconds(backward, sums, math.ceil(size / BUCKET)))
+
+
+def _compute_seconds(recipe: Recipe, gpus: int) -> float:
+    if gpus > recipe.train.batch:
+        raise ValueError(f"train.batch={recipe.train.batch} is less than an image for each of {gpus} GPUs; enlarge it")
+    return recipe.train.batch / gpus / speed_on_h200(recipe)
+
+
+def _gradient_bytes(recipe: Recipe) -> int:
+    return GRADIENT * parameters(recipe.network, recipe.sample_shape, len(recipe.data.class_names))
+
+
+def _told(recipe: Recipe, gpus: int, compute: float, communication: float) -> Estimate:
+    hours = recipe.train.steps * (compute + communication) / 3600
+    return Estimate(gpus, recipe.train.batch / gpus, compute, communication, hours)
+
+
+def where_sums_dominate(recipe: Recipe, how: Callable[[Recipe, int], Estimate] = estimate) -> int | None:
+    """Return the fewest GPUs, in whole nodes beyond one, on which sums take half of a step; None: more than images."""
+    tried = [
+        gpus for gpus in (*range(1, NODE), *range(NODE, recipe.train.batch + 1, NODE)) if gpus <= recipe.train.batch
+    ]
+    first = bisect_left(tried, True, key=lambda gpus: how(recipe, gpus).efficiency <= 0.5)  # it only falls
+    return tried[first] if first < len(tried) else None
+
+
+def with_batch(recipe: Recipe, batch: int) -> Recipe:
+    """Return the recipe with another batch, for as many images."""
+    steps = math.ceil(recipe.train.steps * recipe.train.batch / batch)
+    return replace(recipe, train=replace(recipe.train, batch=batch, steps=steps))
 
 
 def scaling_table() -> str:
-    """Return the table of docs/scale-out.md in Markdown."""
-    lines = [
-        "| recipe | GPUs | images a GPU | compute, ms | sum of gradients, ms | images/s | efficiency | hours |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    """Return the table of docs/scale-out.md in Markdown: the recipes as they are."""
+    return _table([(shown_recipe(name), gpus) for name in SHOWN for gpus in GPUS])
+
+
+def larger_batch_table() -> str:
+    """Return the table of docs/scale-out.md in Markdown: the recipes with LARGER_BATCH."""
+    return _table([(with_batch(shown_recipe(name), LARGER_BATCH), gpus) for name in SHOWN for gpus in LARGER_GPUS])
+
+
+def dominance_table() -> str:
+    """Return the table of docs/scale-out.md in Markdown: from how many GPUs on sums take half of a step."""
+    lines = ["| recipe | `train.batch` | GPUs, worst case | GPUs, best case |", "|---|---|---|---|"]
     for name in SHOWN:
-        recipe = as_field(load_recipe(name), name)
-        lines += [_row(name, estimate(recipe, gpus)) for gpus in GPUS]
+        recipe = shown_recipe(name)
+        for batch in (recipe.train.batch, LARGER_BATCH):
+            found = (where_sums_dominate(with_batch(recipe, batch), how) for how in (estimate, best_estimate))
+            lines.append(
+                f"| `{name}` | {batch:,} | " + " | ".join(f"{gpus:,}" if gpus else "never" for gpus in found) + " |"
+            )
     return "\n".join(lines)
 
 
-def _row(name: str, told: Estimate) -> str:
-    times = f"{1000 * told.compute:,.0f} | {1000 * told.communication:.1f} | {told.images_per_second:,.0f}"
-    return f"| `{name}` | {told.gpus} | {told.images:.0f} | {times} | {told.efficiency:.0%} | {told.hours:.2g} |"
+def shown_recipe(name: str) -> Recipe:
+    """Return a shipped recipe for a field."""
+    return as_field(load_recipe(name), name)
+
+
+def _table(rows: Sequence[tuple[Recipe, int]]) -> str:
+    lines = [
+        "| recipe | GPUs | images a GPU | compute, ms | sums, ms: worst | best | efficiency: worst | best "
+        "| hours: worst | best |",
+        "|" + "---|" * 10,
+    ]
+    return "\n".join([*lines, *(_row(recipe, gpus) for recipe, gpus in rows)])
+
+
+def _row(recipe: Recipe, gpus: int) -> str:
+    worst, best = estimate(recipe, gpus), best_estimate(recipe, gpus)
+    sums = f"{1000 * worst.communication:.1f} | {1000 * best.communication:.1f}"
+    shares = f"{worst.efficiency:.0%} | {best.efficiency:.0%} | {worst.hours:.2g} | {best.hours:.2g}"
+    return f"| `{recipe.name}` | {gpus:,} | {worst.images:,.0f} | {1000 * worst.compute:,.1f} | {sums} | {shares} |"
