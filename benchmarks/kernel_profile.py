@@ -21,7 +21,7 @@ from mvm.training.runtime import Processes, autocast
 from mvm.training.trainer import Trainer
 
 KINDS = {
-    "attention": ("sdpa", "flash", "fmha", "attention", "cudnn_generated", "attend_"),
+    "attention": ("sdpa", "flash", "fmha", "attention", "cudnn_generated"),
     "product": ("gemm", "nvjet", "cutlass", "mm_", "_mm", "xmma", "splitk", "s16816", "bf16_"),
     "compiled": ("triton_",),
     "by hand": ("gated_", "modulate_", "place_"),

@@ -1,5 +1,5 @@
 """Sampling speed of DiT-S/2 at 32x32: eager, with a compiled network, with the whole loop replayed, and so
-with attention by hand besides.
+with norm and positions of queries and keys by hand.
 
     python benchmarks/sampling_speed.py --batches 512 1 --nfe 26 --json benchmarks/results/sampling-speed.json
 

@@ -5,13 +5,14 @@ import sys
 
 import pytest
 
+from mvm import heap
+
 CODE = """
 import resource, sys
 import torch
 from mvm.heap import keep_freed_memory
-if sys.argv[1] == "keep" and not keep_freed_memory():
-    print("no glibc")
-    raise SystemExit
+if sys.argv[1] == "keep":
+    assert keep_freed_memory()
 def passes(count):  # as a network does: a large tensor, another of it, little of that kept
     for _ in range(count):
         small = torch.ones(2**18)
@@ -28,12 +29,35 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 def faults(how: str) -> int:
     done = subprocess.run([sys.executable, "-c", CODE, how], capture_output=True, text=True, check=True)
-    if done.stdout.strip() == "no glibc":
-        pytest.skip("the C library is not glibc")
     return int(done.stdout)
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's switch")
+@pytest.mark.skipif(heap._mallopt() is None, reason="the C library is not glibc")
 def test_memory_that_is_kept_is_not_asked_for_again():
     kept, returned = faults("keep"), faults("return")
     assert kept < returned / 4
+
+
+@pytest.mark.parametrize(
+    ("largest", "asked", "kept"),
+    [
+        (2**30, [(-3, 2**30), (-1, heap.ALL)], True),
+        (2**25, [(-3, 2**30), (-3, 2**25), (-1, heap.ALL)], True),  # glibc before 2.35
+        (0, [(-3, 2**30), (-3, 2**25)], False),  # nothing is left half done
+    ],
+)
+def test_the_end_of_the_heap_is_kept_only_with_its_blocks(monkeypatch, largest, asked, kept):
+    calls = []
+
+    def mallopt(option, size):
+        calls.append((option, size))
+        return int(option == heap.M_TRIM_THRESHOLD or size <= largest)
+
+    monkeypatch.setattr(heap, "_mallopt", lambda: mallopt)
+    assert heap.keep_freed_memory() is kept
+    assert calls == asked
+
+
+def test_another_c_library_is_left_alone(monkeypatch):
+    monkeypatch.setattr(heap, "_mallopt", lambda: None)
+    assert not heap.keep_freed_memory()

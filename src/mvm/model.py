@@ -69,7 +69,7 @@ def require_codec(folder: Path, manifest: Mapping[str, Any], codec: Codec) -> No
 
 
 # Images up to which a GPU should make a pass of twice as many in about the time of one, because launches and latency
-# bind it (the limit is a guess, not measured). Larger batches gain nothing, and a second shape would be compiled.
+# bind it (the limit is a guess, not measured). A network compiled by shape compiles one more for it.
 ONE_PASS = 32
 
 
@@ -138,7 +138,7 @@ class Model(nn.Module):
         return self._x0(output.prediction, x, t), self._inner_x0(output.inner, x, t)
 
     def joins(self, x: Tensor) -> bool:
-        """Return whether `both` is faster than two calls."""
+        """Return whether `both` is meant to be faster than two calls."""
         return one_pass_pays(x.device, x.shape[0])
 
     def both(self, x: Tensor, t: Tensor, condition: Tensor) -> tuple[Tensor, Tensor]:

@@ -256,3 +256,11 @@ def test_blocks_with_a_condition_for_every_token_stay_plain(kernels):
         found.append(values_and_gradients(network))
     equal(found[1], found[0])
     assert kernels.calls == {"norm": 2, "add": 2}  # of the backbone's two blocks
+
+
+@pytest.mark.parametrize("told", [{"leave": True}, {"pending": (torch.zeros(1, 4, 8), torch.zeros(1, 1, 8))}])
+def test_a_block_without_kernels_takes_and_leaves_nothing(told):
+    block = dit.Block(8, 2)
+    cos, sin = dit.rotary_waves(dit.rotary_table(2, 4))
+    with pytest.raises(ValueError, match="pending and leave are for kernels"):
+        block(torch.zeros(1, 4, 8), torch.zeros(1, 8), cos, sin, **told)

@@ -57,6 +57,43 @@ for rows, width in ((100, 48), (256, 128), (300, 70)):
     partial = torch.empty(grid[0], 2 * width)
     swiglu.gated_back_kernel[grid](grad, both, bias, back, partial, rows, width, **constants)
     check(zip((out, back, partial.sum(0)), (wanted, *(t.grad for t in given))), 1e-4)
+
+# the functions that layers call, gradients and all, from inputs that are not contiguous too
+from mvm.network import kernels
+from mvm.network.layers import add_gated, modulate
+
+def compare(kernel, plain, *inputs):
+    found = []
+    for work in (kernel, plain):
+        given = [value.detach().requires_grad_() for value in inputs]
+        values = work(*given)
+        values = values if isinstance(values, tuple) else (values,)
+        loss = sum((value * torch.arange(value.numel()).view_as(value).sin()).sum() for value in values)
+        found.append((*values, *torch.autograd.grad(loss, given)))
+    check(zip(found[0], found[1]), 2e-5)
+
+def parts(qkv, v, w):
+    query, key, value = qkv.unbind(2)
+    return norm_rotate(query, v, *waves), norm_rotate(key, w, *waves), value
+
+def halves(both, bias):
+    gate, up = (both + bias).chunk(2, dim=-1)
+    return silu(gate) * up
+
+def residual(x, y, modulation, add=kernels.add_modulate):
+    gate, shift, scale = modulation.chunk(6, dim=-1)[2:5]
+    return add(x, y, gate, shift, scale, NORM_EPS)
+
+def plain_sum(x, y, gate, shift, scale, eps):
+    x = add_gated(x, gate, y)
+    return x, modulate(x, shift, scale)
+
+waves, r = rotary_waves(rotary_table(3, 16)), torch.randn
+compare(lambda *g: kernels.placed(*g, *waves, NORM_EPS), parts, r(2, 9, 3, 2, 16), r(16), r(16))
+compare(kernels.gated, halves, r(2, 9, 24), r(24))
+compare(kernels.gated, halves, r(2, 24, 9).mT, r(24))
+compare(residual, lambda *g: residual(*g, add=plain_sum), r(2, 9, 20), r(2, 20, 9).mT, r(2, 1, 120))
+compare(lambda *g: kernels.norm_modulate(*g, NORM_EPS), modulate, r(2, 20, 9).mT, r(2, 1, 20), r(2, 1, 20))
 """
 
 

@@ -460,3 +460,13 @@ def test_a_run_may_be_deterministic(tmp_path):
     plain = override(recipe, {"engine.deterministic": "false"})
     weights = [train(r, tmp_path / str(i), progress=False).state_dict() for i, r in enumerate((recipe, plain))]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_kernels_need_a_gpu_and_16_bits(monkeypatch):
+    recipe = tiny(engine_kernels="true", engine_precision="fp32")
+    images = training_data(recipe)
+    with pytest.raises(ValueError, match="engine.kernels=True needs a GPU and Triton"):
+        Trainer(recipe, images, Processes())
+    monkeypatch.setattr("mvm.training.engine.gpu_kernels", lambda: object())
+    with pytest.raises(ValueError, match="does not go with engine.precision='fp32'; use bf16"):
+        Trainer(recipe, images, Processes())

@@ -141,6 +141,8 @@ class ModulatedBlock(nn.Module, ABC):
         shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = modulation.chunk(6, dim=-1)
         kernels = self.kernels if modulation.shape[1] == 1 else None  # they know no modulation of every token
         if kernels is None or not takes_kernels(kernels, x):
+            if pending is not None or leave:
+                raise ValueError("a block without kernels adds what it has itself; pending and leave are for kernels")
             x = add_gated(x, gate_a, self.attention(modulate(x, shift_a, scale_a), cos, sin))
             return add_gated(x, gate_m, self.mlp(modulate(x, shift_m, scale_m)))
         if pending is None:
@@ -303,7 +305,7 @@ class DiT(nn.Module):
         features: dict[int, Tensor] = {}
         modulation = c if self.shared is None else self.shared(c)
         inner, pending, outputs = None, None, []
-        fused = torch.is_grad_enabled()  # sampling has one way to call a block: compiled, each is a graph, of eight
+        fused = torch.is_grad_enabled()  # each way to call a compiled block is one more graph, of eight
         fused &= all(isinstance(b, ModulatedBlock) and takes_kernels(b.kernels, tokens) for b in self.blocks)
         for number, block in enumerate(self.blocks, start=1):
             leave = fused and self._leaves(number, taps)

@@ -59,12 +59,14 @@ def _shard(config: EngineConfig, learner: nn.Module, network: DiT | DDT, place: 
         fully_shard(child, mesh=mesh, reshard_after_forward=True)
 
 
-def _use_kernels(network: DiT | DDT) -> None:
+def _use_kernels(config: EngineConfig, network: DiT | DDT, place: Processes) -> None:
     kernels = gpu_kernels()
     if kernels is None:
         raise ValueError(
             "engine.kernels=True needs a GPU and Triton, which comes with torch's GPU builds; set it to False"
         )
+    if precision(config, place.device) != torch.bfloat16:
+        raise ValueError(f"engine.kernels=True does not go with engine.precision='{config.precision}'; use bf16")
     use_kernels(network, kernels)
 
 
@@ -114,7 +116,7 @@ class Engine:
         network.recompute = math.ceil(config.recompute * len(network.blocks))
         network.keep_products = config.keep == "products"
         if config.kernels:
-            _use_kernels(network)
+            _use_kernels(config, network, place)
         if config.fp8 != "off":
             _check_fp8(config, place)
             _use_fp8(config.fp8, network)

@@ -38,8 +38,8 @@ class EngineConfig:
     and replayed as CUDA graphs. auto is off on a CPU, graph on one GPU (full where steps accumulate), blocks on more.
     recompute: share of the blocks whose activations are computed again in the backward pass, to save memory; keep:
     products spares matrix products and attention, so that less is saved and little time lost; nothing saves most.
-    kernels: GPU kernels written by hand. deterministic: GPU kernels whose sums have one order, so that two runs, or a
-    run and its continuation, are bit-equal; compiled training without it is not (a CPU is so anyway).
+    kernels: GPU kernels written by hand, for bf16. deterministic: GPU kernels whose sums have one order, so that two
+    runs, or a run and its continuation, are bit-equal; compiled training without it is not (a CPU is so anyway).
     accumulate: parts a process cuts its share of the batch into. resident: where the images live. timeout: seconds
     that processes wait for one of them, which hangs or was stopped, before they end with an error.
     """

@@ -1,7 +1,8 @@
 """GPU kernels by hand, where the compiler's own make several passes over the tokens: a file each.
 
-layers.py has the twins that run everywhere else and say what is computed; tests/network/test_kernels.py compares them
-in Triton's interpreter where Triton is installed, benchmarks/device_parity.py on a GPU. Imported on a GPU alone.
+layers.py and dit.py have the twins that run everywhere else and say what is computed; tests/network/test_kernel*.py
+compare them in Triton's interpreter where Triton is installed, benchmarks/device_parity.py on a GPU. Imported on a GPU
+alone. Inputs are copied where they are not contiguous.
 """
 
 from mvm.network.kernels.residual import add_modulate, norm_modulate

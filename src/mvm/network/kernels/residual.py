@@ -100,7 +100,8 @@ def _cover(x: Tensor, run: int, tile: int, warps: int, stages: int) -> tuple[int
 
 @triton_op("mvm::add_modulate", mutates_args=())
 def add_modulate(x: Tensor, y: Tensor, gate: Tensor, shift: Tensor, scale: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return z = x + gate y, and norm(z) (1 + scale) + shift; x, y (B, N, d) contiguous, the others (B, 1, d)."""
+    """Return z = x + gate y, and norm(z) (1 + scale) + shift; x, y (B, N, d), the others (B, 1, d)."""
+    x, y = x.contiguous(), y.contiguous()
     tokens, runs, constants = _cover(x, *FORWARD)
     outs = torch.empty_like(x), torch.empty_like(x)
     strides = gate.stride(0), shift.stride(0), scale.stride(0)
@@ -115,6 +116,7 @@ def add_modulate_backward(
     x_grad: Tensor, h_grad: Tensor, x: Tensor, y: Tensor, gate: Tensor, scale: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of x and y, and of shift, scale and gate (B, 3, d); x: the sum that was returned."""
+    x_grad, h_grad, x, y = (value.contiguous() for value in (x_grad, h_grad, x, y))
     tokens, runs, constants = _cover(x, *BACKWARD)
     outs = torch.empty_like(x), torch.empty_like(y)
     partial = x.new_empty((len(x), runs, 3, x.shape[-1]), dtype=torch.float32)
@@ -132,7 +134,7 @@ def _keep(ctx, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
 
 def _add_modulate_backward(ctx, x_grad: Tensor, h_grad: Tensor) -> tuple[Tensor | None, ...]:
     x, y, gate, scale = ctx.saved_tensors
-    dx, dy, sums = add_modulate_backward(x_grad.contiguous(), h_grad.contiguous(), x, y, gate, scale, ctx.eps)
+    dx, dy, sums = add_modulate_backward(x_grad, h_grad, x, y, gate, scale, ctx.eps)
     of_shift, of_scale, of_gate = sums.split(1, dim=1)
     return dx, dy, of_gate.to(gate.dtype), of_shift.to(scale.dtype), of_scale.to(scale.dtype), None
 
@@ -142,7 +144,8 @@ add_modulate.register_autograd(_add_modulate_backward, setup_context=_keep)
 
 @triton_op("mvm::norm_modulate", mutates_args=())
 def norm_modulate(x: Tensor, shift: Tensor, scale: Tensor, eps: float) -> Tensor:
-    """Return norm(x) (1 + scale) + shift; x (B, N, d) contiguous, shift and scale (B, 1, d)."""
+    """Return norm(x) (1 + scale) + shift; x (B, N, d), shift and scale (B, 1, d)."""
+    x = x.contiguous()
     tokens, runs, constants = _cover(x, *FORWARD)
     out = torch.empty_like(x)  # without a branch the kernel touches neither y, gate nor x_out
     wrap_triton(add_modulate_kernel)[(len(x) * runs,)](
@@ -155,6 +158,7 @@ def norm_modulate(x: Tensor, shift: Tensor, scale: Tensor, eps: float) -> Tensor
 @triton_op("mvm::norm_modulate_backward", mutates_args=())
 def norm_modulate_backward(grad: Tensor, x: Tensor, scale: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Return the gradients of x, and of shift and scale (B, 2, d)."""
+    grad, x = grad.contiguous(), x.contiguous()
     tokens, runs, constants = _cover(x, *BACKWARD)
     out = torch.empty_like(x)
     partial = x.new_empty((len(x), runs, 2, x.shape[-1]), dtype=torch.float32)
@@ -172,7 +176,7 @@ def _keep_modulated(ctx, inputs: tuple, output: Tensor) -> None:
 
 def _norm_modulate_backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
     x, scale = ctx.saved_tensors
-    dx, sums = norm_modulate_backward(grad.contiguous(), x, scale, ctx.eps)
+    dx, sums = norm_modulate_backward(grad, x, scale, ctx.eps)
     return dx, *(part.to(scale.dtype) for part in sums.split(1, dim=1)), None
 
 

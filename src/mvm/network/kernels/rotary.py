@@ -45,8 +45,14 @@ def place_kernel(
     angle = (first + token) % tokens * HEAD + half
     c = tl.load(cos + angle, mask=inside, other=0.0)
     s = tl.load(sin + angle + HALF, mask=inside, other=0.0)  # the first half holds its negative
-    q_low, q_high = tl.load(q_weight + half, mask=within), tl.load(q_weight + half + HALF, mask=within)
-    k_low, k_high = tl.load(k_weight + half, mask=within), tl.load(k_weight + half + HALF, mask=within)
+    q_low, q_high = (
+        tl.load(q_weight + half, mask=within, other=0.0),
+        tl.load(q_weight + half + HALF, mask=within, other=0.0),
+    )
+    k_low, k_high = (
+        tl.load(k_weight + half, mask=within, other=0.0),
+        tl.load(k_weight + half + HALF, mask=within, other=0.0),
+    )
     qkv += first.to(tl.int64) * (3 * WIDTH)
     q_out += first.to(tl.int64) * WIDTH
     k_out += first.to(tl.int64) * WIDTH
@@ -92,8 +98,14 @@ def place_back_kernel(
     angle = (first + token) % tokens * HEAD + half
     c = tl.load(cos + angle, mask=inside, other=0.0)
     s = tl.load(sin + angle + HALF, mask=inside, other=0.0)
-    q_low, q_high = tl.load(q_weight + half, mask=within), tl.load(q_weight + half + HALF, mask=within)
-    k_low, k_high = tl.load(k_weight + half, mask=within), tl.load(k_weight + half + HALF, mask=within)
+    q_low, q_high = (
+        tl.load(q_weight + half, mask=within, other=0.0),
+        tl.load(q_weight + half + HALF, mask=within, other=0.0),
+    )
+    k_low, k_high = (
+        tl.load(k_weight + half, mask=within, other=0.0),
+        tl.load(k_weight + half + HALF, mask=within, other=0.0),
+    )
     qkv += first.to(tl.int64) * (3 * WIDTH)
     out += first.to(tl.int64) * (3 * WIDTH)
     q_grad += first.to(tl.int64) * WIDTH
@@ -133,6 +145,7 @@ def place(
     qkv: Tensor, q_weight: Tensor, k_weight: Tensor, cos: Tensor, sin: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
     """Return rotate(norm(x) * weight) of queries and keys; qkv (B, N, 3, heads, head), cos and sin (N, head)."""
+    qkv = qkv.contiguous()
     programs, rows, tokens, constants = _cover(qkv, *FORWARD)
     batch, _, _, heads, head = qkv.shape
     outs = qkv.new_empty((batch, tokens, heads, head)), qkv.new_empty((batch, tokens, heads, head))
@@ -153,6 +166,7 @@ def place_backward(
     eps: float,
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of qkv, and of both weights side by side (2, head)."""
+    q_grad, k_grad, v_grad, qkv = (value.contiguous() for value in (q_grad, k_grad, v_grad, qkv))
     tokens_at_once, warps, stages = BACKWARD
     programs, rows, tokens, constants = _cover(qkv, tokens_at_once, warps)
     out = torch.empty_like(qkv)
@@ -176,7 +190,7 @@ class _Placed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
-        of_qkv, weights = place_backward(*(grad.contiguous() for grad in grads), *saved, ctx.eps)
+        of_qkv, weights = place_backward(*grads, *saved, ctx.eps)
         return of_qkv, weights[0].to(saved[1].dtype), weights[1].to(saved[2].dtype), None, None, None
 
 

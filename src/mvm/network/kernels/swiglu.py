@@ -84,7 +84,8 @@ def _cover(
 
 @triton_op("mvm::gated", mutates_args=())
 def gated(both: Tensor, bias: Tensor) -> Tensor:
-    """Return silu(gate) * up of (gate, up) = both + bias; both (..., 2 width) contiguous."""
+    """Return silu(gate) * up of (gate, up) = both + bias; both (..., 2 width)."""
+    both = both.contiguous()
     rows, width, grid, constants = _cover(both, *FORWARD)
     out = both.new_empty((*both.shape[:-1], width))
     wrap_triton(gated_kernel)[grid](both, bias, out, rows, width, **constants)
@@ -94,6 +95,7 @@ def gated(both: Tensor, bias: Tensor) -> Tensor:
 @triton_op("mvm::gated_backward", mutates_args=())
 def gated_backward(grad: Tensor, both: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradients of both and of the bias."""
+    grad, both = grad.contiguous(), both.contiguous()
     rows, width, grid, constants = _cover(both, *BACKWARD)
     out = torch.empty_like(both)
     partial = both.new_empty((grid[0], 2 * width), dtype=torch.float32)
@@ -107,7 +109,7 @@ def _keep(ctx, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
 
 def _backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor]:
     both, bias = ctx.saved_tensors
-    of_both, of_bias = gated_backward(grad.contiguous(), both, bias)
+    of_both, of_bias = gated_backward(grad, both, bias)
     return of_both, of_bias.to(bias.dtype)
 
 
