@@ -465,8 +465,8 @@ def test_a_run_may_be_deterministic(tmp_path):
 def test_kernels_need_a_gpu_and_16_bits(monkeypatch):
     recipe = tiny(engine_kernels="true", engine_precision="fp32")
     images = training_data(recipe)
-    with pytest.raises(ValueError, match="engine.kernels=True needs a GPU and Triton"):
+    with pytest.raises(ValueError, match=r"engine\.kernels=True needs a GPU and Triton"):
         Trainer(recipe, images, Processes())
     monkeypatch.setattr("mvm.training.engine.gpu_kernels", lambda: object())
-    with pytest.raises(ValueError, match="does not go with engine.precision='fp32'; use bf16"):
+    with pytest.raises(ValueError, match=r"does not go with engine\.precision='fp32'; use bf16"):
         Trainer(recipe, images, Processes())
