@@ -61,7 +61,7 @@ def run(tokens: list[str]) -> int:
         from mvm.untrusted import printable
 
         lines = (printable(line) for line in str(error).split("\n"))  # names in it may be another's
-        print("mvm:", "\n".join(lines), file=sys.stderr)
+        sys.stderr.write("mvm: " + "\n".join(lines) + "\n")  # one piece: torchrun's processes speak at once
         return USAGE_ERROR
     except KeyboardInterrupt:
         print("\nmvm: stopped", file=sys.stderr)
