@@ -320,8 +320,8 @@ class DiT(nn.Module):
         return Output(self._pixels(self.head, tokens, c), inner, features)
 
 
-def use_kernels(network: nn.Module, kernels: ModuleType, of: tuple[type, ...] = FUSED) -> None:
-    """Compute the parts `of` those classes by kernels written by hand, where shape and precision suit them."""
+def use_kernels(network: nn.Module, kernels: ModuleType, of: tuple[type[nn.Module], ...] = FUSED) -> None:
+    """Compute modules `of` these classes, among FUSED, by kernels written by hand, where precision suits them."""
     for module in network.modules():
-        if isinstance(module, FUSED) and isinstance(module, of):
-            module.kernels = kernels
+        if isinstance(module, of):
+            module.kernels = kernels  # ty: ignore[invalid-assignment]

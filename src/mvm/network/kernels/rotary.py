@@ -19,6 +19,22 @@ BACKWARD = (32, 4, 1)
 
 
 @triton.jit
+def _waves(cos, sin, position, half, inside, HEAD: tl.constexpr):
+    """Return (cos, sin) of the angles at these positions, for one half of a head: both halves turn alike."""
+    angle = position * HEAD + half
+    c = tl.load(cos + angle, mask=inside, other=0.0)
+    return c, tl.load(sin + angle + HEAD // 2, mask=inside, other=0.0)  # the first half holds its negative
+
+
+@triton.jit
+def _weights(weight, half, HEAD: tl.constexpr):
+    """Return the weights of both halves of a head."""
+    within = half < HEAD // 2
+    low = tl.load(weight + half, mask=within, other=0.0)
+    return low, tl.load(weight + half + HEAD // 2, mask=within, other=0.0)
+
+
+@triton.jit
 def _rotated(x, out, low_weight, high_weight, c, s, place, kept, inside, HEAD: tl.constexpr, EPS: tl.constexpr):
     """Norm and rotate one head of the program's tokens: (low, high) -> (low c - high s, high c + low s)."""
     HALF: tl.constexpr = HEAD // 2
@@ -36,23 +52,13 @@ def place_kernel(
     qkv, q_out, k_out, q_weight, k_weight, cos, sin, rows, tokens,
     HEADS: tl.constexpr, HEAD: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr, EPS: tl.constexpr,
 ):  # fmt: skip
-    HALF: tl.constexpr = HEAD // 2
     WIDTH: tl.constexpr = HEADS * HEAD
     first = tl.program_id(0) * TOKENS
     token, half = tl.arange(0, TOKENS)[:, None], tl.arange(0, BLOCK)[None, :]
-    within = half < HALF
-    inside = (first + token < rows) & within
-    angle = (first + token) % tokens * HEAD + half
-    c = tl.load(cos + angle, mask=inside, other=0.0)
-    s = tl.load(sin + angle + HALF, mask=inside, other=0.0)  # the first half holds its negative
-    q_low, q_high = (
-        tl.load(q_weight + half, mask=within, other=0.0),
-        tl.load(q_weight + half + HALF, mask=within, other=0.0),
-    )
-    k_low, k_high = (
-        tl.load(k_weight + half, mask=within, other=0.0),
-        tl.load(k_weight + half + HALF, mask=within, other=0.0),
-    )
+    inside = (first + token < rows) & (half < HEAD // 2)
+    c, s = _waves(cos, sin, (first + token) % tokens, half, inside, HEAD)
+    q_low, q_high = _weights(q_weight, half, HEAD)
+    k_low, k_high = _weights(k_weight, half, HEAD)
     qkv += first.to(tl.int64) * (3 * WIDTH)
     q_out += first.to(tl.int64) * WIDTH
     k_out += first.to(tl.int64) * WIDTH
@@ -93,19 +99,10 @@ def place_back_kernel(
     WIDTH: tl.constexpr = HEADS * HEAD
     first = tl.program_id(0) * TOKENS
     token, half = tl.arange(0, TOKENS)[:, None], tl.arange(0, BLOCK)[None, :]
-    within = half < HALF
-    inside = (first + token < rows) & within
-    angle = (first + token) % tokens * HEAD + half
-    c = tl.load(cos + angle, mask=inside, other=0.0)
-    s = tl.load(sin + angle + HALF, mask=inside, other=0.0)
-    q_low, q_high = (
-        tl.load(q_weight + half, mask=within, other=0.0),
-        tl.load(q_weight + half + HALF, mask=within, other=0.0),
-    )
-    k_low, k_high = (
-        tl.load(k_weight + half, mask=within, other=0.0),
-        tl.load(k_weight + half + HALF, mask=within, other=0.0),
-    )
+    inside = (first + token < rows) & (half < HEAD // 2)
+    c, s = _waves(cos, sin, (first + token) % tokens, half, inside, HEAD)
+    q_low, q_high = _weights(q_weight, half, HEAD)
+    k_low, k_high = _weights(k_weight, half, HEAD)
     qkv += first.to(tl.int64) * (3 * WIDTH)
     out += first.to(tl.int64) * (3 * WIDTH)
     q_grad += first.to(tl.int64) * WIDTH
