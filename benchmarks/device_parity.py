@@ -9,11 +9,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn.functional import silu
+from torch.nn.functional import gelu, silu
 
 import mvm
 from mvm import noise
@@ -107,6 +108,10 @@ def _gaps(
     return [float((a - b).norm() / b.norm()) for a, b in zip(*found, strict=True)]
 
 
+def _listed(gaps: Sequence[float]) -> str:
+    return ", ".join(f"{gap:.1e}" for gap in gaps)
+
+
 def placed_gaps(head: int, dtype: torch.dtype) -> list[float]:
     """Return the gaps of placed: its three values, gradients of the product and of both weights."""
     from mvm.network.kernels import placed
@@ -141,26 +146,48 @@ def gated_gaps(width: int, dtype: torch.dtype) -> list[float]:
     return _gaps(gated, plain, (both,), (bias,), (grad,))
 
 
-def residual_gaps(width: int, dtype: torch.dtype) -> list[float]:
-    """Return the gaps of add_modulate: the sum, its modulated norm, gradients of both terms and of the modulation."""
+def gelu_gaps(width: int, dtype: torch.dtype) -> list[float]:
+    """Return the gaps of biased_gelu: its value, gradients of the product and of the bias."""
+    from mvm.network.kernels import biased_gelu
+
+    draw = torch.Generator(device="cuda").manual_seed(0)
+    x, grad = (torch.randn(64, 256, width, generator=draw, device="cuda").to(dtype) for _ in range(2))
+    bias = torch.randn(width, generator=draw, device="cuda")
+    return _gaps(biased_gelu, lambda x, bias: gelu(x + bias, approximate="tanh"), (x,), (bias,), (grad,))
+
+
+def parted_gaps(head: int, dtype: torch.dtype) -> list[float]:
+    """Return the gaps of parted: its three values, gradients of the product and of the bias that is in it."""
+    from mvm.network.kernels import parted
+
+    draw = torch.Generator(device="cuda").manual_seed(0)
+    qkv = torch.randn(64, 256, 3, 12, head, generator=draw, device="cuda").to(dtype)
+    grads = [torch.randn(64, 256, 12, head, generator=draw, device="cuda").to(dtype) for _ in range(3)]
+    bias = torch.zeros(3 * 12 * head, device="cuda")
+    return _gaps(parted, lambda x, b: (x + b.view(3, 12, head)).unbind(2), (qkv,), (bias,), grads)
+
+
+def residual_gaps(width: int, dtype: torch.dtype, centred: bool = False) -> list[float]:
+    """Return the gaps of add_modulate: the sum, its modulated norm, gradients of both terms, bias and modulation."""
     from mvm.network.kernels import add_modulate
 
-    def plain(x: Tensor, y: Tensor, modulation: Tensor) -> tuple[Tensor, Tensor]:
+    def plain(x: Tensor, y: Tensor, bias: Tensor, modulation: Tensor) -> tuple[Tensor, Tensor]:
         shift, scale, gate = modulation.chunk(6, dim=-1)[:3]
-        x = add_gated(x, gate, y)
-        return x, modulate(x, shift, scale)
+        x = add_gated(x, gate, y + bias)
+        return x, modulate(x, shift, scale, centred)
 
-    def by_kernel(x: Tensor, y: Tensor, modulation: Tensor) -> tuple[Tensor, Tensor]:
+    def by_kernel(x: Tensor, y: Tensor, bias: Tensor, modulation: Tensor) -> tuple[Tensor, Tensor]:
         shift, scale, gate = modulation.chunk(6, dim=-1)[:3]
-        return add_modulate(x, y, gate, shift, scale, NORM_EPS)
+        return add_modulate(x, y + bias.detach(), bias, gate, shift, scale, NORM_EPS, centred)
 
     draw = torch.Generator(device="cuda").manual_seed(0)
     x, y, *grads = (torch.randn(64, 256, width, generator=draw, device="cuda").to(dtype) for _ in range(4))
     modulation = torch.randn(64, 1, 6 * width, generator=draw, device="cuda").to(dtype)
-    return _gaps(by_kernel, plain, (x, y, modulation), (), grads)
+    bias = torch.randn(width, generator=draw, device="cuda").to(dtype)
+    return _gaps(by_kernel, plain, (x, y, bias, modulation), (), grads)
 
 
-def norm_modulate_gaps(width: int, dtype: torch.dtype) -> list[float]:
+def norm_modulate_gaps(width: int, dtype: torch.dtype, centred: bool = False) -> list[float]:
     """Return the gaps of norm_modulate: its value, gradients of the tokens and of the modulation."""
     from mvm.network.kernels import norm_modulate
 
@@ -168,8 +195,8 @@ def norm_modulate_gaps(width: int, dtype: torch.dtype) -> list[float]:
     x, grad = (torch.randn(64, 256, width, generator=draw, device="cuda").to(dtype) for _ in range(2))
     modulation = torch.randn(64, 1, 2 * width, generator=draw, device="cuda").to(dtype)
     return _gaps(
-        lambda x, m: norm_modulate(x, *m.chunk(2, dim=-1), NORM_EPS),
-        lambda x, m: modulate(x, *m.chunk(2, dim=-1)),
+        lambda x, m: norm_modulate(x, *m.chunk(2, dim=-1), NORM_EPS, centred),
+        lambda x, m: modulate(x, *m.chunk(2, dim=-1), centred),
         (x, modulation),
         (),
         (grad,),
@@ -231,15 +258,18 @@ def main() -> None:
         print(f"- {mode}: largest relative difference of the loss over 20 steps: {gap:.1e}")
         print(f"  10 steps + resume + 10 on the GPU give the weights of 20, bit for bit: {'yes' if equal else 'no'}")
     for head, dtype in ((64, torch.float32), (72, torch.float32), (64, torch.bfloat16), (72, torch.bfloat16)):
-        gaps = ", ".join(f"{gap:.1e}" for gap in placed_gaps(head, dtype))
+        gaps = _listed(placed_gaps(head, dtype))
         print(f"- placed kernel, head {head}, {dtype}: relative errors of values and gradients: {gaps}")
     for width, dtype in ((1024, torch.float32), (1024, torch.bfloat16), (1000, torch.bfloat16)):
-        gaps = ", ".join(f"{gap:.1e}" for gap in gated_gaps(width, dtype))
-        print(f"- gated kernel, width {width}, {dtype}: relative errors of value and gradients: {gaps}")
-    for width, dtype in ((384, torch.float32), (1152, torch.float32), (384, torch.bfloat16), (1152, torch.bfloat16)):
+        print(f"- gated kernel, width {width}, {dtype}: likewise: {_listed(gated_gaps(width, dtype))}")
+    for width, dtype in ((1536, torch.float32), (4608, torch.bfloat16)):
+        print(f"- biased_gelu kernel, width {width}, {dtype}: likewise: {_listed(gelu_gaps(width, dtype))}")
+    for head, dtype in ((64, torch.bfloat16), (72, torch.bfloat16)):
+        print(f"- parted kernel, head {head}, {dtype}: likewise: {_listed(parted_gaps(head, dtype))}")
+    for width, dtype, centred in product((384, 1152), (torch.float32, torch.bfloat16), (False, True)):
         for name, measure in (("add_modulate", residual_gaps), ("norm_modulate", norm_modulate_gaps)):
-            gaps = ", ".join(f"{gap:.1e}" for gap in measure(width, dtype))
-            print(f"- {name} kernel, width {width}, {dtype}: relative errors of values and gradients: {gaps}")
+            told = f"- {name} kernel, width {width}, {dtype}, centred {centred}: likewise: "
+            print(told + _listed(measure(width, dtype, centred)))
     print(f"- normals that differ in any bit when compiled: {compiled_noise_mismatches()} of {512 * 3072:,}")
     print(f"- a step with a gradient that is not finite changes no weight on the GPU: {skips_bad_steps()}")
     for device in ("cpu", "cuda"):

@@ -24,7 +24,7 @@ KINDS = {
     "attention": ("sdpa", "flash", "fmha", "attention", "cudnn_generated"),
     "product": ("gemm", "nvjet", "cutlass", "mm_", "_mm", "xmma", "splitk", "s16816", "bf16_"),
     "compiled": ("triton_",),
-    "by hand": ("gated_", "modulate_", "place_"),
+    "by hand": ("gated_", "modulate_", "place_", "gelu_kernel", "gelu_back", "join_kernel"),
 }
 PASSES = 3
 

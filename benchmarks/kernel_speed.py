@@ -10,6 +10,7 @@ works on queries and keys alone: with three products there is nothing to put tog
 import argparse
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import product
 from pathlib import Path
 from types import ModuleType
@@ -21,7 +22,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from mvm.network.dit import SIZES
-from mvm.network.kernels import residual, rotary, swiglu
+from mvm.network.kernels import gelu, parts, residual, rotary, swiglu
 from mvm.network.layers import NORM_EPS, add_gated, modulate, norm_rotate, rotary_table, rotary_waves
 
 SIDE = 16
@@ -64,22 +65,55 @@ def gated_case(batch: int, width: int) -> tuple[Pair, Pair, tuple[float, float]]
     return (swiglu.gated, (normal(batch, SIDE**2, 2 * hidden), bias)), (plain, (*halves, bias)), (3 * unit, 5 * unit)
 
 
-def residual_case(batch: int, width: int) -> tuple[Pair, Pair, tuple[int, int]]:
+def residual_case(batch: int, width: int, centred: bool = False) -> tuple[Pair, Pair, tuple[int, int]]:
     tokens = [normal(batch, SIDE**2, width) for _ in range(2)]
+    bias = torch.zeros(width, device="cuda", requires_grad=True)
     condition = [normal(batch, 1, width) for _ in range(3)]
 
-    def plain(x: Tensor, y: Tensor, gate: Tensor, shift: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-        x = add_gated(x, gate, y)
-        return x, modulate(x, shift, scale)
+    def plain(x: Tensor, y: Tensor, bias: Tensor, gate: Tensor, shift: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        x = add_gated(x, gate, y + bias.to(y.dtype))
+        return x, modulate(x, shift, scale, centred)
 
     def kernel(*inputs: Tensor) -> tuple[Tensor, Tensor]:
-        return residual.add_modulate(*inputs, NORM_EPS)
+        return residual.add_modulate(*inputs, NORM_EPS, centred)
 
-    inputs = (*tokens, *condition)
+    inputs = (*tokens, bias, *condition)
     return (kernel, inputs), (plain, inputs), (4, 6)
 
 
-CASES = {"placed": placed_case, "gated": gated_case, "add_modulate": residual_case}
+def gelu_case(batch: int, width: int) -> tuple[Pair, Pair, tuple[int, int]]:
+    bias = torch.zeros(4 * width, device="cuda", requires_grad=True)
+
+    def plain(x: Tensor, bias: Tensor) -> Tensor:
+        return torch.nn.functional.gelu(x + bias.to(x.dtype), approximate="tanh")
+
+    inputs = (normal(batch, SIDE**2, 4 * width), bias)
+    return (gelu.biased_gelu, inputs), (plain, inputs), (8, 12)
+
+
+def parts_case(batch: int, width: int) -> tuple[Pair, Pair, tuple[int, int]]:
+    """Backward alone is work: forward there are views, which a time of a kernel is not made for."""
+    bias = torch.zeros(3 * width, device="cuda", requires_grad=True)
+    heads = width // HEAD
+
+    def plain(qkv: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+        return tuple(part + 0 for part in (qkv + bias.to(qkv.dtype).view(3, heads, HEAD)).unbind(2))
+
+    def kernel(qkv: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+        return tuple(part + 0 for part in parts.parted(qkv, bias))
+
+    inputs = (normal(batch, SIDE**2, 3, heads, HEAD), bias)
+    return (kernel, inputs), (plain, inputs), (6, 6)
+
+
+CASES = {
+    "placed": placed_case,
+    "gated": gated_case,
+    "add_modulate": residual_case,
+    "add_modulate, centred": partial(residual_case, centred=True),
+    "gelu": gelu_case,
+    "parts": parts_case,
+}
 
 # name -> module, and constants of it to choose from
 CHOICES: dict[str, tuple[ModuleType, dict[str, list[Any]]]] = {
@@ -101,9 +135,24 @@ CHOICES: dict[str, tuple[ModuleType, dict[str, list[Any]]]] = {
         residual,
         {
             "FORWARD": [(4, 512, 2, 1), (2, 512, 2, 1), (8, 1024, 4, 1), (2, 1024, 2, 1)],
-            "BACKWARD": [(64, 2048, 4, 2), (64, 2048, 4, 3), (64, 2048, 4, 4), (128, 2048, 4, 3), (64, 1024, 2, 3)],
+            "BACKWARD": [
+                (64, 2048, 4, 2),
+                (64, 2048, 8, 2),
+                (64, 1024, 4, 2),
+                (64, 1024, 2, 2),
+                (32, 2048, 4, 2),
+                (64, 2048, 4, 3),
+            ],
         },
     ),
+    "gelu": (
+        gelu,
+        {
+            "FORWARD": [(16, 128, 1, 4, 1), (8, 128, 1, 4, 1), (16, 128, 1, 8, 1)],
+            "BACKWARD": [(8, 128, 16, 4, 1), (8, 128, 8, 4, 1), (16, 128, 8, 8, 1), (8, 128, 16, 4, 2)],
+        },
+    ),
+    "parts": (parts, {"BACKWARD": [(8, 128, 16, 4, 1), (8, 128, 8, 4, 1), (16, 128, 8, 4, 1)]}),
 }
 
 

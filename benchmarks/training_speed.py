@@ -43,6 +43,11 @@ def recipe(size: str, channels: int = 4, **engine: Any) -> Recipe:
     )
 
 
+def classic(chosen: Recipe) -> Recipe:
+    """Return the recipe with SiT's own blocks: LayerNorm, sine positions, GELU, no norm of queries and keys."""
+    return replace(chosen, network=replace(chosen.network, design="classic"))
+
+
 def with_heads(chosen: Recipe, heads: int) -> Recipe:
     """Return the recipe with another number of attention heads; depth, width and multiply-adds stay."""
     return replace(chosen, network=replace(chosen.network, heads=heads))
@@ -75,6 +80,15 @@ CASES = {
     "XL-18-heads": (with_heads(recipe("XL", recompute=0.25), 18), None),  # 64 wide, as the other sizes' are
     "XL-18-heads-kernels": (with_heads(recipe("XL", recompute=0.25, kernels=True), 18), None),
     "XL-18-heads-kernels-whole": (with_heads(recipe("XL", kernels=True), 18), None),  # nothing recomputed
+    "S-classic": (classic(recipe("S")), None),
+    "B-classic": (classic(recipe("B")), None),
+    "S-classic-kernels": (classic(recipe("S", kernels=True)), None),
+    "B-classic-kernels": (classic(recipe("B", kernels=True)), None),
+    "XL-classic-kernels": (classic(recipe("XL", recompute=0.25, kernels=True)), None),
+    "XL-classic-kernels-whole": (classic(recipe("XL", kernels=True)), None),  # nothing recomputed
+    "XL-classic-18-heads-kernels-whole": (classic(with_heads(recipe("XL", kernels=True), 18)), None),
+    "XL-classic-fp8-whole": (classic(recipe("XL", kernels=True, fp8="tensor")), None),
+    "XL-classic-18-heads-fp8-whole": (classic(with_heads(recipe("XL", kernels=True, fp8="tensor"), 18)), None),
     "S-fp8": (recipe("S", kernels=True, fp8="tensor"), None),
     "B-fp8": (recipe("B", kernels=True, fp8="tensor"), None),
     "XL-fp8": (recipe("XL", recompute=0.25, kernels=True, fp8="tensor"), None),

@@ -12,8 +12,9 @@ from tqdm import tqdm
 from mvm import noise
 from mvm.model import Model
 from mvm.network import DDT
-from mvm.network.dit import use_kernels
-from mvm.network.layers import Attention, gpu_kernels
+from mvm.network.blocks import use_kernels
+from mvm.network.branches import Attention
+from mvm.network.layers import gpu_kernels
 from mvm.options import at_least, nearest
 from mvm.pictures import WRITERS, check_output, grid, png_bytes, to_pillow, write_images
 from mvm.precision import arithmetic

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from mvm.network import DDTConfig, DiTConfig, build_network, dit
-from mvm.network.layers import Attention, Local, SwiGLU, add_gated, modulate, norm_rotate, rotary_table, rotary_waves
+from mvm.network.branches import RotaryAttention, SwiGLU
+from mvm.network.layers import Local, add_gated, modulate, norm_rotate, rotary_table, rotary_waves
 from mvm.precision import CPU_WAYS, arithmetic, cpu_way, way_of
 
 CPU = torch.device("cpu")
@@ -44,7 +45,7 @@ def layer_calls():
     x, tokens = draw(3, 36, 32), draw(3, 36, 4, 8)
     each, every = draw(3, 1, 32, seed=1), draw(3, 36, 32, seed=2)
     waves = rotary_waves(rotary_table(6, 8))
-    attention, mlp, local = shaken(Attention(32, 4)), shaken(SwiGLU(32)), shaken(Local(32, 6))
+    attention, mlp, local = shaken(RotaryAttention(32, 4)), shaken(SwiGLU(32)), shaken(Local(32, 6))
     return {
         "modulate": lambda: modulate(x, each, each + 1),
         "modulate by token": lambda: modulate(x, every, every + 1),

@@ -132,8 +132,9 @@ def test_null_class_is_one_more_label():
         network(x, level, null + 1)
 
 
-def test_level_and_position_matter():
-    network = shaken()
+@pytest.mark.parametrize("design", ["modern", "classic"])
+def test_level_and_position_matter(design):
+    network = shaken(design=design)
     x, level, labels = inputs()
     base = network(x, level, labels).prediction
     assert not torch.allclose(network(x, level * 0.5, labels).prediction, base, atol=1e-4)
@@ -175,8 +176,9 @@ def test_gradient_reaches_every_parameter_in_three_steps():
     assert reached[2] == names
 
 
-def test_gradient_of_every_parameter_by_finite_difference():
-    network = shaken(depth=1, width=8, heads=1, patch=4).double()
+@pytest.mark.parametrize("design", ["modern", "classic"])
+def test_gradient_of_every_parameter_by_finite_difference(design):
+    network = shaken(depth=1, width=8, heads=1, patch=4, design=design).double()
     x, level, labels = inputs()
     x = x.double()
 
@@ -199,18 +201,20 @@ def test_gradient_of_every_parameter_by_finite_difference():
         assert float((parameter.grad * direction).sum()) == pytest.approx(slope, rel=1e-4, abs=1e-5), name
 
 
+@pytest.mark.parametrize("design", ["modern", "classic"])
 @pytest.mark.parametrize(("size", "millions"), [("S", 33), ("B", 130), ("L", 458), ("XL", 675)])
-def test_parameter_counts_are_those_of_dit(size, millions):
+def test_parameter_counts_are_those_of_dit(size, millions, design):
     """DiT/2 on 4 x 32 x 32 latents with 1000 classes (Peebles and Xie 2023)."""
     with torch.device("meta"):
-        network = DiT(DiTConfig(size=size), (4, 32, 32), 1000)
+        network = DiT(DiTConfig(size=size, design=design), (4, 32, 32), 1000)
     assert sum(p.numel() for p in network.parameters()) / 1e6 == pytest.approx(millions, rel=0.02)
     assert len(network.blocks) == SIZES[size][0]
 
 
-def test_state_holds_parameters_only():
-    """Rotary tables and rates are rebuilt, not stored: a checkpoint of the parameters is the whole network."""
-    network = build(inner_block=1)
+@pytest.mark.parametrize("design", ["modern", "classic"])
+def test_state_holds_parameters_only(design):
+    """Tables of positions and rates are rebuilt, not stored: a checkpoint of the parameters is the whole network."""
+    network = build(inner_block=1, design=design)
     assert set(network.state_dict()) == {name for name, _ in network.named_parameters()}
 
 
@@ -224,6 +228,7 @@ def test_overrides_replace_the_named_size():
     ("changes", "words"),
     [
         ({"size": "XXL"}, r"network\.size='XXL'.*'XL'"),
+        ({"design": "old"}, r"network\.design='old'.*classic"),
         ({"patch": 0}, r"network\.patch=0"),
         ({"patch": -2}, r"network\.patch=-2"),
         ({"width": 18}, "multiple of 4"),
@@ -313,7 +318,27 @@ def test_shared_modulation_starts_as_the_identity():
     assert torch.equal(network(x, level, labels, taps=(3,)).features[3], tokens)
 
 
-@pytest.mark.parametrize("changes", [{"skip": True}, {"local": True}, {"modulation": "shared"}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{"skip": True}, {"local": True}, {"modulation": "shared"}, {"design": "classic"}], ids=str
+)
 def test_a_ddt_refuses_what_is_a_dits(changes):
     with pytest.raises(ValueError, match=rf"network\.{next(iter(changes))}="):
         DDTConfig(size="tiny", **changes)
+
+
+def test_the_classic_design_is_written_out():
+    """One block and the head of SiT's own network, in torch's own layers."""
+    network = shaken(depth=1, design="classic", inner_block=0).double()
+    x, level, labels = inputs()
+    block, d = network.blocks[0], network.embed.out_features
+    tokens = network.embed(patchify(x.double(), 2)) + network.positions
+    c = torch.nn.functional.silu(network.level(level) + network.label(labels))
+
+    def normed(tokens, shift, scale):
+        return torch.nn.functional.layer_norm(tokens, (d,), eps=1e-6) * (1 + scale) + shift
+
+    shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = block.modulation(c)[:, None].chunk(6, dim=-1)
+    tokens = tokens + gate_a * block.attention(normed(tokens, shift_a, scale_a), network.cos, network.sin)
+    tokens = tokens + gate_m * block.mlp(normed(tokens, shift_m, scale_m))
+    pixels = network.head.linear(normed(tokens, *network.head.modulation(c)[:, None].chunk(2, dim=-1)))
+    assert torch.allclose(unpatchify(pixels, 2, 1, 4), network(x.double(), level, labels).prediction, atol=1e-10)

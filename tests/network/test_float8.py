@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import linear
 
 from mvm.network import float8
-from mvm.network.dit import Block
+from mvm.network.blocks import Block
 from mvm.network.float8 import GRADIENTS, GRANULARITY, VALUES, products
 from mvm.network.layers import rotary_table, rotary_waves
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch._dynamo
 
-from mvm.network import DDT, DDTConfig, DiT, DiTConfig, dit
-from mvm.network.dit import ModulatedBlock
+from mvm.network import DDT, DDTConfig, DiT, DiTConfig, blocks, dit
+from mvm.network.blocks import ModulatedBlock
 from mvm.network.layers import NORM_EPS, add_gated, modulate
 
 CODE = """
@@ -21,49 +21,55 @@ from mvm.network.layers import NORM_EPS, add_gated, modulate
 def check(found, wanted):
     torch.testing.assert_close(found, wanted.detach(), rtol=1e-5, atol=1e-5)
 
-def run(kernel, images, runs, *arguments, BRANCH, constants):
+def run(kernel, images, runs, *arguments, BRANCH, CENTRED, constants):
     constants = {name: value for name, value in constants.items() if name != "num_warps"}
-    kernel[(images * runs,)](*arguments, BRANCH=BRANCH, **constants, EPS=NORM_EPS)
+    if kernel is residual.add_modulate_kernel:
+        constants["EPS"] = NORM_EPS
+    kernel[(images * runs,)](*arguments, BRANCH=BRANCH, CENTRED=CENTRED, **constants)
 
-for images, tokens, width, length, tile in (
-    (2, 9, 48, 64, 4096), (3, 16, 60, 8, 256), (2, 70, 72, 32, 512), (1, 16, 64, 8, 64)
+for images, tokens, width, length, tile, centred in (
+    (2, 9, 48, 64, 4096, False), (3, 16, 60, 8, 256, True), (2, 70, 72, 32, 512, False), (1, 16, 64, 8, 64, False),
+    (2, 9, 48, 64, 4096, True), (2, 70, 72, 32, 512, True),
 ):
     torch.manual_seed(0)
     x, y, *grads = (t.contiguous() for t in torch.randn(4, images, tokens, width))
+    x += 3  # a mean that a centred norm takes away
+    moments = torch.full((images, tokens, 2), torch.nan)
     modulation = torch.randn(images, 1, 6 * width)
     given = [t.clone().requires_grad_() for t in (x, y, modulation)]
     shift, scale, gate = modulation.chunk(6, dim=-1)[1:4]
     plain = given[2].chunk(6, dim=-1)[1:4]
     z = add_gated(given[0], plain[2], given[1])
-    wanted = z, modulate(z, *plain[:2])
+    wanted = z, modulate(z, *plain[:2], centred)
     torch.autograd.backward(wanted, grads)
     count, runs, constants = residual._cover(x, length, tile, 4, 1)
     assert count == tokens and runs == -(-tokens // length)
     outs, backs = [torch.full_like(x, torch.nan) for _ in range(2)], [torch.full_like(x, torch.nan) for _ in range(2)]
-    partial = torch.full((images, runs, 3, width), torch.nan)
+    partial = torch.full((images, runs, 4, width), torch.nan)
     strides = gate.stride(0), shift.stride(0), scale.stride(0)
     assert strides == (6 * width,) * 3
     forward, back = residual.add_modulate_kernel, residual.add_modulate_back_kernel
-    run(forward, images, runs, x, y, gate, shift, scale, *outs, *strides, tokens, runs, BRANCH=True,
-        constants=constants)
-    run(back, images, runs, *grads, outs[0], y, gate, scale, *backs, partial, *strides[1:], tokens, runs, BRANCH=True,
-        constants=constants)
+    run(forward, images, runs, x, y, gate, shift, scale, *outs, moments, *strides, tokens, runs, BRANCH=True,
+        CENTRED=centred, constants=constants)
+    run(back, images, runs, *grads, outs[0], y, moments, gate, scale, *backs, partial, *strides[1:], tokens, runs,
+        BRANCH=True, CENTRED=centred, constants=constants)
     assert torch.equal(outs[0], z)
     check(outs[1], wanted[1])
     check(backs[0], given[0].grad)
     check(backs[1], given[1].grad)
-    check(partial.sum(1).flatten(1), given[2].grad[:, 0, width : 4 * width])
+    check(partial[:, :, :3].sum(1).flatten(1), given[2].grad[:, 0, width : 4 * width])
+    check(partial[:, :, 3].sum((0, 1)), given[1].grad.sum((0, 1)))  # of a bias that is in y
 
     given = [t.clone().requires_grad_() for t in (x, modulation)]
     plain = given[1].chunk(6, dim=-1)[1:3]
-    wanted = modulate(given[0], *plain)
+    wanted = modulate(given[0], *plain, centred)
     wanted.backward(grads[0])
     out, of_x, partial = torch.full_like(x, torch.nan), torch.full_like(x, torch.nan), partial[:, :, :2].contiguous()
     before = x.clone()
-    run(forward, images, runs, x, x, shift, shift, scale, out, out, 0, *strides[1:], tokens, runs, BRANCH=False,
-        constants=constants)
-    run(back, images, runs, grads[0], grads[0], x, x, scale, scale, of_x, of_x, partial, 0, strides[2], tokens, runs,
-        BRANCH=False, constants=constants)
+    run(forward, images, runs, x, x, shift, shift, scale, out, out, moments, 0, *strides[1:], tokens, runs,
+        BRANCH=False, CENTRED=centred, constants=constants)
+    run(back, images, runs, grads[0], grads[0], x, x, moments, scale, scale, of_x, of_x, partial, 0, strides[2], tokens,
+        runs, BRANCH=False, CENTRED=centred, constants=constants)
     assert torch.equal(x, before)
     check(out, wanted)
     check(of_x, given[0].grad)
@@ -74,9 +80,9 @@ torch.manual_seed(0)
 x, y = (t.contiguous() for t in torch.randn(2, 2, 9, 48).bfloat16())
 gate, shift, scale = torch.randn(2, 1, 144).bfloat16().chunk(3, dim=-1)
 tokens, runs, constants = residual._cover(x, 64, 4096, 4, 1)
-z, h = torch.empty_like(x), torch.empty_like(x)
-run(residual.add_modulate_kernel, 2, runs, x, y, gate, shift, scale, z, h, 144, 144, 144, tokens, runs, BRANCH=True,
-    constants=constants)
+z, h, moments = torch.empty_like(x), torch.empty_like(x), torch.empty(2, 9, 2)
+run(residual.add_modulate_kernel, 2, runs, x, y, gate, shift, scale, z, h, moments, 144, 144, 144, tokens, runs,
+    BRANCH=True, CENTRED=False, constants=constants)
 cut = lambda t: (t.view(torch.int32) & -65536).view(torch.float32).bfloat16()  # the interpreter does not round to it
 assert torch.equal(z, cut(x.float() + gate.float() * y.float()))
 assert (h != cut(modulate(z.float(), shift.float(), scale.float()))).float().mean() < 0.01
@@ -100,6 +106,7 @@ CASES = {
     "recompute": ({}, {"recompute": 2}),
     "recompute all": ({"inner_block": 1}, {"recompute": 4, "taps": (3,)}),
     "keep products": ({}, {"recompute": 3, "keep_products": True}),
+    "classic": ({"design": "classic"}, {"taps": (2,)}),
 }
 
 
@@ -109,22 +116,43 @@ class StandIn:
     def __init__(self):
         self.calls = {"add": 0, "norm": 0}
 
-    def add_modulate(self, x, y, gate, shift, scale, eps):
+    def add_modulate(self, *given):
         self.calls["add"] += 1
-        assert eps == NORM_EPS
-        x = add_gated(x, gate, y)
-        return x, modulate(x, shift, scale)
+        return _add_modulate(*given)
 
-    def norm_modulate(self, x, shift, scale, eps):
+    def norm_modulate(self, *given):
         self.calls["norm"] += 1
-        assert eps == NORM_EPS
-        return modulate(x, shift, scale)
+        return _norm_modulate(*given)
+
+
+class BiasElsewhere(torch.autograd.Function):
+    """y, in which a bias is that was detached: its gradient is had here."""
+
+    @staticmethod
+    def forward(ctx, y, bias):
+        return y.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, grad.sum((0, 1))
+
+
+def _add_modulate(x, y, bias, gate, shift, scale, eps, centred):
+    assert eps == NORM_EPS
+    x = add_gated(x, gate, BiasElsewhere.apply(y, bias))
+    return x, modulate(x, shift, scale, centred)
+
+
+def _norm_modulate(x, shift, scale, eps, centred):
+    assert eps == NORM_EPS
+    return modulate(x, shift, scale, centred)
 
 
 @pytest.fixture
 def kernels(monkeypatch):
     """A stand-in that is taken on a CPU by the blocks that have it; attention and MLP stay plain."""
-    monkeypatch.setattr(dit, "takes_kernels", lambda kernels, x: kernels is not None)
+    for module in (blocks, dit):
+        monkeypatch.setattr(module, "takes_kernels", lambda kernels, x: kernels is not None)
     return StandIn()
 
 
@@ -238,15 +266,6 @@ def test_compiled_it_is_the_same(kernels, mode):
                 network(*inputs(batch))
 
 
-def _add_modulate(x, y, gate, shift, scale, eps):
-    x = add_gated(x, gate, y)
-    return x, modulate(x, shift, scale)
-
-
-def _norm_modulate(x, shift, scale, eps):
-    return modulate(x, shift, scale)
-
-
 def test_blocks_with_a_condition_for_every_token_stay_plain(kernels):
     config = DDTConfig(size="tiny", depth=2, width=16, heads=2, head_depth=2, head_width=24, head_heads=2)
     found = []
@@ -258,9 +277,11 @@ def test_blocks_with_a_condition_for_every_token_stay_plain(kernels):
     assert kernels.calls == {"norm": 2, "add": 2}  # of the backbone's two blocks
 
 
-@pytest.mark.parametrize("told", [{"leave": True}, {"pending": (torch.zeros(1, 4, 8), torch.zeros(1, 1, 8))}])
+@pytest.mark.parametrize(
+    "told", [{"leave": True}, {"pending": (torch.zeros(1, 4, 8), torch.zeros(8), torch.zeros(1, 1, 8))}]
+)
 def test_a_block_without_kernels_takes_and_leaves_nothing(told):
-    block = dit.Block(8, 2)
+    block = blocks.Block(8, 2)
     cos, sin = dit.rotary_waves(dit.rotary_table(2, 4))
     with pytest.raises(ValueError, match="pending and leave are for kernels"):
         block(torch.zeros(1, 4, 8), torch.zeros(1, 8), cos, sin, **told)

@@ -10,10 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.nn.functional import silu
+from torch.nn.functional import gelu, silu
 
-from mvm.network import layers
-from mvm.network.layers import NORM_EPS, Attention, SwiGLU, norm_rotate, rotary_table, rotary_waves
+from mvm.network import branches
+from mvm.network.branches import GELU, Attention, PlainAttention, RotaryAttention, SwiGLU
+from mvm.network.layers import NORM_EPS, norm_rotate, rotary_table, rotary_waves
 
 CODE = """
 import torch, triton
@@ -80,20 +81,25 @@ def halves(both, bias):
     gate, up = (both + bias).chunk(2, dim=-1)
     return silu(gate) * up
 
-def residual(x, y, modulation, add=kernels.add_modulate):
-    gate, shift, scale = modulation.chunk(6, dim=-1)[2:5]
-    return add(x, y, gate, shift, scale, NORM_EPS)
+def residual(centred, add=kernels.add_modulate):
+    def work(x, y, bias, modulation):
+        gate, shift, scale = modulation.chunk(6, dim=-1)[2:5]
+        y = y + bias.detach() if add is kernels.add_modulate else y
+        return add(x, y, bias, gate, shift, scale, NORM_EPS, centred)
+    return work
 
-def plain_sum(x, y, gate, shift, scale, eps):
-    x = add_gated(x, gate, y)
-    return x, modulate(x, shift, scale)
+def plain_sum(x, y, bias, gate, shift, scale, eps, centred):
+    x = add_gated(x, gate, y + bias)
+    return x, modulate(x, shift, scale, centred)
 
 waves, r = rotary_waves(rotary_table(3, 16)), torch.randn
 compare(lambda *g: kernels.placed(*g, *waves, NORM_EPS), parts, r(2, 9, 3, 2, 16), r(16), r(16))
 compare(kernels.gated, halves, r(2, 9, 24), r(24))
 compare(kernels.gated, halves, r(2, 24, 9).mT, r(24))
-compare(residual, lambda *g: residual(*g, add=plain_sum), r(2, 9, 20), r(2, 20, 9).mT, r(2, 1, 120))
-compare(lambda *g: kernels.norm_modulate(*g, NORM_EPS), modulate, r(2, 20, 9).mT, r(2, 1, 20), r(2, 1, 20))
+for centred in (False, True):
+    compare(residual(centred), residual(centred, plain_sum), r(2, 9, 20), r(2, 20, 9).mT, r(20), r(2, 1, 120))
+    kernel, plain = lambda *g: kernels.norm_modulate(*g, NORM_EPS, centred), lambda *g: modulate(*g, centred)
+    compare(kernel, plain, r(2, 20, 9).mT, r(2, 1, 20), r(2, 1, 20))
 """
 
 
@@ -119,9 +125,10 @@ def written(work, *inputs):
 r = torch.randn
 parts = r(2, 16, 48), *r(3, 2, 1, 48)
 assert written(gated, r(2, 16, 64), r(64)) == [["out"], ["both_out", "partial"]]
-assert written(lambda x, a, b: norm_modulate(x, a, b, 1e-6), *parts[:3]) == [["h_out"], ["partial", "x_out"]]
-found = written(lambda x, *rest: sum(add_modulate(x, *rest, 1e-6)), r(2, 16, 48), *parts)
-assert found == [["h_out", "x_out"], ["partial", "x_out", "y_out"]]
+found = written(lambda x, a, b: norm_modulate(x, a, b, 1e-6, True), *parts[:3])
+assert found == [["h_out", "moments"], ["partial", "x_out"]]
+found = written(lambda *given: sum(add_modulate(*given, 1e-6, False)), *r(2, 2, 16, 48), r(48), *parts[1:])
+assert found == [["h_out", "moments", "x_out"], ["partial", "x_out", "y_out"]]
 found = written(lambda *given: sum(placed(*given, 1e-6)), r(2, 16, 3, 2, 16), r(16), r(16), r(16, 16), r(16, 16))
 assert found == [["k_out", "q_out"], ["out", "partial"]]
 """
@@ -147,9 +154,30 @@ def gated(both, bias):
     return silu(gate) * up
 
 
-@pytest.mark.parametrize("layer", [Attention(32, 2), SwiGLU(32)], ids=lambda layer: type(layer).__name__)
+class Parted(torch.autograd.Function):
+    """parted in plain torch: the bias, which the product has added, gets its gradient here."""
+
+    @staticmethod
+    def forward(ctx, qkv, bias):
+        return tuple(part.clone() for part in qkv.unbind(2))
+
+    @staticmethod
+    def backward(ctx, *grads):
+        joined = torch.stack(grads, dim=2)
+        return joined, joined.sum((0, 1)).flatten()
+
+
+def biased_gelu(x, bias):
+    return gelu(x + bias, approximate="tanh")
+
+
+STAND_INS = SimpleNamespace(placed=placed, gated=gated, parted=Parted.apply, biased_gelu=biased_gelu)
+LAYERS = [RotaryAttention(32, 2), SwiGLU(32), PlainAttention(32, 2), GELU(32)]
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: type(layer).__name__)
 def test_one_product_by_kernels_is_several_without(layer, monkeypatch):
-    monkeypatch.setattr(layers, "takes_kernels", lambda kernels, x: True)
+    monkeypatch.setattr(branches, "takes_kernels", lambda kernels, x: True)
     torch.manual_seed(0)
     with torch.no_grad():
         for parameter in layer.parameters():
@@ -157,7 +185,7 @@ def test_one_product_by_kernels_is_several_without(layer, monkeypatch):
     x, waves = torch.randn(2, 16, 32, requires_grad=True), rotary_waves(rotary_table(4, 16))
     given = (x, *waves) if isinstance(layer, Attention) else (x,)
     found = []
-    for kernels in (None, SimpleNamespace(placed=placed, gated=gated)):
+    for kernels in (None, STAND_INS):
         layer.kernels = kernels
         answer = layer(*given)
         found.append((answer, *torch.autograd.grad(answer.sin().sum(), (x, *layer.parameters()))))

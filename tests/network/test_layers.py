@@ -9,17 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import silu
 
+from mvm.network.branches import GELU, PlainAttention, RotaryAttention, SwiGLU
 from mvm.network.layers import (
     NORM_EPS,
-    Attention,
     LevelEmbedding,
     RMSNorm,
-    SwiGLU,
     modulate,
     patchify,
     rotary_table,
     rotary_waves,
     rotate,
+    sine_positions,
     unpatchify,
 )
 
@@ -84,12 +84,15 @@ def test_rms_norm_and_modulate():
     assert torch.allclose(norm(x), normal * torch.arange(1.0, 9.0), atol=1e-12)
     shift, scale = draw(2, 1, 8, seed=1), draw(2, 1, 8, seed=2)
     assert torch.allclose(modulate(x, shift, scale), normal * (1 + scale) + shift, atol=1e-12)
+    centred = x - x.mean(-1, keepdim=True)
+    normal = centred / torch.sqrt((centred**2).mean(-1, keepdim=True) + NORM_EPS)
+    assert torch.allclose(modulate(x, shift, scale, centred=True), normal * (1 + scale) + shift, atol=1e-12)
 
 
 def test_attention_equals_softmax_written_out():
     side, width, heads = 3, 16, 2
     torch.manual_seed(0)
-    layer = Attention(width, heads).double()
+    layer = RotaryAttention(width, heads).double()
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.normal_(0, 0.5)
@@ -111,6 +114,39 @@ def test_attention_equals_softmax_written_out():
             mixed.append(torch.softmax(q @ k.T / math.sqrt(head), dim=-1) @ v)
         want[b] = torch.cat(mixed, dim=-1) @ layer.out.weight.T + layer.out.bias
     assert torch.allclose(layer(x, cos, sin), want, atol=1e-10)
+
+
+def test_classic_attention_is_torchs_own():
+    torch.manual_seed(0)
+    layer, wanted = PlainAttention(16, 4).double(), torch.nn.MultiheadAttention(16, 4, batch_first=True).double()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.normal_(0, 0.5)
+        given = layer.qkv.weight, layer.qkv.bias, layer.out.weight, layer.out.bias
+        own = wanted.in_proj_weight, wanted.in_proj_bias, wanted.out_proj.weight, wanted.out_proj.bias
+        for parameter, value in zip(own, given, strict=True):
+            parameter.copy_(value)
+    x, nowhere = draw(2, 9, 16), torch.full((9, 4), torch.nan, dtype=torch.float64)  # positions are not read
+    assert torch.allclose(layer(x, nowhere, nowhere), wanted(x, x, x, need_weights=False)[0], atol=1e-12)
+
+
+def test_classic_mlp_formula():
+    layer, x = GELU(8).double(), draw(3, 8)
+    assert layer.up.weight.shape == (32, 8)
+    a = x @ layer.up.weight.T + layer.up.bias
+    inner = a * (1 + torch.tanh(math.sqrt(2 / math.pi) * (a + 0.044715 * a**3))) / 2
+    assert torch.allclose(layer(x), inner @ layer.down.weight.T + layer.down.bias, atol=1e-12)
+
+
+def test_sine_positions_are_waves_of_row_and_column():
+    side, width = 5, 24
+    table = sine_positions(side, width).view(side, side, width)
+    rates = 10_000.0 ** (-torch.arange(6, dtype=torch.float64) / 6)
+    for row in range(side):
+        for column in range(side):
+            want = torch.cat([f(place * rates) for place in (row, column) for f in (torch.sin, torch.cos)])
+            assert torch.allclose(table[row, column].double(), want, atol=1e-6)
+    assert len(torch.unique(table.flatten(0, 1), dim=0)) == side**2
 
 
 @pytest.mark.parametrize(("width", "hidden"), [(384, 1024), (768, 2048), (1152, 3072), (64, 176), (16, 48)])

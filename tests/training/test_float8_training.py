@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from mvm.network.branches import SwiGLU
 from mvm.network.float8 import GRANULARITY
-from mvm.network.layers import SwiGLU
 from mvm.recipes import load_recipe, override
 from mvm.training import checkpoint
 from mvm.training.data import training_data
@@ -79,9 +79,9 @@ def test_off_is_what_a_block_of_plain_layers_computes(monkeypatch):
         return self.down(nn.functional.silu(gate) * up)
 
     monkeypatch.setattr(SwiGLU, "forward", swiglu)
-    monkeypatch.setattr("mvm.network.layers.product", lambda x, layer, fp8: layer(x))
+    monkeypatch.setattr("mvm.network.branches.product", lambda x, layer, fp8: layer(x))
     monkeypatch.setattr(
-        "mvm.network.layers.products", lambda x, weights, biases, fp8: [nn.functional.linear(x, w) for w in weights]
+        "mvm.network.branches.products", lambda x, weights, biases, fp8: [nn.functional.linear(x, w) for w in weights]
     )
     want = after(3)
     assert found[0] == want[0]

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from mvm.network.blocks import Block, ModulatedBlock
 from mvm.network.ddt import DDT, PlainBlock, TokenBlock, WideHead, build_network
-from mvm.network.dit import Block, DiT, DiTConfig, ModulatedBlock, Skip
+from mvm.network.dit import DiT, DiTConfig, Skip
 
 HEAD = "head "  # begins the names of a DDT's head's parts; what has another name is the backbone's
 
@@ -82,7 +83,7 @@ def _of_blocks(blocks: nn.ModuleList, tokens: int) -> dict[str, int]:
         # scores q k^T and their mix of v, each (N, N, d) over all heads together
         "attention": depth * 2 * tokens**2 * block.attention.out.in_features,
         "out": depth * tokens * _products(block.attention.out),
-        "mlp": depth * tokens * _products(block.mlp.gate_up, block.mlp.down),
+        "mlp": depth * tokens * _products(*(layer for layer in block.mlp.children() if isinstance(layer, nn.Linear))),
     }
 
 

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm, silu
 
-from mvm.network.dit import SIZES, Block, DiT, DiTConfig, Head, Output
+from mvm.network.blocks import Block, Head
+from mvm.network.branches import RotaryAttention, SwiGLU
+from mvm.network.dit import SIZES, DiT, DiTConfig, Output
 from mvm.network.layers import (
     NORM_EPS,
-    Attention,
     LevelEmbedding,
-    SwiGLU,
     patchify,
     rotary_table,
     rotary_waves,
@@ -52,8 +52,11 @@ class DDTConfig(DiTConfig):
         for option in ("skip", "local"):
             if getattr(self, option):
                 raise ValueError(f"network.{option}=True is for network.kind='dit'; a ddt has none")
-        if self.modulation != "own":
-            raise ValueError(f"network.modulation='{self.modulation}' is for network.kind='dit'; a ddt's is 'own'")
+        for option, own in (("modulation", "own"), ("design", "modern")):
+            if getattr(self, option) != own:
+                raise ValueError(
+                    f"network.{option}='{getattr(self, option)}' is for network.kind='dit'; a ddt's is '{own}'"
+                )
         choose("network.conditioning", self.conditioning, dict.fromkeys(CONDITIONINGS))
         at_least("network.time_tokens", self.time_tokens, 1)
         at_least("network.class_tokens", self.class_tokens, 1)
@@ -84,7 +87,7 @@ class PlainBlock(nn.Module):
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.attention = Attention(width, heads)
+        self.attention = RotaryAttention(width, heads)
         self.mlp = SwiGLU(width)
 
     def forward(self, x: Tensor, condition: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

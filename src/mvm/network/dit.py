@@ -1,10 +1,8 @@
-"""The pixel DiT: RMSNorm, 2-D RoPE, SwiGLU, QK-norm, adaLN-Zero, label embedding with a null class."""
+"""The pixel DiT: RMSNorm, 2-D RoPE, SwiGLU, QK-norm (or the classic design), adaLN-Zero, a label with a null class."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -12,17 +10,14 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
+from mvm.network.blocks import BLOCKS, DESIGNS, Block, Head, ModulatedBlock, SharedBlock
 from mvm.network.layers import (
-    NORM_EPS,
-    Attention,
     LevelEmbedding,
     Local,
-    SwiGLU,
-    add_gated,
-    modulate,
     patchify,
     rotary_table,
     rotary_waves,
+    sine_positions,
     takes_kernels,
     unpatchify,
 )
@@ -43,10 +38,12 @@ class DiTConfig:
     skip: bool = False  # the output of block n is added, by a learned map, before block depth + 1 - n (U-ViT)
     local: bool = False  # a depthwise 3x3 convolution of the tokens is added before every block
     modulation: str = "own"  # each block's; "shared": one map for all, an offset each (PixArt); a third less weights
+    design: str = "modern"  # of the blocks; "classic": as DiT and SiT have them (LayerNorm, sine positions, GELU)
     kind: str = "dit"
 
     def __post_init__(self) -> None:
         choose("network.size", self.size, SIZES)
+        choose("network.design", self.design, DESIGNS)
         choose("network.modulation", self.modulation, BLOCKS)
         depth, width, heads = self.dimensions
         if self.patch < 1:
@@ -108,96 +105,6 @@ def joined(outputs: Sequence[Output]) -> Output:
     return Output(torch.cat(predictions), inner, taps)
 
 
-Pending = tuple[Tensor, Tensor]  # a branch's answer y and its gate, still to be added to the tokens: gate y
-
-
-class ModulatedBlock(nn.Module, ABC):
-    """Attention and SwiGLU, each modulated and gated by the condition (adaLN-Zero)."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.attention = Attention(width, heads)
-        self.mlp = SwiGLU(width)
-        self.kernels: ModuleType | None = None  # by hand, where an engine asks for them
-
-    @abstractmethod
-    def modulated(self, condition: Tensor) -> Tensor:
-        """Return shifts, scales and gates side by side (B, 1, 6 d): those of an image serve all its tokens."""
-
-    def forward(
-        self,
-        x: Tensor,
-        condition: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        pending: Pending | None = None,
-        leave: bool = False,
-    ) -> Tensor | tuple[Tensor, Pending]:
-        """Return the tokens after the block; with kernels also (tokens, pending), if it is to leave its last addition.
-
-        pending: what the block before left. An addition and the norm after it are one kernel, across blocks too.
-        """
-        modulation = self.modulated(condition)
-        shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = modulation.chunk(6, dim=-1)
-        kernels = self.kernels if modulation.shape[1] == 1 else None  # they know no modulation of every token
-        if kernels is None or not takes_kernels(kernels, x):
-            if pending is not None or leave:
-                raise ValueError("a block without kernels adds what it has itself; pending and leave are for kernels")
-            x = add_gated(x, gate_a, self.attention(modulate(x, shift_a, scale_a), cos, sin))
-            return add_gated(x, gate_m, self.mlp(modulate(x, shift_m, scale_m)))
-        if pending is None:
-            normed = kernels.norm_modulate(x, shift_a, scale_a, NORM_EPS)
-        else:
-            x, normed = kernels.add_modulate(x, *pending, shift_a, scale_a, NORM_EPS)
-        mixed = self.attention(normed, cos, sin)
-        x, normed = kernels.add_modulate(x, mixed, gate_a, shift_m, scale_m, NORM_EPS)
-        last = self.mlp(normed), gate_m
-        return (x, last) if leave else add_gated(x, gate_m, last[0])
-
-
-class Block(ModulatedBlock):
-    """A block with a modulation of its own; condition (B, d)."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__(width, heads)
-        self.modulation = nn.Linear(width, 6 * width)
-
-    def modulated(self, condition: Tensor) -> Tensor:
-        return self.modulation(condition)[:, None]
-
-
-class SharedBlock(ModulatedBlock):
-    """A block that adds its offset to a modulation it shares with all others; condition (B, 6 d)."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__(width, heads)
-        self.offset = nn.Parameter(torch.zeros(6 * width))
-
-    def modulated(self, condition: Tensor) -> Tensor:
-        return (condition + self.offset.to(condition.dtype))[:, None]
-
-
-FUSED = (ModulatedBlock, Attention, SwiGLU)
-BLOCKS: dict[str, type[ModulatedBlock]] = {"own": Block, "shared": SharedBlock}
-
-
-class Head(nn.Module):
-    """Modulated norm and a linear map to pixels."""
-
-    def __init__(self, width: int, out: int) -> None:
-        super().__init__()
-        self.modulation = nn.Linear(width, 2 * width)
-        self.linear = nn.Linear(width, out)
-
-    def modulated(self, condition: Tensor) -> Tensor:
-        """Return shift and scale side by side (B, 1, 2 d)."""
-        return self.modulation(condition)[:, None]
-
-    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
-        shift, scale = self.modulated(condition).chunk(2, dim=-1)
-        return self.linear(modulate(x, shift, scale))
-
-
 class Skip(nn.Linear):
     """What an early block's output adds to the tokens of a late one."""
 
@@ -211,6 +118,7 @@ class DiT(nn.Module):
 
     cos: Tensor
     sin: Tensor
+    positions: Tensor | None
 
     def __init__(self, config: DiTConfig, sample_shape: Sequence[int], num_classes: int) -> None:
         super().__init__()
@@ -228,15 +136,17 @@ class DiT(nn.Module):
         self.label = nn.Embedding(num_classes + 1, dim)  # the last is the null class
         block = BLOCKS[config.modulation]
         self.shared = nn.Linear(dim, 6 * dim) if block is SharedBlock else None
-        self.blocks = nn.ModuleList(block(dim, heads) for _ in range(depth))
+        self.blocks = nn.ModuleList(block(dim, heads, config.design) for _ in range(depth))
         halves = depth // 2
         self.skips = nn.ModuleList(Skip(dim, dim, bias=False) for _ in range(halves)) if config.skip else None
         self.locals = nn.ModuleList(Local(dim, self.side) for _ in range(depth)) if config.local else None
-        self.head = Head(dim, pixels)
-        self.inner_head = Head(dim, pixels) if config.inner_block else None
+        self.head = Head(dim, pixels, config.design)
+        self.inner_head = Head(dim, pixels, config.design) if config.inner_block else None
         cos, sin = rotary_waves(rotary_table(self.side, dim // heads))
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
+        positions = sine_positions(self.side, dim) if config.design == "classic" else None
+        self.register_buffer("positions", positions, persistent=False)  # modern ones are in attention
         self.reset()
 
     def reset(self) -> None:
@@ -301,6 +211,8 @@ class DiT(nn.Module):
 
     def _forward(self, x: Tensor, level: Tensor, condition: Tensor, taps: Sequence[int]) -> Output:
         tokens = self.embed(patchify(x, self.patch))
+        if self.positions is not None:
+            tokens = tokens + self.positions.to(tokens.dtype)
         c = silu(self.level(level) + self.label(condition))
         features: dict[int, Tensor] = {}
         modulation = c if self.shared is None else self.shared(c)
@@ -318,10 +230,3 @@ class DiT(nn.Module):
             if self.inner_head is not None and number == self.inner_block:
                 inner = self._pixels(self.inner_head, tokens, c)
         return Output(self._pixels(self.head, tokens, c), inner, features)
-
-
-def use_kernels(network: nn.Module, kernels: ModuleType, of: tuple[type[nn.Module], ...] = FUSED) -> None:
-    """Compute modules `of` these classes, among FUSED, by kernels written by hand, where precision suits them."""
-    for module in network.modules():
-        if isinstance(module, of):
-            module.kernels = kernels  # ty: ignore[invalid-assignment]

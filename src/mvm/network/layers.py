@@ -1,4 +1,4 @@
-"""Building blocks of the Transformers: normalisation, rotary positions, attention, SwiGLU, embeddings."""
+"""What the Transformers are made of: norms, positions, products, local convolutions, embeddings, patches."""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from types import ModuleType
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import conv2d, linear, pad, rms_norm, scaled_dot_product_attention, silu
+from torch.nn.functional import conv2d, layer_norm, linear, pad, rms_norm, silu
 
 from mvm.network.float8 import products as float8_products
 from mvm.network.int8 import products as int8_products
@@ -34,11 +34,13 @@ def _inverse_rms(x: Tensor) -> Tensor:
     return norm.square_().div_(x.shape[-1]).add_(NORM_EPS).rsqrt_()
 
 
-def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    """Return norm(x) (1 + scale) + shift; x (B, N, d), shift and scale (B, 1 or N, d)."""
+def modulate(x: Tensor, shift: Tensor, scale: Tensor, centred: bool = False) -> Tensor:
+    """Return norm(x) (1 + scale) + shift; x (B, N, d), shift and scale (B, 1 or N, d). centred: by LayerNorm."""
     if way_of(x) != "plain":
-        return torch.addcmul(shift, x * _inverse_rms(x), 1 + scale)
-    return rms_norm(x, x.shape[-1:], None, NORM_EPS) * (1 + scale) + shift
+        normed = layer_norm(x, x.shape[-1:], eps=NORM_EPS) if centred else x * _inverse_rms(x)
+        return torch.addcmul(shift, normed, 1 + scale)
+    norm = layer_norm if centred else rms_norm
+    return norm(x, x.shape[-1:], eps=NORM_EPS) * (1 + scale) + shift
 
 
 def add_gated(x: Tensor, gate: Tensor, y: Tensor) -> Tensor:
@@ -56,6 +58,19 @@ def rotary_table(side: int, head_width: int, base: float = 100.0) -> Tensor:
     angle = torch.arange(side, dtype=torch.float64)[:, None] * frequency  # (side, quarter)
     rows, columns = angle[:, None].expand(-1, side, -1), angle[None].expand(side, -1, -1)
     return torch.cat((rows, columns), dim=-1).reshape(side * side, 2 * quarter).float()
+
+
+def sine_positions(side: int, width: int, base: float = 10_000.0) -> Tensor:
+    """Return (side^2, width), to be added to tokens: waves of the row in one half, of the column in the other.
+
+    Their order is free, as the product before is learned; base as DiT and SiT have it.
+    """
+    quarter = width // 4
+    frequency = base ** (-torch.arange(quarter, dtype=torch.float64) / quarter)
+    angle = torch.arange(side, dtype=torch.float64)[:, None] * frequency
+    waves = torch.cat((angle.sin(), angle.cos()), dim=-1)  # (side, width / 2)
+    rows, columns = waves[:, None].expand(-1, side, -1), waves[None].expand(side, -1, -1)
+    return torch.cat((rows, columns), dim=-1).reshape(side * side, 4 * quarter).float()
 
 
 def rotary_waves(angles: Tensor) -> tuple[Tensor, Tensor]:
@@ -125,67 +140,18 @@ def product(x: Tensor, layer: nn.Linear, fp8: str) -> Tensor:
     return products(x, (layer.weight,), (layer.bias,), fp8)[0]
 
 
+def product_bias_apart(x: Tensor, layer: nn.Linear, fp8: str) -> Tensor:
+    """Return the layer's answer with its bias detached: the kernel that takes it has the bias's gradient at hand."""
+    assert layer.bias is not None
+    return products(x, (layer.weight,), (layer.bias.detach(),), fp8)[0]
+
+
 def products_of(x: Tensor, layer: nn.Linear, parts: int, fp8: str) -> tuple[Tensor, ...]:
     """Return the layer's answer in equal parts, by `products` with parts of its weight and bias."""
     if way_of(x) == "int8":
         return int8_products(x, layer.weight, layer.bias, parts)
     biases = (None,) * parts if layer.bias is None else layer.bias.chunk(parts)
     return products(x, layer.weight.chunk(parts), biases, fp8)
-
-
-class Attention(nn.Module):
-    """Multi-head self-attention with QK-norm and rotary positions."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.qkv = nn.Linear(width, 3 * width, bias=False)
-        self.query_norm = RMSNorm(width // heads)
-        self.key_norm = RMSNorm(width // heads)
-        self.out = nn.Linear(width, width)
-        self.kernels: ModuleType | None = None  # by hand, where an engine asks for them
-        self.fp8 = "off"  # of the products, likewise
-
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """x (B, N, d); cos and sin (N, head), from rotary_waves."""
-        query, key, value = (part.transpose(1, 2) for part in self._parts(x, cos, sin))
-        mixed = scaled_dot_product_attention(query, key, value)
-        return product(mixed.transpose(1, 2).flatten(2), self.out, self.fp8)
-
-    def _parts(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries and keys, normed and rotated, and values, each (B, N, heads, head)."""
-        weights, kernels = (self.query_norm.weight, self.key_norm.weight), self.kernels
-        if kernels is not None and takes_kernels(kernels, x):
-            qkv = product(x, self.qkv, self.fp8).unflatten(-1, (3, self.heads, -1))
-            return kernels.placed(qkv, *weights, cos, sin, NORM_EPS)
-        # Three products with parts of one matrix, not parts of one product: its gradient would have to be put
-        # together again from three, which costs more on a GPU than the larger product saves.
-        parts = products_of(x, self.qkv, 3, self.fp8)
-        query, key, value = (part.unflatten(-1, (self.heads, -1)) for part in parts)
-        return norm_rotate(query, weights[0], cos, sin), norm_rotate(key, weights[1], cos, sin), value
-
-
-class SwiGLU(nn.Module):
-    """down(silu(gate(x)) * up(x)); hidden is 2/3 of ratio * width, so that it costs what a plain MLP does."""
-
-    def __init__(self, width: int, ratio: float = 4.0) -> None:
-        super().__init__()
-        hidden = 16 * math.ceil(2 / 3 * ratio * width / 16)
-        self.gate_up = nn.Linear(width, 2 * hidden)
-        self.down = nn.Linear(hidden, width)
-        self.kernels: ModuleType | None = None  # by hand, where an engine asks for them
-        self.fp8 = "off"  # of the products, likewise
-
-    def _hidden(self, x: Tensor) -> Tensor:
-        kernels = self.kernels
-        if kernels is not None and takes_kernels(kernels, x):
-            return kernels.gated(products(x, (self.gate_up.weight,), (None,), self.fp8)[0], self.gate_up.bias)
-        # two products, for the reason that Attention has three
-        gate, up = products_of(x, self.gate_up, 2, self.fp8)
-        return silu(gate) * up if way_of(x) == "plain" else silu(gate, inplace=True).mul_(up)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return product(self._hidden(x), self.down, self.fp8)
 
 
 class Local(nn.Module):

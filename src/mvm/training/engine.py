@@ -12,9 +12,10 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from mvm.network import DDT, DiT, blocks_of
-from mvm.network.dit import use_kernels
+from mvm.network.blocks import use_kernels
+from mvm.network.branches import MLP, Attention
 from mvm.network.float8 import STEP
-from mvm.network.layers import Attention, SwiGLU, gpu_kernels
+from mvm.network.layers import gpu_kernels
 from mvm.training.runtime import EngineConfig, Processes, autocast, precision
 
 FP8_CAPABILITY = (8, 9)  # of the first GPUs with 8-bit products: Ada; Hopper has 9.0
@@ -93,7 +94,7 @@ def _dotted(capability: tuple[int, int]) -> str:
 
 def _use_fp8(fp8: str, network: DiT | DDT) -> None:
     for module in network.modules():
-        if not isinstance(module, Attention | SwiGLU):
+        if not isinstance(module, Attention | MLP):
             continue
         for layer in module.children():
             if isinstance(layer, nn.Linear) and (layer.in_features % STEP or layer.out_features % STEP):

@@ -5,8 +5,10 @@ compare them in Triton's interpreter where Triton is installed, benchmarks/devic
 alone. Inputs are copied where they are not contiguous.
 """
 
+from mvm.network.kernels.gelu import biased_gelu
+from mvm.network.kernels.parts import parted
 from mvm.network.kernels.residual import add_modulate, norm_modulate
 from mvm.network.kernels.rotary import placed
 from mvm.network.kernels.swiglu import gated
 
-__all__ = ["add_modulate", "gated", "norm_modulate", "placed"]
+__all__ = ["add_modulate", "biased_gelu", "gated", "norm_modulate", "parted", "placed"]
