@@ -26,7 +26,7 @@ WARM_UP = 5  # steps before the clock starts: compilation, memory, libraries
 TEACHER_WIDTH = 768  # of features that stand for a recipe's encoder; running that itself is not timed
 SETTLED = 3  # batches before the clock starts: the first compiles, the second is recorded, the third replayed
 SAMPLED = 5  # batches timed
-PARTS = 3  # of the measured steps; the spread between them is the measurement's own
+PARTS = 5  # of the measured steps; the spread between them is the measurement's own
 
 
 class RandomBank(TensorBank):
