@@ -203,6 +203,19 @@ def norm_modulate_gaps(width: int, dtype: torch.dtype, centred: bool = False) ->
     )
 
 
+def cast_mismatches(rows: int, width: int, source: torch.dtype, dtype: torch.dtype) -> int:
+    """Return how many bytes of rounded_both_ways differ from torch's own, of a random matrix and its transpose."""
+    from mvm.network.kernels import rounded_both_ways
+
+    draw = torch.Generator(device="cuda").manual_seed(0)
+    x = torch.randn(rows, width, generator=draw, device="cuda")
+    x = (x * torch.randn(rows, 1, generator=draw, device="cuda").exp()).to(source)
+    factor = torch.finfo(dtype).max / x.abs().amax().float()
+    wanted = (x.float() * factor).to(dtype)
+    pairs = zip(rounded_both_ways(x, factor, dtype), (wanted, wanted.t()), strict=True)
+    return sum(int((found.view(torch.uint8) != want.view(torch.uint8)).sum()) for found, want in pairs)
+
+
 def compiled_noise_mismatches() -> int:
     """Return how many normals differ in any bit between compiled and eager noise, both on the GPU."""
     seeds = torch.arange(512, device="cuda")
@@ -270,6 +283,10 @@ def main() -> None:
         for name, measure in (("add_modulate", residual_gaps), ("norm_modulate", norm_modulate_gaps)):
             told = f"- {name} kernel, width {width}, {dtype}, centred {centred}: likewise: "
             print(told + _listed(measure(width, dtype, centred)))
+    for (rows, width), source in product(((16384, 1152), (4096, 6144), (1000, 1000)), (torch.bfloat16, torch.float32)):
+        bad = [cast_mismatches(rows, width, source, dtype) for dtype in (torch.float8_e4m3fn, torch.float8_e5m2)]
+        told = f"- rounded_both_ways kernel, {rows} x {width}, {source}: bytes that differ from torch's cast"
+        print(f"{told}: e4m3 {bad[0]}, e5m2 {bad[1]} of {2 * rows * width:,}")
     print(f"- normals that differ in any bit when compiled: {compiled_noise_mismatches()} of {512 * 3072:,}")
     print(f"- a step with a gradient that is not finite changes no weight on the GPU: {skips_bad_steps()}")
     for device in ("cpu", "cuda"):

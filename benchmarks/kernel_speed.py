@@ -4,7 +4,8 @@
     python benchmarks/kernel_speed.py --search --sizes S               # tiles and warps to choose from
 
 TB/s is what the kernel must read and write over the time it took (an H200 has 4.8). The compiler's version of placed
-works on queries and keys alone: with three products there is nothing to put together backwards.
+works on queries and keys alone: with three products there is nothing to put together backwards. cast has no backward;
+its second and third are as wide as queries, keys and values together, and as both halves of SwiGLU.
 """
 
 import argparse
@@ -22,7 +23,8 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from mvm.network.dit import SIZES
-from mvm.network.kernels import gelu, parts, residual, rotary, swiglu
+from mvm.network.float8 import VALUES
+from mvm.network.kernels import cast, gelu, parts, residual, rotary, swiglu
 from mvm.network.layers import NORM_EPS, add_gated, modulate, norm_rotate, rotary_table, rotary_waves
 
 SIDE = 16
@@ -106,6 +108,21 @@ def parts_case(batch: int, width: int) -> tuple[Pair, Pair, tuple[int, int]]:
     return (kernel, inputs), (plain, inputs), (6, 6)
 
 
+def cast_case(batch: int, width: int, wider: float = 1) -> tuple[Pair, Pair, tuple[float, float]]:
+    columns = 16 * round(wider * width / 16)
+    x = normal(batch * SIDE**2, columns).detach()
+    factor = torch.finfo(VALUES).max / x.abs().amax().float()
+
+    def plain(x: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
+        values = (x.float() * factor).to(VALUES)
+        return values, values.t().contiguous()
+
+    def kernel(x: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
+        return cast.rounded_both_ways(x, factor, VALUES)
+
+    return (kernel, (x, factor)), (plain, (x, factor)), (2 * columns / width, 0)
+
+
 CASES = {
     "placed": placed_case,
     "gated": gated_case,
@@ -113,7 +130,11 @@ CASES = {
     "add_modulate, centred": partial(residual_case, centred=True),
     "gelu": gelu_case,
     "parts": parts_case,
+    "cast": cast_case,
+    "cast, three": partial(cast_case, wider=3),
+    "cast, pair": partial(cast_case, wider=2 * HIDDEN),
 }
+CAST = (cast, {"TILE": [(128, 128, 8), (128, 64, 4), (64, 64, 4), (128, 128, 16), (64, 128, 4)]})
 
 # name -> module, and constants of it to choose from
 CHOICES: dict[str, tuple[ModuleType, dict[str, list[Any]]]] = {
@@ -149,15 +170,24 @@ CHOICES: dict[str, tuple[ModuleType, dict[str, list[Any]]]] = {
         gelu,
         {
             "FORWARD": [(16, 128, 1, 4, 1), (8, 128, 1, 4, 1), (16, 128, 1, 8, 1)],
-            "BACKWARD": [(8, 128, 16, 4, 1), (8, 128, 8, 4, 1), (16, 128, 8, 8, 1), (8, 128, 16, 4, 2)],
+            "BACKWARD": [(8, 128, 16, 4, 1), (8, 128, 16, 4, 3), (8, 128, 32, 4, 3), (8, 128, 32, 4, 4)],
         },
     ),
-    "parts": (parts, {"BACKWARD": [(8, 128, 16, 4, 1), (8, 128, 8, 4, 1), (16, 128, 8, 4, 1)]}),
+    "parts": (parts, {"BACKWARD": [(16, 128, 8, 4, 1), (8, 128, 16, 4, 3), (8, 128, 32, 4, 3), (16, 128, 8, 4, 3)]}),
+    "cast": CAST,
+    "cast, three": CAST,
+    "cast, pair": CAST,
 }
 
 
-def times(pair: Pair) -> tuple[float, float]:
-    """Return median microseconds forward and backward, from CUDA graphs: launches from Python would take longer."""
+def forward_time(pair: Pair) -> float:
+    """Return median microseconds forward, from CUDA graphs: launches from Python would take longer."""
+    work, inputs = pair
+    return 1e3 * triton.testing.do_bench_cudagraph(lambda: work(*inputs), return_mode="median")
+
+
+def both_times(pair: Pair) -> tuple[float, float]:
+    """Return median microseconds forward and backward."""
     work, inputs = pair
     values = work(*inputs)
     grads = [torch.randn_like(value) for value in (values if isinstance(values, tuple) else (values,))]
@@ -166,7 +196,7 @@ def times(pair: Pair) -> tuple[float, float]:
         fresh = [value.detach().requires_grad_() for value in inputs]  # of the stream that records
         torch.autograd.grad(work(*fresh), fresh, grads)
 
-    forward = 1e3 * triton.testing.do_bench_cudagraph(lambda: work(*inputs), return_mode="median")
+    forward = forward_time(pair)
     return forward, 1e3 * triton.testing.do_bench_cudagraph(both, return_mode="median") - forward
 
 
@@ -189,10 +219,14 @@ def measure(name: str, size: str, batch: int, search: bool) -> Iterator[dict[str
     terabytes = [unit * batch * SIDE**2 * width * 2 / 1e12 for unit in units]
 
     def row(way: str, pair: Pair) -> dict[str, Any]:
-        forward, backward = times(pair)
+        told: dict[str, Any] = {"kernel": name, "size": size, "way": way}
+        if not units[1]:
+            took = forward_time(pair)
+            return {**told, "forward us": round(took, 1), "forward TB/s": round(terabytes[0] / (took / 1e6), 2)}
+        forward, backward = both_times(pair)
         speeds = [round(moved / (took / 1e6), 2) for moved, took in zip(terabytes, (forward, backward), strict=True)]
-        told = {"kernel": name, "size": size, "way": way, "forward us": round(forward, 1)}
-        return {**told, "backward us": round(backward, 1), "forward TB/s": speeds[0], "backward TB/s": speeds[1]}
+        told |= {"forward us": round(forward, 1), "backward us": round(backward, 1)}
+        return {**told, "forward TB/s": speeds[0], "backward TB/s": speeds[1]}
 
     torch.compiler.reset()
     yield row("compiled", (torch.compile(plain[0], dynamic=False), plain[1]))

@@ -88,6 +88,8 @@ CASES = {
     "XL-classic-kernels-whole": (classic(recipe("XL", kernels=True)), None),  # nothing recomputed
     "XL-classic-18-heads-kernels-whole": (classic(with_heads(recipe("XL", kernels=True), 18)), None),
     "XL-classic-fp8-whole": (classic(recipe("XL", kernels=True, fp8="tensor")), None),
+    "XL-classic-18-heads-sampled-whole": (classic(with_heads(recipe("XL", kernels=True, fp8="sampled"), 18)), None),
+    "XL-18-heads-sampled-whole": (with_heads(recipe("XL", kernels=True, fp8="sampled"), 18), None),
     "XL-classic-18-heads-fp8-whole": (classic(with_heads(recipe("XL", kernels=True, fp8="tensor"), 18)), None),
     "S-fp8": (recipe("S", kernels=True, fp8="tensor"), None),
     "B-fp8": (recipe("B", kernels=True, fp8="tensor"), None),

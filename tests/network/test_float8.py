@@ -16,24 +16,34 @@ TO_THE_BIT = {"rtol": 0, "atol": 0}
 both = pytest.mark.parametrize("granularity", GRANULARITY)
 
 
-def rounded(x, dtype, dims):
-    """Values of x as an 8-bit format has them, and their scales: over all of it, or over the dimensions given."""
-    factor = LARGEST[dtype] / x.abs().amax(dims, keepdim=True).float()
-    return (x.float() * factor).to(dtype).double(), (1 / factor).double()
+def rounded(x, dtype, how):
+    """Values of x as an 8-bit format has them, and their scales: of all of it, of a row, or guessed from some."""
+    magnitude = x.abs().amax(1 if how == "row" else (0, 1), keepdim=True).float()
+    if how in ("rows sampled", "columns sampled"):
+        seen = x[::16] if how == "rows sampled" else x[:, ::16]
+        magnitude = 4 * seen.abs().amax().float()
+    factor = LARGEST[dtype] / magnitude
+    return (x.float() * factor).clamp(-LARGEST[dtype], LARGEST[dtype]).to(dtype).double(), (1 / factor).double()
+
+
+# how each granularity rounds tokens, weights, and tokens turned round
+HOW = {"tensor": ("tensor",) * 3, "sampled": ("rows sampled", "tensor", "columns sampled")}
 
 
 def plain(a, b, a_dtype, b_dtype, granularity):
-    """a b^T in plain floats, of a and b rounded over what is summed: rows of either, or all of it."""
-    dims = (0, 1) if granularity == "tensor" else 1
-    (x, x_scale), (y, y_scale) = rounded(a, a_dtype, dims), rounded(b, b_dtype, dims)
+    """a b^T in plain floats, of tokens a and weights b rounded over what is summed: rows of either, or all of it."""
+    of_a, of_b, _ = HOW.get(granularity, ("row",) * 3)
+    (x, x_scale), (y, y_scale) = rounded(a, a_dtype, of_a), rounded(b, b_dtype, of_b)
     return ((x @ y.t()) * x_scale * y_scale.t()).float()
 
 
 def weight_gradient(grad, x, granularity):
     """g^T x of the rounded matrices; in full where gradients of weights are."""
-    return (
-        grad.t() @ x if granularity == "partly" else plain(grad.t(), x.t(), GRADIENTS[granularity], VALUES, granularity)
-    )
+    if granularity == "partly":
+        return grad.t() @ x
+    how = HOW.get(granularity, ("row",) * 3)[2]
+    (g, g_scale), (y, y_scale) = rounded(grad.t(), GRADIENTS[granularity], how), rounded(x.t(), VALUES, how)
+    return ((g @ y.t()) * g_scale * y_scale.t()).float()
 
 
 def draw(*shapes, seed=0):
@@ -78,7 +88,8 @@ def test_what_eight_bits_hold_is_multiplied_exactly(granularity):
         x = torch.randint(-4, 5, (32, 32), generator=generator).float()
         return x.fill_diagonal_(largest)
 
-    x, weight, grad = whole(448.0), whole(448.0), whole(LARGEST[GRADIENTS[granularity]])
+    room = 4 if granularity == "sampled" else 1  # it takes the diagonal of the first row for a quarter of the largest
+    x, weight, grad = whole(448.0 / room), whole(448.0), whole(LARGEST[GRADIENTS[granularity]] / room)
     (found,), (dx, dw) = run(x, (weight,), (grad,), granularity, (None,))
     x, weight, grad = x.double(), weight.double(), grad.double()
     assert torch.equal(found, (x @ weight.t()).float())
@@ -95,6 +106,15 @@ def test_rounding_is_small(granularity):
     assert 0.01 < distance(found, x @ weight.t()) < 0.045
     assert 0.01 < distance(dx, grad @ weight) < 0.065
     assert granularity == "partly" or 0.01 < distance(dw, grad.t() @ x) < 0.065
+
+
+def test_a_sample_has_room_and_cuts_off_above_it():
+    """Every 16th row is seen: four times its largest still fits in others, more is that."""
+    x = torch.ones(32, 16)
+    x[1], x[2], x[3] = 3.9, 5.0, -5e6
+    found = products(x, (torch.eye(16),), (None,), "sampled")[0]
+    for row, value, within in ((0, 1.0, 1e-6), (1, 3.9, 0.04), (2, 4.0, 1e-6), (3, -4.0, 1e-6)):
+        assert found[row].tolist() == pytest.approx([value] * 16, rel=within)
 
 
 def test_scales_by_rows_spare_small_rows():

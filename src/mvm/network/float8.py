@@ -1,8 +1,9 @@
 """Matrix products of 8-bit floats, forward and backward: at their best twice as many a second as in bf16.
 
 A tensor is scaled so that its largest magnitude is the format's, then rounded; weights, sums, and all that is not a
-product stay as they are. Scales are dynamic, found from each tensor as it comes. Delayed ones, from the magnitudes of
-past steps, would save a pass over it, but are a state: it would have to be stored for a run to resume exactly.
+product stay as they are. Scales are dynamic, found from each tensor as it comes, or from a sample of it. Delayed ones,
+from the magnitudes of past steps, would save that too, but are a state: it would have to be stored for a run to resume
+exactly.
 """
 
 from collections.abc import Sequence
@@ -12,19 +13,26 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-# Of the scales: one for a tensor; one for each row of the left, column of the right. "partly": by row, and the
-# gradients of weights, which need every operand transposed and scaled once more, are plain products.
-GRANULARITY = ("tensor", "row", "partly")
+from mvm.network.gpu import TRITON
+
+# Of the scales: one for a tensor; one for a tensor from some of its rows; one for each row of the left, column of the
+# right. "partly": by row, and the gradients of weights, which need every operand transposed and scaled once more, are
+# plain products.
+GRANULARITY = ("tensor", "sampled", "row", "partly")
+ONE_SCALE = ("tensor", "sampled")
+# "sampled" looks at every 16th token alone, a pass less over each tensor, and leaves room above what it saw: formats
+# with exponents lose next to nothing by that (two of e4m3's 17 powers of two). What is larger still is cut off.
+EVERY, ROOM = 16, 4.0
 STEP = 16  # the GPU's products want sizes that are multiples of it
 VALUES = torch.float8_e4m3fn  # of activations and weights: three bits of mantissa
 # Of gradients: two bits and more range, as they differ more among each other; by rows they differ less.
-GRADIENTS = {"tensor": torch.float8_e5m2, "row": torch.float8_e4m3fn, "partly": torch.float8_e4m3fn}
+GRADIENTS = dict.fromkeys(ONE_SCALE, torch.float8_e5m2) | dict.fromkeys(("row", "partly"), torch.float8_e4m3fn)
 SMALLEST = 2.0**-100  # magnitude that is still scaled up: zeros stay zeros, and no scale overflows
 
 # Whether partial sums may stay in the tensor cores' narrow accumulators: faster. Gradients are sums over all tokens,
 # where that would show; but with scales by rows torch's kernels for Hopper are made for it.
-FAST_FORWARD = {"tensor": True, "row": True, "partly": True}
-FAST_BACKWARD = {"tensor": False, "row": True, "partly": True}
+FAST_FORWARD = True
+FAST_BACKWARD = dict.fromkeys(ONE_SCALE, False) | dict.fromkeys(("row", "partly"), True)
 
 
 class Scaled(NamedTuple):
@@ -34,17 +42,42 @@ class Scaled(NamedTuple):
     scale: Tensor
 
 
+def _factor(x: Tensor, granularity: str, dtype: torch.dtype) -> Tensor:
+    """Return what x, or each of its rows, is multiplied by so that its largest magnitude is the format's."""
+    if granularity == "sampled":
+        magnitude = ROOM * x[::EVERY].abs().amax().float()
+    else:
+        magnitude = (x.abs().amax() if granularity == "tensor" else x.abs().amax(-1, keepdim=True)).float()
+    return torch.finfo(dtype).max / magnitude.clamp(min=SMALLEST)
+
+
+def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return x in an 8-bit format: cut off at its largest, as a GPU does it; but what is not finite is not hidden."""
+    largest = torch.finfo(dtype).max
+    return (x.clamp(-largest, largest) + 0 * x).to(dtype)
+
+
 def scaled(x: Tensor, granularity: str, dtype: torch.dtype) -> Scaled:
     """Return the matrix x rounded to 8 bits, with one scale for all or one for each row."""
-    magnitude = x.abs().amax() if granularity == "tensor" else x.abs().amax(-1, keepdim=True)
-    factor = torch.finfo(dtype).max / magnitude.float().clamp(min=SMALLEST)
-    return Scaled((x.float() * factor).to(dtype).contiguous(), 1 / factor)
+    factor = _factor(x, granularity, dtype)
+    return Scaled(_rounded(x.float() * factor, dtype).contiguous(), 1 / factor)
+
+
+def _on_gpu(x: Tensor) -> bool:
+    """Return whether x is where a kernel by hand can have it."""
+    return TRITON and x.is_cuda
 
 
 def scaled_both_ways(x: Tensor, granularity: str, dtype: torch.dtype) -> tuple[Scaled, Scaled]:
     """Return x and its transpose, each as `scaled` would; a scale for all of x serves both."""
+    if granularity in ONE_SCALE and _on_gpu(x):
+        from mvm.network.kernels import rounded_both_ways
+
+        factor = _factor(x, granularity, dtype)
+        values, turned = rounded_both_ways(x, factor, dtype)
+        return Scaled(values, 1 / factor), Scaled(turned, 1 / factor)
     plain = scaled(x, granularity, dtype)
-    if granularity == "tensor":
+    if granularity in ONE_SCALE:
         return plain, Scaled(plain.values.t().contiguous(), plain.scale)
     return plain, scaled(x.t(), granularity, dtype)
 
@@ -61,6 +94,11 @@ def multiply(a: Scaled, b: Scaled, dtype: torch.dtype, fast: bool) -> Tensor:
     return torch._scaled_mm(a.values, b.values.t(), a.scale, b.scale.t(), out_dtype=dtype, use_fast_accum=fast)
 
 
+def _of_weights(granularity: str) -> str:
+    """Return how weights are scaled: they are small, and their rows no sample of each other."""
+    return "tensor" if granularity == "sampled" else granularity
+
+
 class _Products(torch.autograd.Function):
     """x (M, K) and weights (N, K) -> x w^T (M, N) of each; x is rounded once for all of them."""
 
@@ -72,8 +110,8 @@ class _Products(torch.autograd.Function):
             plain, kept = scaled_both_ways(x, granularity, VALUES)  # kept: half of bf16's memory
         ctx.save_for_backward(*weights, *kept)
         ctx.granularity, ctx.x_dtype = granularity, x.dtype
-        fast = FAST_FORWARD[granularity]
-        return tuple(multiply(plain, scaled(weight, granularity, VALUES), dtype, fast) for weight in weights)
+        rounded = (scaled(weight, _of_weights(granularity), VALUES) for weight in weights)
+        return tuple(multiply(plain, weight, dtype, FAST_FORWARD) for weight in rounded)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -88,7 +126,7 @@ class _Products(torch.autograd.Function):
             else:
                 plain, turned = scaled_both_ways(gradient, granularity, GRADIENTS[granularity])
                 of_weight = multiply(turned, Scaled(*kept), dtype, fast)
-            _, weight_turned = scaled_both_ways(weight, granularity, VALUES)
+            _, weight_turned = scaled_both_ways(weight, _of_weights(granularity), VALUES)
             to_x.append(multiply(plain, weight_turned, dtype, fast))
             to_weights.append(of_weight.to(weight.dtype))
         return sum(to_x[1:], start=to_x[0]).to(ctx.x_dtype), None, None, *to_weights

@@ -2,8 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from functools import cache
-from importlib.util import find_spec
 from types import ModuleType
 
 import torch
@@ -86,16 +84,6 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """
     swapped = x.unflatten(-1, (2, -1)).flip(-2).flatten(-2)
     return x * cos + swapped * sin
-
-
-@cache
-def gpu_kernels() -> ModuleType | None:
-    """Return mvm.network.kernels, or None where there is no GPU or no Triton."""
-    if not torch.cuda.is_available() or find_spec("triton") is None:
-        return None
-    from mvm.network import kernels
-
-    return kernels
 
 
 def takes_kernels(kernels: ModuleType | None, x: Tensor) -> bool:

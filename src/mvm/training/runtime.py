@@ -32,8 +32,8 @@ class EngineConfig:
 
     parallel: how several processes share the work. shard: processes per copy of the weights under fsdp
     (0: all of them; 8 of 64: hybrid). precision: of matrix products; auto is bf16 on a GPU. fp8: the blocks' large
-    products in 8 bits while training, scaled by tensor or by row; partly: by row, gradients of weights left out;
-    nothing of it is stored, or sampled with.
+    products in 8 bits while training, scaled by tensor (sampled: by some of its rows, faster) or by row; partly: by
+    row, gradients of weights left out; nothing of it is stored, or sampled with.
     compile: off; blocks one by one (gradients of a block then travel while the next is computed); full; graph: full,
     and replayed as CUDA graphs. auto is off on a CPU, graph on one GPU (full where steps accumulate), blocks on more.
     recompute: share of the blocks whose activations are computed again in the backward pass, to save memory; keep:

@@ -1,14 +1,15 @@
 """GPU kernels by hand, where the compiler's own make several passes over the tokens: a file each.
 
-layers.py and dit.py have the twins that run everywhere else and say what is computed; tests/network/test_kernel*.py
-compare them in Triton's interpreter where Triton is installed, benchmarks/device_parity.py on a GPU. Imported on a GPU
-alone. Inputs are copied where they are not contiguous.
+layers.py, dit.py and float8.py have the twins that run everywhere else and say what is computed;
+tests/network/test_kernel*.py compare them in Triton's interpreter where Triton is installed,
+benchmarks/device_parity.py on a GPU. Imported on a GPU alone. Inputs are copied where they are not contiguous.
 """
 
+from mvm.network.kernels.cast import rounded_both_ways
 from mvm.network.kernels.gelu import biased_gelu
 from mvm.network.kernels.parts import parted
 from mvm.network.kernels.residual import add_modulate, norm_modulate
 from mvm.network.kernels.rotary import placed
 from mvm.network.kernels.swiglu import gated
 
-__all__ = ["add_modulate", "biased_gelu", "gated", "norm_modulate", "parted", "placed"]
+__all__ = ["add_modulate", "biased_gelu", "gated", "norm_modulate", "parted", "placed", "rounded_both_ways"]

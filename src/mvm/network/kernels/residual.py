@@ -15,7 +15,7 @@ from torch.library import triton_op, wrap_triton
 # rows are tokens, the columns the whole width, padded to a power of two); warps; tiles in flight (above 1 the next
 # waits in shared memory).
 FORWARD = (4, 512, 2, 1)
-BACKWARD = (64, 2048, 4, 2)
+BACKWARD = (64, 2048, 4, 3)
 
 
 @triton.jit
