@@ -146,6 +146,22 @@ def gated_gaps(width: int, dtype: torch.dtype) -> list[float]:
     return _gaps(gated, plain, (both,), (bias,), (grad,))
 
 
+def gated_product_gaps(width: int, hidden: int, rows: int) -> list[float]:
+    """Return the gaps of gated_product in bf16: its value with a float32 bias, and with one in bf16."""
+    from mvm.network.kernels import gated_product
+
+    draw = torch.Generator(device="cuda").manual_seed(0)
+    x, weight = (torch.randn(n, width, generator=draw, device="cuda").bfloat16() for n in (rows, 2 * hidden))
+    weight *= width**-0.5
+    gaps = []
+    for dtype in (torch.float32, torch.bfloat16):
+        bias = torch.randn(2 * hidden, generator=draw, device="cuda").to(dtype)
+        gate, up = (x.double() @ weight.double().t() + bias.double()).chunk(2, dim=-1)
+        wanted = silu(gate) * up
+        gaps.append(float((gated_product(x, weight, bias).double() - wanted).norm() / wanted.norm()))
+    return gaps
+
+
 def gelu_gaps(width: int, dtype: torch.dtype) -> list[float]:
     """Return the gaps of biased_gelu: its value, gradients of the product and of the bias."""
     from mvm.network.kernels import biased_gelu
@@ -275,6 +291,10 @@ def main() -> None:
         print(f"- placed kernel, head {head}, {dtype}: relative errors of values and gradients: {gaps}")
     for width, dtype in ((1024, torch.float32), (1024, torch.bfloat16), (1000, torch.bfloat16)):
         print(f"- gated kernel, width {width}, {dtype}: likewise: {_listed(gated_gaps(width, dtype))}")
+    if torch.cuda.get_device_capability() == (9, 0):  # of no other GPU
+        for (width, hidden), rows in product(((384, 1024), (256, 688), (768, 2048)), (1000, 4096)):
+            told = f"- gated_product kernel, {rows} x {width} to {hidden}, bf16: relative errors with a bias of"
+            print(f"{told} float32, bf16: {_listed(gated_product_gaps(width, hidden, rows))}")
     for width, dtype in ((1536, torch.float32), (4608, torch.bfloat16)):
         print(f"- biased_gelu kernel, width {width}, {dtype}: likewise: {_listed(gelu_gaps(width, dtype))}")
     for head, dtype in ((64, torch.bfloat16), (72, torch.bfloat16)):

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import zipfile
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from mvm.generate import (
     check_output,
     class_numbers,
     compile_network,
+    computed_by,
     cycle_labels,
     generate,
     generate_all,
@@ -26,7 +28,9 @@ from mvm.generate import (
     to_pillow,
     write_images,
 )
-from mvm.model import load
+from mvm.model import Model, load
+from mvm.network.blocks import FUSED, Block
+from mvm.network.branches import RotaryAttention, SwiGLU
 from mvm.precision import full_float32
 from mvm.recipes import SampleConfig
 
@@ -222,6 +226,26 @@ def test_compiled_network_sees_one_shape(monkeypatch):
     assert model.compiled
     assert torch.equal(generate_all(model, labels, seeds, SETTINGS["ode"], batch=4, progress=False).images, want)
     assert shapes == [(4, 1, 8, 8)] * 10
+
+
+ASKED = [("cuda", {}, True), ("cuda", {"kernels": False}, False), ("cpu", {}, False)]
+
+
+@pytest.mark.parametrize(("device", "how", "asked"), ASKED)
+def test_kernels_are_for_a_gpu_and_can_be_left_out(monkeypatch, device, how, asked):
+    by_hand = SimpleNamespace()
+    monkeypatch.setattr("mvm.generate.gpu_kernels", lambda: by_hand)
+    monkeypatch.setattr("torch.nn.Module.compile", lambda module, **how: None)
+    monkeypatch.setattr(Model, "device", torch.device(device))
+    model = load("digits")
+    assert computed_by(model, "bf16") == {"precision": "bf16", "compiled": False}
+    compile_network(model, **how)
+    found = {type(module): module.kernels for module in model.network.modules() if isinstance(module, FUSED)}
+    given = by_hand if asked else None
+    assert found == {Block: None, RotaryAttention: given, SwiGLU: given}
+    told = {"kernels": True} if asked else {}
+    assert computed_by(model, "bf16") == {"precision": "bf16", "compiled": True, **told}
+    assert computed_by(model, "fp32") == {"precision": "fp32", "compiled": True}
 
 
 # --- pictures and files ------------------------------------------------------------------------------------------

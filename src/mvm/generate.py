@@ -13,7 +13,7 @@ from mvm import noise
 from mvm.model import Model
 from mvm.network import DDT
 from mvm.network.blocks import use_kernels
-from mvm.network.branches import Attention
+from mvm.network.branches import Attention, SwiGLU
 from mvm.network.gpu import gpu_kernels
 from mvm.options import at_least, nearest
 from mvm.pictures import WRITERS, check_output, grid, png_bytes, to_pillow, write_images
@@ -30,6 +30,7 @@ __all__ = [
     "check_output",
     "class_numbers",
     "compile_network",
+    "computed_by",
     "cycle_labels",
     "generate",
     "generate_all",
@@ -94,23 +95,30 @@ def sampling_precision(name: str | None, device: torch.device) -> AbstractContex
     return nullcontext() if name is None else arithmetic(name, device)
 
 
-def compile_network(model: Model, replay: bool = True, kernels: bool = False) -> None:
+def compile_network(model: Model, replay: bool = True, kernels: bool = True) -> None:
     """Compile the network in place, once per shape of a batch: pays on a GPU when many batches have one shape.
 
     Of a DDT both halves apart: encoder sharing calls them so, and a whole call is one after the other.
     replay: on a GPU, record the whole loop of a batch too, from the second batch of a shape on. kernels: in bf16 on
-    a GPU, norm and positions of queries and keys by a kernel written by hand; the compiler does the rest as well.
+    a GPU, norm and positions of queries and keys by a kernel written by hand, and a SwiGLU's product with its gate by
+    another, on Hopper; the compiler does the rest as well.
     """
     found = gpu_kernels() if kernels and model.device.type == "cuda" else None
     if found is not None:
-        use_kernels(model.network, found, of=(Attention,))
+        use_kernels(model.network, found, of=(Attention, SwiGLU))
     if isinstance(model.network, DDT):
         for half in ("condition", "head"):
             setattr(model.network, half, torch.compile(getattr(model.network, half), dynamic=False))
     else:
         model.network.compile(dynamic=False)
-    model.compiled = True
+    model.compiled, model.kernels = True, found is not None
     model.replays = Replays() if replay else None
+
+
+def computed_by(model: Model, precision: str) -> dict[str, Any]:
+    """Return how the network is computed, for records; kernels are told where they are, so that old records stay."""
+    told = {"precision": precision, "compiled": model.compiled}
+    return {**told, "kernels": True} if model.kernels and precision == "bf16" else told
 
 
 PROBES = 8  # samples by which the steps that compute a backbone are chosen

@@ -93,6 +93,7 @@ class Model(nn.Module):
         self.classes = recipe.data.class_names
         self.codec: Codec = codec or build_codec(recipe)
         self.compiled = False
+        self.kernels = False  # by hand, in the compiled network, where precision suits them
         self.replays: Replays | None = None  # of sampling loops on a GPU; None: step by step
         self.plans: dict[Any, SharingPlan] = {}  # of encoder sharing, by settings of the sampler
         self.costs: dict[Any, tuple[int, int]] = {}  # evaluations and passes of an image, by settings of the sampler

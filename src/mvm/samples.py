@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from mvm import __version__, noise
 from mvm.files import alone, put_in_place, temporary_beside, write_text
-from mvm.generate import Generated, asked_classes, cycle_labels, generate_batch, mean_cost
+from mvm.generate import Generated, asked_classes, computed_by, cycle_labels, generate_batch, mean_cost
 from mvm.model import Model
 from mvm.options import at_least, choose
 from mvm.pictures import channels_last, check_output, picture_name, write_stream
@@ -170,7 +170,7 @@ def _provenance(
     model: Model, draw: Draw, settings: SampleConfig, origin: Mapping[str, Any], precision: str
 ) -> dict[str, Any]:
     """Return what decides every bit of the images, as JSON has it."""
-    how = {"precision": precision, "compiled": model.compiled, "device": model.device.type}
+    how = {**computed_by(model, precision), "device": model.device.type}
     weights = {**model.origin, **origin}
     found = {"mvm": __version__, "origin": weights, "draw": asdict(draw), "settings": asdict(settings), **how}
     return json.loads(json.dumps({**found, "shape": model.recipe.data.shape}))

@@ -92,6 +92,14 @@ def test_compile_is_told_to_the_network(tmp_path, monkeypatch):
     assert json.loads((tmp_path / "a.npz.json").read_text())["compiled"] is True
 
 
+@pytest.mark.parametrize(("tokens", "kernels"), [([], True), (["--no-kernels"], False)])
+def test_kernels_by_hand_can_be_left_out(tmp_path, monkeypatch, tokens, kernels):
+    asked = []
+    monkeypatch.setattr("mvm.generate.compile_network", lambda model, **how: asked.append(how))
+    sampled(tmp_path / "a.npz", "--num", "2", "--compile", *tokens)
+    assert asked == [{"kernels": kernels}]
+
+
 def test_the_same_command_goes_on_after_a_stop(tmp_path, monkeypatch, capsys):
     tokens = ["--num", "10", "--batch", "4"]
     sampled(tmp_path / "whole" / "x.npz", *tokens)

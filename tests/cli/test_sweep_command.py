@@ -126,6 +126,14 @@ def test_an_interrupt_is_a_message(here, capsys, monkeypatch):
     assert "Traceback" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("tokens", "kernels"), [([], True), (["--no-kernels"], False)])
+def test_kernels_by_hand_can_be_left_out(here, done, monkeypatch, tokens, kernels):
+    asked = []
+    monkeypatch.setattr("mvm.generate.compile_network", lambda model, **how: asked.append(how))
+    done("sweep", "digits", "-n", "12", "--nfe", "1", "--rho", "0", "--compile", *tokens)
+    assert asked == [{"kernels": kernels}]
+
+
 @pytest.mark.parametrize("command", ["sweep", "compare"])
 def test_num_has_a_short_name_for_torchrun(here, done, command):
     models = ["digits"] if command == "sweep" else ["digits", "digits", "--blocks", "2"]

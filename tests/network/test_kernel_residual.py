@@ -29,7 +29,7 @@ def run(kernel, images, runs, *arguments, BRANCH, CENTRED, constants):
 
 for images, tokens, width, length, tile, centred in (
     (2, 9, 48, 64, 4096, False), (3, 16, 60, 8, 256, True), (2, 70, 72, 32, 512, False), (1, 16, 64, 8, 64, False),
-    (2, 9, 48, 64, 4096, True), (2, 70, 72, 32, 512, True),
+    (2, 9, 48, 64, 4096, True), (2, 70, 72, 32, 512, True), (2, 70, 72, 22, 1024, True),
 ):
     torch.manual_seed(0)
     x, y, *grads = (t.contiguous() for t in torch.randn(4, images, tokens, width))

@@ -53,6 +53,7 @@ def sample(
     batch: Whole = 256,
     precision: str = "fp32",
     compile: bool = False,
+    kernels: bool = True,
     weights: str = "ema",
     checkpoint: str = "latest",
     device: str = "auto",
@@ -99,6 +100,8 @@ def sample(
         fp32 (default), or on a GPU tf32 or bf16, on a CPU int8: faster, but bf16 and int8 move figures such as FID.
     compile
         Compile the network first: on a GPU, for many images.
+    kernels
+        With --compile on a GPU in bf16: kernels written by hand.
     weights
         ema, model (the raw weights), or another average that the run keeps, e.g. ema-0.999 or power-0.1.
     checkpoint
@@ -134,7 +137,7 @@ def sample(
             draw = replace(draw, classes=class_numbers(classes, loaded.classes))
             settings = _settings(loaded.recipe.sample, asked, interval)
             if compile:
-                compile_network(loaded)
+                compile_network(loaded, kernels=kernels)
             parts = sample_parts(loaded, draw, settings, parts_folder, place=place, precision=precision)
         if place.main:  # the others need not wait
             write_set(parts, out)

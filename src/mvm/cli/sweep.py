@@ -70,6 +70,7 @@ def sweep(
     batch: Whole = 250,
     precision: str = "fp32",
     compile: bool = False,
+    kernels: bool = True,
     keep_images: bool = False,
     device: str = "auto",
     out: Path | None = None,
@@ -129,6 +130,8 @@ def sweep(
         Of sampling: fp32, tf32 or bf16; int8 on a CPU. Features are always float32.
     compile
         Compile the network first; pays on a GPU.
+    kernels
+        With --compile on a GPU in bf16: kernels written by hand.
     keep_images
         Keep the images of every cell in OUT/work; else they go once they are judged.
     device
@@ -167,7 +170,7 @@ def sweep(
         loaded = load(model, weights, checkpoint).to(place.device)
         draw = replace(draw, classes=class_numbers(classes, loaded.classes))
         if compile:
-            compile_network(loaded)
+            compile_network(loaded, kernels=kernels)
         judge = Judge(sources(inception, encoder), place, batch, blocks=jackknife_blocks(jackknife))
         work = Sweep(
             loaded,

@@ -25,7 +25,7 @@ from mvm.evaluation.measures import Figure, usual_metric
 from mvm.evaluation.report import provenance, require_plots
 from mvm.evaluation.sweep_report import Result, write_report
 from mvm.files import alone, mend, put_in_place, remove, temporary_beside, write_text
-from mvm.generate import generate_batch, grid, png_bytes, sampling_precision, sharing_plan
+from mvm.generate import computed_by, generate_batch, grid, png_bytes, sampling_precision, sharing_plan
 from mvm.model import Model
 from mvm.network import DDT
 from mvm.options import choose
@@ -133,7 +133,7 @@ class Sweep:
             "origin": self.model.origin,
             "draw": asdict(self.draw),
             "repeats": self.repeats,
-            "sampling": {"precision": self.precision, "compiled": self.model.compiled},
+            "sampling": computed_by(self.model, self.precision),
             "reference": self.reference.facts(),
             "judge": {"blocks": self.judge.blocks, "kid_size": self.judge.kid_size},
         }
@@ -283,7 +283,7 @@ class Sweep:
             "images": self.draw.num,
             "model": self.model.origin,
             "draw": {**asdict(self.draw), "repeats": self.repeats},
-            "sampling": {"precision": self.precision, "compiled": self.model.compiled},
+            "sampling": computed_by(self.model, self.precision),
             "reference": first["reference"],
             "networks": networks,
             "software": {**dict(provenance()), **first["software"]},

@@ -8,6 +8,7 @@ import math
 from abc import ABC, abstractmethod
 from types import ModuleType
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention, silu
 
@@ -17,6 +18,7 @@ from mvm.network.layers import (
     norm_rotate,
     product,
     product_bias_apart,
+    product_dtype,
     products,
     products_of,
     takes_kernels,
@@ -120,11 +122,14 @@ class SwiGLU(MLP):
         self.down = nn.Linear(hidden, width)
 
     def hidden(self, x: Tensor) -> Tensor:
-        kernels = self.kernels
+        kernels, layer = self.kernels, self.gate_up
         if kernels is not None and takes_kernels(kernels, x):
-            return kernels.gated(products(x, (self.gate_up.weight,), (None,), self.fp8)[0], self.gate_up.bias)
+            if torch.is_grad_enabled():
+                return kernels.gated(products(x, (layer.weight,), (None,), self.fp8)[0], layer.bias)
+            if product_dtype(x) == torch.bfloat16 and kernels.takes_gated_product(x, self.down.in_features):
+                return kernels.gated_product(x.to(torch.bfloat16), layer.weight.to(torch.bfloat16), layer.bias)
         # two products, for the reason that Attention has three
-        gate, up = products_of(x, self.gate_up, 2, self.fp8)
+        gate, up = products_of(x, layer, 2, self.fp8)
         return silu(gate) * up if way_of(x) == "plain" else silu(gate, inplace=True).mul_(up)
 
 

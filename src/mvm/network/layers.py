@@ -91,6 +91,11 @@ def takes_kernels(kernels: ModuleType | None, x: Tensor) -> bool:
     return kernels is not None and x.is_cuda and (x.dtype == torch.bfloat16 or torch.is_autocast_enabled("cuda"))
 
 
+def product_dtype(x: Tensor) -> torch.dtype:
+    """Return the dtype in which a GPU multiplies x: autocast's, where that is on."""
+    return torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
+
+
 def norm_rotate(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Return rotate(norm(x) * weight) in x's dtype; x (B, N, heads, head), cos and sin (N, head)."""
     if way_of(x) != "plain":

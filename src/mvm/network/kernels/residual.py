@@ -11,9 +11,9 @@ import triton.language as tl  # ty: ignore[import-not-found]
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
-# Chosen by benchmarks/kernel_speed.py: tokens of an image that a program works on, a power of two; values at once (the
-# rows are tokens, the columns the whole width, padded to a power of two); warps; tiles in flight (above 1 the next
-# waits in shared memory).
+# Chosen by benchmarks/kernel_speed.py: tokens of an image that a program works on; values at once (the rows are tokens,
+# the columns the whole width, padded to a power of two); warps; tiles in flight (above 1 the next waits in shared
+# memory).
 FORWARD = (4, 512, 2, 1)
 BACKWARD = (64, 2048, 4, 3)
 
@@ -26,6 +26,7 @@ def add_modulate_kernel(
 ):  # fmt: skip
     image = (tl.program_id(0) // runs).to(tl.int64)
     first = tl.program_id(0) % runs * RUN
+    last = tl.minimum(first + RUN, tokens)
     column = tl.arange(0, BLOCK)
     within = column < WIDTH
     by = 1 + tl.load(scale + image * scale_stride + column, mask=within, other=0.0).to(tl.float32)[None, :]
@@ -36,7 +37,7 @@ def add_modulate_kernel(
     moments += image * tokens * 2
     for done in tl.range(0, RUN, ROWS, num_stages=STAGES):
         row = first + done + tl.arange(0, ROWS)
-        inside = (row < tokens)[:, None] & within[None, :]
+        inside = (row < last)[:, None] & within[None, :]
         place = row[:, None] * WIDTH + column[None, :]
         value = tl.load(x + start + place, mask=inside, other=0.0).to(tl.float32)
         if BRANCH:
@@ -47,9 +48,9 @@ def add_modulate_kernel(
         if CENTRED:
             mean = tl.sum(value, axis=1) / WIDTH
             value = tl.where(inside, value - mean[:, None], 0.0)
-            tl.store(moments + 2 * row, mean, mask=row < tokens)
+            tl.store(moments + 2 * row, mean, mask=row < last)
         inverse = tl.rsqrt(tl.sum(value * value, axis=1) / WIDTH + EPS)
-        tl.store(moments + 2 * row + 1, inverse, mask=row < tokens)
+        tl.store(moments + 2 * row + 1, inverse, mask=row < last)
         tl.store(h_out + start + place, (value * inverse[:, None] * by + plus).to(h_out.dtype.element_ty), mask=inside)
 
 
@@ -62,6 +63,7 @@ def add_modulate_back_kernel(
     PARTS: tl.constexpr = 4 if BRANCH else 2
     image = (tl.program_id(0) // runs).to(tl.int64)
     first = tl.program_id(0) % runs * RUN
+    last = tl.minimum(first + RUN, tokens)
     column = tl.arange(0, BLOCK)
     within = column < WIDTH
     by = 1 + tl.load(scale + image * scale_stride + column, mask=within, other=0.0).to(tl.float32)[None, :]
@@ -75,13 +77,13 @@ def add_modulate_back_kernel(
     moments += image * tokens * 2
     for done in tl.range(0, RUN, ROWS, num_stages=STAGES):  # what lies outside was loaded as zeros, and adds nothing
         row = first + done + tl.arange(0, ROWS)
-        inside = (row < tokens)[:, None] & within[None, :]
+        inside = (row < last)[:, None] & within[None, :]
         place = row[:, None] * WIDTH + column[None, :]
         value = tl.load(x + start + place, mask=inside, other=0.0).to(tl.float32)
         grad = tl.load(h_grad + start + place, mask=inside, other=0.0).to(tl.float32)
-        inverse = tl.load(moments + 2 * row + 1, mask=row < tokens, other=0.0)[:, None]
+        inverse = tl.load(moments + 2 * row + 1, mask=row < last, other=0.0)[:, None]
         if CENTRED:
-            value -= tl.load(moments + 2 * row, mask=row < tokens, other=0.0)[:, None]
+            value -= tl.load(moments + 2 * row, mask=row < last, other=0.0)[:, None]
         value *= inverse  # the norm; beyond the width a centred one is not zero, but every gradient there is
         back = grad * by
         of_shift += grad

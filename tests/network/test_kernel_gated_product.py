@@ -1,0 +1,164 @@
+"""A SwiGLU's products and gate in one kernel: where it is taken, with stand-ins, and its code for Hopper.
+
+Its values need a Hopper GPU: benchmarks/device_parity.py compares them there.
+"""
+
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.nn.functional import linear, silu
+
+from mvm.network import branches
+from mvm.network.branches import SwiGLU
+from mvm.network.layers import product_dtype
+
+BF16 = torch.bfloat16
+
+
+def halved(both):
+    gate, up = both.chunk(2, dim=-1)
+    return silu(gate) * up
+
+
+def stand_ins(suits=True):
+    """Return kernels in plain torch, and the list of those that were called."""
+    called = []
+
+    def gated(both, bias):
+        called.append("gated")
+        return halved(both + bias)
+
+    def gated_product(x, weight, bias):
+        called.append("gated_product")
+        assert x.dtype == weight.dtype == BF16
+        return halved(linear(x.float(), weight.float(), bias.float())).to(BF16)
+
+    def takes_gated_product(x, hidden):
+        assert (x.shape[-1], hidden) == (32, 96)
+        return suits
+
+    kernels = SimpleNamespace(gated=gated, gated_product=gated_product, takes_gated_product=takes_gated_product)
+    return kernels, called
+
+
+@pytest.fixture
+def layer(monkeypatch):
+    monkeypatch.setattr(branches, "takes_kernels", lambda kernels, x: True)
+    torch.manual_seed(0)
+    return SwiGLU(32)
+
+
+def test_it_is_for_sampling(layer):
+    x = torch.randn(2, 9, 32, dtype=BF16)
+    wanted = layer.to(BF16).hidden(x)
+    layer.kernels, called = stand_ins()
+    with torch.no_grad():
+        found = layer.hidden(x)
+    assert called == ["gated_product"]
+    torch.testing.assert_close(found, wanted, rtol=0.02, atol=0.01)
+    layer.hidden(x)
+    assert called == ["gated_product", "gated"]
+
+
+def test_where_it_does_not_suit_there_is_no_kernel_without_a_gradient(layer):
+    x = torch.randn(2, 9, 32, dtype=BF16)
+    layer.to(BF16)
+    with torch.no_grad():
+        wanted = layer.hidden(x)
+        layer.kernels, called = stand_ins(suits=False)
+        assert torch.equal(layer.hidden(x), wanted)
+    assert called == []
+
+
+@contextmanager
+def gpu_autocast(dtype):
+    """torch.autocast's switches by hand: itself it does nothing for a GPU that is not there."""
+    before = torch.get_autocast_dtype("cuda")
+    torch.set_autocast_enabled("cuda", True)
+    torch.set_autocast_dtype("cuda", dtype)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+        torch.set_autocast_dtype("cuda", before)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(("dtype", "taken"), [(BF16, ["gated_product"]), (torch.float16, [])])
+def test_autocast_decides_the_dtype_and_a_compiler_can_look_into_it(layer, compiled, dtype, taken):
+    layer.kernels, called = stand_ins()
+    hidden = torch.compile(layer.hidden, backend="eager", fullgraph=True) if compiled else layer.hidden
+    with torch.no_grad(), gpu_autocast(dtype):
+        assert product_dtype(torch.zeros(1)) == dtype
+        hidden(torch.randn(2, 9, 32))
+    assert called == taken
+
+
+# Where it can be had, and is faster: most of the GPU must have work. Its operator knows the shape of its answer.
+CHOICE = """
+import sys, torch
+from mvm.network.kernels import gated_product, takes_gated_product
+module = sys.modules["mvm.network.kernels.gated_product"]
+
+def takes(rows, width=384, hidden=1024):
+    return takes_gated_product(torch.empty(rows, width, device="meta"), hidden)
+
+assert module.PROGRAMS == 0 and not takes(131072)  # no GPU
+assert module._has_gluon()
+module.triton.__version__ = "3.5.1"
+assert not module._has_gluon()
+module.PROGRAMS = 10
+assert [rows for rows in range(0, 2600, 50) if takes(rows)] == [*range(800, 1300, 50), *range(1700, 2600, 50)]
+assert takes(1280, 256, 688) and not takes(1280, 96) and not takes(1280, 384, 1020)
+x, weight, bias = (torch.empty(shape, device="meta", dtype=torch.bfloat16) for shape in ((2, 5, 64), (48, 64), (48,)))
+found = gated_product(x, weight, bias)
+assert found.shape == (2, 5, 24) and found.dtype == torch.bfloat16
+"""
+
+# For Hopper, without one: by its own products, 64 rows and both halves of a tile at once, every copy by the unit for
+# it, all within a program's registers and shared memory.
+INSTRUCTIONS = """
+import re, subprocess, sys, triton
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from triton.backends.compiler import GPUTarget
+from triton.experimental.gluon._runtime import GluonASTSource
+from mvm.network.kernels.gated_product import OTHERS, RINGS
+from mvm.network.kernels.gated_product_gluon import TILES, gated_product_kernel as kernel
+
+ptxas = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+tiles = [f"tensordesc<bf16{shape},{layout!r}>" for shape, layout in TILES]
+even = {(place,): [["tt.divisibility", 16]] for place in (3, 4, 5)}
+for width, bias in ((384, "*fp32"), (256, "*fp32"), (768, "*bf16")):
+    kinds = [*tiles, bias, "i32", "i32", *3 * ["constexpr"]]
+    fixed = {(6,): width, (7,): RINGS.get(width, OTHERS)[0], (8,): RINGS.get(width, OTHERS)[1]}
+    code = GluonASTSource(kernel, dict(zip(kernel.arg_names, kinds, strict=True)), fixed, even)
+    made = triton.compile(code, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
+    ptx = made.asm["ptx"]
+    assert made.metadata.shared <= 232448, made.metadata.shared
+    assert set(re.findall(r"wgmma[.]mma_async[.]\\S*?(m\\d+n\\d+k\\d+)", ptx)) == {"m64n256k16"}
+    assert "cp.async.bulk.tensor" in ptx and "st.global" not in ptx
+    with TemporaryDirectory() as folder:
+        Path(folder, "a.ptx").write_text(ptx)
+        command = [ptxas, "-v", "--gpu-name=sm_90a", "a.ptx", "-o", "a.cubin"]
+        told = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stderr
+    assert "0 bytes spill stores, 0 bytes spill loads" in told and "serializ" not in told, told
+"""
+
+
+@pytest.mark.parametrize("code", [CHOICE, INSTRUCTIONS], ids=["choice", "instructions"])
+def test_the_kernel(code):
+    pytest.importorskip("triton.experimental.gluon", reason="Triton comes with torch's GPU builds, Gluon with new ones")
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "TRITON_INTERPRET": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
