@@ -10,8 +10,8 @@ from torch.library import triton_op, wrap_triton
 
 # Tokens and hidden units that a program takes at once; its turns; its warps; and turns in flight (above 1 the next
 # waits in shared memory).
-FORWARD = (16, 128, 1, 4, 1)
-BACKWARD = (8, 128, 16, 4, 1)  # sums of all turns are one part
+FORWARD = (8, 128, 1, 4, 1)
+BACKWARD = (8, 128, 32, 4, 4)  # sums of all turns are one part
 
 # gelu(v) = v (1 + tanh z) / 2 = v / (1 + exp(-2 z)), with 2 z = SLOPE (v + CUBE v^3): nothing cancels or becomes nan
 SLOPE = tl.constexpr(2 * math.sqrt(2 / math.pi))

@@ -13,7 +13,7 @@ from torch.library import triton_op, wrap_triton
 
 # Tokens, and columns of each part, that a program takes at once; its turns, whose sums are one part; its warps; and
 # turns in flight (above 1 the next waits in shared memory).
-BACKWARD = (16, 128, 8, 4, 1)
+BACKWARD = (8, 128, 32, 4, 3)
 
 
 @triton.jit

@@ -14,8 +14,8 @@ from torch.library import triton_op, wrap_triton
 # Chosen by benchmarks/kernel_speed.py: tokens of an image that a program works on; values at once (the rows are tokens,
 # the columns the whole width, padded to a power of two); warps; tiles in flight (above 1 the next waits in shared
 # memory).
-FORWARD = (4, 512, 2, 1)
-BACKWARD = (64, 2048, 4, 3)
+FORWARD = (4, 1024, 2, 1)
+BACKWARD = (64, 1024, 2, 3)
 
 
 @triton.jit
