@@ -45,7 +45,7 @@ def seconds(monkeypatch):
 
 
 def test_median_part_after_a_warm_up(seconds):
-    """Five slow steps are the warm-up; then three parts of two at 2, 1 and 4 s a step: the middle one counts."""
+    """Five slow steps are the warm-up; then five parts of two at 2, 1, 4, 1.5 and 3 s a step: the middle one counts."""
     seconds[:] = [10.0] * 5 + [2.0] * 2 + [1.0] * 2 + [4.0] * 2 + [1.5] * 2 + [3.0] * 2
     found = bench_training(tiny(), PLACE, steps=10, progress=False)
     assert found == {"warm_up_s": 50.0, "step_ms": 2000.0, "spread": 3.0, "images_per_second": 2.0}

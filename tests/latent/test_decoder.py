@@ -1,14 +1,11 @@
 """The decoder: published sizes, fixed positions, pixels where their latents are."""
 
-import math
-
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import layer_norm
 
 from mvm.latent import Decoder, DecoderConfig
-from mvm.latent.decoder import sincos_positions
 from mvm.latent.fingerprint import Origin
 
 ORIGIN = Origin("e" * 64, "'an encoder'")
@@ -38,15 +35,6 @@ def test_small_size():
     assert sum(parameter.numel() for parameter in network.parameters()) == want
     assert network.image_shape == (3, 224, 224)
     assert (network.blocks[0].heads, len(network.blocks)) == (6, 8)
-
-
-def test_positions_by_hand():
-    found = sincos_positions(3, 8)
-    assert found.shape == (9, 8)
-    row, column = 2, 1
-    want = [f(x * r) for x in (column, row) for f in (math.sin, math.cos) for r in (1, 0.01)]
-    assert torch.allclose(found[row * 3 + column], torch.tensor(want))
-    assert len({tuple(line.tolist()) for line in found}) == 9
 
 
 def test_block_formula():

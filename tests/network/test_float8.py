@@ -8,7 +8,7 @@ from torch.nn.functional import linear
 
 from mvm.network import float8
 from mvm.network.blocks import Block
-from mvm.network.float8 import GRADIENTS, GRANULARITY, VALUES, products
+from mvm.network.float8 import GRADIENTS, GRANULARITY, ONE_SCALE, VALUES, products
 from mvm.network.layers import rotary_table, rotary_waves
 
 LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
@@ -16,34 +16,24 @@ TO_THE_BIT = {"rtol": 0, "atol": 0}
 both = pytest.mark.parametrize("granularity", GRANULARITY)
 
 
-def rounded(x, dtype, how):
-    """Values of x as an 8-bit format has them, and their scales: of all of it, of a row, or guessed from some."""
-    magnitude = x.abs().amax(1 if how == "row" else (0, 1), keepdim=True).float()
-    if how in ("rows sampled", "columns sampled"):
-        seen = x[::16] if how == "rows sampled" else x[:, ::16]
-        magnitude = 4 * seen.abs().amax().float()
-    factor = LARGEST[dtype] / magnitude
-    return (x.float() * factor).clamp(-LARGEST[dtype], LARGEST[dtype]).to(dtype).double(), (1 / factor).double()
-
-
-# how each granularity rounds tokens, weights, and tokens turned round
-HOW = {"tensor": ("tensor",) * 3, "sampled": ("rows sampled", "tensor", "columns sampled")}
+def rounded(x, dtype, dims):
+    """Values of x as an 8-bit format has them, and their scales: over all of it, or over the dimensions given."""
+    factor = LARGEST[dtype] / x.abs().amax(dims, keepdim=True).float()
+    return (x.float() * factor).to(dtype).double(), (1 / factor).double()
 
 
 def plain(a, b, a_dtype, b_dtype, granularity):
-    """a b^T in plain floats, of tokens a and weights b rounded over what is summed: rows of either, or all of it."""
-    of_a, of_b, _ = HOW.get(granularity, ("row",) * 3)
-    (x, x_scale), (y, y_scale) = rounded(a, a_dtype, of_a), rounded(b, b_dtype, of_b)
+    """a b^T in plain floats, of a and b rounded over what is summed: rows of either, or all of it."""
+    dims = (0, 1) if granularity in ONE_SCALE else 1  # of few rows no sample is drawn
+    (x, x_scale), (y, y_scale) = rounded(a, a_dtype, dims), rounded(b, b_dtype, dims)
     return ((x @ y.t()) * x_scale * y_scale.t()).float()
 
 
 def weight_gradient(grad, x, granularity):
     """g^T x of the rounded matrices; in full where gradients of weights are."""
-    if granularity == "partly":
-        return grad.t() @ x
-    how = HOW.get(granularity, ("row",) * 3)[2]
-    (g, g_scale), (y, y_scale) = rounded(grad.t(), GRADIENTS[granularity], how), rounded(x.t(), VALUES, how)
-    return ((g @ y.t()) * g_scale * y_scale.t()).float()
+    return (
+        grad.t() @ x if granularity == "partly" else plain(grad.t(), x.t(), GRADIENTS[granularity], VALUES, granularity)
+    )
 
 
 def draw(*shapes, seed=0):
@@ -88,8 +78,7 @@ def test_what_eight_bits_hold_is_multiplied_exactly(granularity):
         x = torch.randint(-4, 5, (32, 32), generator=generator).float()
         return x.fill_diagonal_(largest)
 
-    room = 4 if granularity == "sampled" else 1  # it takes the diagonal of the first row for a quarter of the largest
-    x, weight, grad = whole(448.0 / room), whole(448.0), whole(LARGEST[GRADIENTS[granularity]] / room)
+    x, weight, grad = whole(448.0), whole(448.0), whole(LARGEST[GRADIENTS[granularity]])
     (found,), (dx, dw) = run(x, (weight,), (grad,), granularity, (None,))
     x, weight, grad = x.double(), weight.double(), grad.double()
     assert torch.equal(found, (x @ weight.t()).float())
@@ -109,12 +98,32 @@ def test_rounding_is_small(granularity):
 
 
 def test_a_sample_has_room_and_cuts_off_above_it():
-    """Every 16th row is seen: four times its largest still fits in others, more is that."""
-    x = torch.ones(32, 16)
+    """Some rows are seen: so many times their largest still fits in others, more is that; gradients have more room."""
+    rows = float8.FEW
+    x, grad = torch.ones(rows, 16), torch.ones(rows, 16)
     x[1], x[2], x[3] = 3.9, 5.0, -5e6
-    found = products(x, (torch.eye(16),), (None,), "sampled")[0]
-    for row, value, within in ((0, 1.0, 1e-6), (1, 3.9, 0.04), (2, 4.0, 1e-6), (3, -4.0, 1e-6)):
-        assert found[row].tolist() == pytest.approx([value] * 16, rel=within)
+    grad[1], grad[2] = 60.0, 1e6
+    (found,), (dx, _) = run(x, (torch.eye(16),), (grad,), "sampled", (None,))
+    for row, want, within in ((0, 1.0, 1e-6), (1, 3.9, 0.04), (2, 4.0, 1e-6), (3, -4.0, 1e-6)):
+        assert found[row].tolist() == pytest.approx([want] * 16, rel=within)
+    for row, want, within in ((0, 1.0, 1e-6), (1, 60.0, 0.07), (2, 64.0, 1e-6)):
+        assert dx[row].tolist() == pytest.approx([want] * 16, rel=within)
+
+
+@pytest.mark.parametrize("side", [4, 8, 16, 32])
+def test_a_sample_sees_every_place_of_an_image(side):
+    """What is large at one token of all images is seen, wherever that is."""
+    images = -(-float8.FEW // side**2) + 17
+    for place in range(side**2):
+        x = torch.ones(images, side**2, 1)
+        x[:, place] = 100.0
+        assert float8._factor(x.flatten(0, 1), "sampled", VALUES) == 448.0 / 400.0
+
+
+def test_of_few_rows_all_are_seen():
+    x = torch.zeros(float8.FEW - 1, 16)
+    x[1] = 7.0
+    assert torch.equal(float8._factor(x, "sampled", VALUES), float8._factor(x, "tensor", VALUES))
 
 
 def test_scales_by_rows_spare_small_rows():

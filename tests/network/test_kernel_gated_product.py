@@ -6,7 +6,6 @@ Its values need a Hopper GPU: benchmarks/device_parity.py compares them there.
 import os
 import subprocess
 import sys
-from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +14,7 @@ from torch.nn.functional import linear, silu
 
 from mvm.network import branches
 from mvm.network.branches import SwiGLU
-from mvm.network.layers import product_dtype
+from mvm.network.float8 import product_dtype
 
 BF16 = torch.bfloat16
 
@@ -75,25 +74,12 @@ def test_where_it_does_not_suit_there_is_no_kernel_without_a_gradient(layer):
     assert called == []
 
 
-@contextmanager
-def gpu_autocast(dtype):
-    """torch.autocast's switches by hand: itself it does nothing for a GPU that is not there."""
-    before = torch.get_autocast_dtype("cuda")
-    torch.set_autocast_enabled("cuda", True)
-    torch.set_autocast_dtype("cuda", dtype)
-    try:
-        yield
-    finally:
-        torch.set_autocast_enabled("cuda", False)
-        torch.set_autocast_dtype("cuda", before)
-
-
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize(("dtype", "taken"), [(BF16, ["gated_product"]), (torch.float16, [])])
 def test_autocast_decides_the_dtype_and_a_compiler_can_look_into_it(layer, compiled, dtype, taken):
     layer.kernels, called = stand_ins()
     hidden = torch.compile(layer.hidden, backend="eager", fullgraph=True) if compiled else layer.hidden
-    with torch.no_grad(), gpu_autocast(dtype):
+    with torch.no_grad(), torch.autocast("cpu", dtype):
         assert product_dtype(torch.zeros(1)) == dtype
         hidden(torch.randn(2, 9, 32))
     assert called == taken
@@ -109,9 +95,12 @@ def takes(rows, width=384, hidden=1024):
     return takes_gated_product(torch.empty(rows, width, device="meta"), hidden)
 
 assert module.PROGRAMS == 0 and not takes(131072)  # no GPU
-assert module._has_gluon()
-module.triton.__version__ = "3.5.1"
-assert not module._has_gluon()
+torch.cuda.is_available, torch.cuda.get_device_capability = lambda: True, lambda: (9, 0)
+torch.cuda.get_device_properties = lambda device: type("H200", (), {"multi_processor_count": 132})
+assert module._programs() == 132
+for version in ("3.5.1", "3.7.0", "4.0.0"):
+    module.triton.__version__ = version
+    assert module._programs() == 0
 module.PROGRAMS = 10
 assert [rows for rows in range(0, 2600, 50) if takes(rows)] == [*range(800, 1300, 50), *range(1700, 2600, 50)]
 assert takes(1280, 256, 688) and not takes(1280, 96) and not takes(1280, 384, 1020)

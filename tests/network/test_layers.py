@@ -144,7 +144,7 @@ def test_sine_positions_are_waves_of_row_and_column():
     rates = 10_000.0 ** (-torch.arange(6, dtype=torch.float64) / 6)
     for row in range(side):
         for column in range(side):
-            want = torch.cat([f(place * rates) for place in (row, column) for f in (torch.sin, torch.cos)])
+            want = torch.cat([f(place * rates) for place in (column, row) for f in (torch.sin, torch.cos)])
             assert torch.allclose(table[row, column].double(), want, atol=1e-6)
     assert len(torch.unique(table.flatten(0, 1), dim=0)) == side**2
 

@@ -9,11 +9,10 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
 from mvm.latent.fingerprint import Origin, fingerprint, require_same
-from mvm.network.layers import unpatchify
+from mvm.network.layers import sine_positions, unpatchify
 from mvm.options import at_least, choose
 
 NORM_EPS = 1e-12  # as published
-PERIOD = 10_000.0  # longest period of the fixed positions
 
 
 class Dimensions(NamedTuple):
@@ -44,15 +43,6 @@ class DecoderConfig:
     def __post_init__(self) -> None:
         choose("decoder.size", self.size, SIZES)
         at_least("decoder.patch", self.patch, 1)
-
-
-def sincos_positions(side: int, width: int) -> Tensor:
-    """Return fixed positions (side^2, width): sines and cosines of the column, then of the row."""
-    rates = PERIOD ** (-torch.arange(width // 4, dtype=torch.float64) / (width // 4))
-    angles = torch.arange(side, dtype=torch.float64)[:, None] * rates
-    waves = torch.cat((angles.sin(), angles.cos()), dim=1)  # (side, width/2)
-    columns, rows = waves[None].expand(side, -1, -1), waves[:, None].expand(-1, side, -1)
-    return torch.cat((columns, rows), dim=-1).reshape(side * side, width).float()
 
 
 class Block(nn.Module):
@@ -96,7 +86,7 @@ class Decoder(nn.Module):
         self.blocks = nn.ModuleList(Block(dimensions) for _ in range(dimensions.depth))
         self.norm = nn.LayerNorm(dimensions.width, eps=NORM_EPS)
         self.head = nn.Linear(dimensions.width, 3 * config.patch**2)
-        self.register_buffer("positions", sincos_positions(self.side, dimensions.width), persistent=False)
+        self.register_buffer("positions", sine_positions(self.side, dimensions.width), persistent=False)
         self.reset()
 
     def reset(self) -> None:

@@ -76,8 +76,11 @@ class ModulatedBlock(nn.Module, ABC):
 
 
 def _bias_apart(x: Tensor, layer: nn.Linear, fp8: str) -> tuple[Tensor, Tensor]:
-    """Return the layer's answer with its bias detached, and the bias, whose gradient add_modulate has at hand."""
-    return product_bias_apart(x, layer, fp8), layer.bias
+    """Return the layer's answer with its bias detached, and the bias, whose gradient add_modulate has at hand.
+
+    The bias as a view: FSDP hangs a hook on all that a block returns, and on a parameter they would never be taken off.
+    """
+    return product_bias_apart(x, layer, fp8), layer.bias.view_as(layer.bias)
 
 
 class Block(ModulatedBlock):

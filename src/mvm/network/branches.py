@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention, silu
 
+from mvm.network.float8 import product_dtype
 from mvm.network.layers import (
     NORM_EPS,
     RMSNorm,
     norm_rotate,
     product,
     product_bias_apart,
-    product_dtype,
     products,
     products_of,
     takes_kernels,

@@ -20,13 +20,15 @@ from mvm.network.gpu import TRITON
 # plain products.
 GRANULARITY = ("tensor", "sampled", "row", "partly")
 ONE_SCALE = ("tensor", "sampled")
-# "sampled" looks at every 16th token alone, a pass less over each tensor, and leaves room above what it saw: formats
-# with exponents lose next to nothing by that (two of e4m3's 17 powers of two). What is larger still is cut off.
-EVERY, ROOM = 16, 4.0
 STEP = 16  # the GPU's products want sizes that are multiples of it
 VALUES = torch.float8_e4m3fn  # of activations and weights: three bits of mantissa
 # Of gradients: two bits and more range, as they differ more among each other; by rows they differ less.
 GRADIENTS = dict.fromkeys(ONE_SCALE, torch.float8_e5m2) | dict.fromkeys(("row", "partly"), torch.float8_e4m3fn)
+# "sampled" looks at every 17th token alone (of a grid of 16 always another column), a pass less over each tensor, and
+# leaves room above what it saw, which formats with exponents hardly feel: of e4m3's 18 powers of two it takes two, of
+# e5m2's 32 six. What is larger still is cut off. From fewer rows than FEW no sample is drawn: it might miss them.
+EVERY, FEW = 17, 1024
+ROOM = {torch.float8_e4m3fn: 4.0, torch.float8_e5m2: 64.0}
 SMALLEST = 2.0**-100  # magnitude that is still scaled up: zeros stay zeros, and no scale overflows
 
 # Whether partial sums may stay in the tensor cores' narrow accumulators: faster. Gradients are sums over all tokens,
@@ -44,10 +46,10 @@ class Scaled(NamedTuple):
 
 def _factor(x: Tensor, granularity: str, dtype: torch.dtype) -> Tensor:
     """Return what x, or each of its rows, is multiplied by so that its largest magnitude is the format's."""
-    if granularity == "sampled":
-        magnitude = ROOM * x[::EVERY].abs().amax().float()
+    if granularity == "sampled" and len(x) >= FEW:
+        magnitude = ROOM[dtype] * x[::EVERY].abs().amax().float()
     else:
-        magnitude = (x.abs().amax() if granularity == "tensor" else x.abs().amax(-1, keepdim=True)).float()
+        magnitude = (x.abs().amax() if granularity in ONE_SCALE else x.abs().amax(-1, keepdim=True)).float()
     return torch.finfo(dtype).max / magnitude.clamp(min=SMALLEST)
 
 
@@ -132,7 +134,7 @@ class _Products(torch.autograd.Function):
         return sum(to_x[1:], start=to_x[0]).to(ctx.x_dtype), None, None, *to_weights
 
 
-def _product_dtype(x: Tensor) -> torch.dtype:
+def product_dtype(x: Tensor) -> torch.dtype:
     """Return the dtype that a plain product of x would have here."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
@@ -142,7 +144,7 @@ def products(
     x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], granularity: str
 ) -> tuple[Tensor, ...]:
     """Return x w^T + b for each weight w (n, d) and bias b (n,), as `linear` does; x (..., d)."""
-    dtype, rows = _product_dtype(x), x.flatten(0, -2)
+    dtype, rows = product_dtype(x), x.flatten(0, -2)
     count = len(rows)
     if count % STEP:  # the weights' gradients are sums over the rows: zeros add nothing
         rows = pad(rows, (0, 0, 0, -count % STEP))

@@ -59,7 +59,7 @@ def rotary_table(side: int, head_width: int, base: float = 100.0) -> Tensor:
 
 
 def sine_positions(side: int, width: int, base: float = 10_000.0) -> Tensor:
-    """Return (side^2, width), to be added to tokens: waves of the row in one half, of the column in the other.
+    """Return (side^2, width), to be added to tokens: waves of the column in one half, of the row in the other.
 
     Their order is free, as the product before is learned; base as DiT and SiT have it.
     """
@@ -68,7 +68,7 @@ def sine_positions(side: int, width: int, base: float = 10_000.0) -> Tensor:
     angle = torch.arange(side, dtype=torch.float64)[:, None] * frequency
     waves = torch.cat((angle.sin(), angle.cos()), dim=-1)  # (side, width / 2)
     rows, columns = waves[:, None].expand(-1, side, -1), waves[None].expand(side, -1, -1)
-    return torch.cat((rows, columns), dim=-1).reshape(side * side, 4 * quarter).float()
+    return torch.cat((columns, rows), dim=-1).reshape(side * side, 4 * quarter).float()
 
 
 def rotary_waves(angles: Tensor) -> tuple[Tensor, Tensor]:
@@ -89,11 +89,6 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def takes_kernels(kernels: ModuleType | None, x: Tensor) -> bool:
     """Return whether kernels by hand, where they are asked for, are for x: on a GPU, where products are of 16 bits."""
     return kernels is not None and x.is_cuda and (x.dtype == torch.bfloat16 or torch.is_autocast_enabled("cuda"))
-
-
-def product_dtype(x: Tensor) -> torch.dtype:
-    """Return the dtype in which a GPU multiplies x: autocast's, where that is on."""
-    return torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
 
 
 def norm_rotate(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -16,25 +16,16 @@ OTHERS = (4, False)
 BLOCK = 128  # rows that a program takes at once
 DEPTH = 64  # of a tile, along the width
 CAPABILITY = (9, 0)  # Hopper's alone: its products of four warps are not in the GPUs after it
+TRITON = "3.6."  # the one it was run with: what it is written in is experimental, and its names change
 # Part of the GPU that must have work, on average: programs share rows and not columns, so that few rows leave most of
 # it idle. Measured: at 0.73 from 1.05 (width 768) to 1.66 times as fast as cuBLAS, at 0.5 from 0.8 to 1.5.
 FILLED = 0.7
 
 
-def _has_gluon() -> bool:
-    """Return whether Triton has what the kernel is written in, by the names of 3.6: it is experimental there."""
-    if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 6):
-        return False
-    try:
-        from mvm.network.kernels import gated_product_gluon  # noqa: F401
-    except ImportError:
-        return False
-    return True
-
-
 def _programs() -> int:
     """Return how many programs the GPU runs at once, one on each of its processors; 0 where the kernel cannot run."""
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != CAPABILITY or not _has_gluon():
+    nvidia = torch.cuda.is_available() and torch.version.hip is None
+    if not nvidia or torch.cuda.get_device_capability() != CAPABILITY or not triton.__version__.startswith(TRITON):
         return 0
     return torch.cuda.get_device_properties("cuda").multi_processor_count
 
@@ -66,7 +57,8 @@ def gated_product(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     tensors = zip((flat, weight.contiguous(), out.view(-1, hidden)), TILES, strict=True)
     tiled = [TensorDescriptor.from_tensor(tensor, *tile) for tensor, tile in tensors]
     grid = (min(PROGRAMS, triton.cdiv(len(flat), BLOCK)),)
-    gated_product_kernel[grid](*tiled, bias, len(flat), hidden, K=width, STAGES=stages, KEEP=keep, num_warps=4)
+    with torch.cuda.device(x.device):
+        gated_product_kernel[grid](*tiled, bias, len(flat), hidden, K=width, STAGES=stages, KEEP=keep, num_warps=4)
     return out
 
 
