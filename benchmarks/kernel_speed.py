@@ -25,6 +25,7 @@ from torch.nn.functional import silu
 from mvm.network.dit import SIZES
 from mvm.network.float8 import VALUES
 from mvm.network.kernels import cast, gelu, parts, residual, rotary, swiglu
+from mvm.network.kernels.tiles import Tiles
 from mvm.network.layers import NORM_EPS, add_gated, modulate, norm_rotate, rotary_table, rotary_waves
 
 SIDE = 16
@@ -227,7 +228,7 @@ def measure(name: str, size: str, batch: int, search: bool) -> Iterator[dict[str
         module = CHOICES[name][0] if changed else None
         before = {constant: getattr(module, constant) for constant in changed}
         for constant, value in changed.items():
-            setattr(module, constant, value)
+            setattr(module, constant, Tiles(*value) if isinstance(before[constant], Tiles) else value)
         try:
             yield row("kernel" + "".join(f", {key} {value}" for key, value in changed.items()), kernel)
         except Exception as error:  # a choice that does not fit the GPU is told, and the search goes on

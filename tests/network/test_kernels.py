@@ -52,9 +52,9 @@ for rows, width in ((100, 48), (256, 128), (300, 70)):
     wanted = silu(gate) * up
     wanted.backward(grad)
     out, back = torch.empty(rows, width), torch.empty_like(both)
-    *_, grid, constants = swiglu._cover(both, *swiglu.FORWARD)
+    grid, constants = swiglu.FORWARD.cover(rows, width)
     swiglu.gated_kernel[grid](both, bias, out, rows, width, **constants)
-    *_, grid, constants = swiglu._cover(both, *swiglu.BACKWARD)
+    grid, constants = swiglu.BACKWARD.cover(rows, width)
     partial = torch.empty(grid[0], 2 * width)
     swiglu.gated_back_kernel[grid](grad, both, bias, back, partial, rows, width, **constants)
     check(zip((out, back, partial.sum(0)), (wanted, *(t.grad for t in given))), 1e-4)

@@ -8,10 +8,10 @@ import triton.language as tl  # ty: ignore[import-not-found]
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
-# Tokens and hidden units that a program takes at once; its turns; its warps; and turns in flight (above 1 the next
-# waits in shared memory).
-FORWARD = (8, 128, 1, 4, 1)
-BACKWARD = (8, 128, 32, 4, 4)  # sums of all turns are one part
+from mvm.network.kernels.tiles import Tiles
+
+FORWARD = Tiles(8, 128, 1, 4, 1)
+BACKWARD = Tiles(8, 128, 32, 4, 4)
 
 # gelu(v) = v (1 + tanh z) / 2 = v / (1 + exp(-2 z)), with 2 z = SLOPE (v + CUBE v^3): nothing cancels or becomes nan
 SLOPE = tl.constexpr(2 * math.sqrt(2 / math.pi))
@@ -64,21 +64,12 @@ def biased_gelu_back_kernel(
     tl.store(part, tl.sum(sums, axis=0), mask=column < width)
 
 
-def _cover(
-    x: Tensor, rows: int, columns: int, turns: int, warps: int, stages: int
-) -> tuple[int, int, tuple[int, int], dict[str, int]]:
-    """Return rows and width of x, the programs that cover them, and their constants."""
-    width = x.shape[-1]
-    whole = x.numel() // width
-    constants = {"ROWS": rows, "COLUMNS": columns, "TURNS": turns, "STAGES": stages, "num_warps": warps}
-    return whole, width, (triton.cdiv(whole, turns * rows), triton.cdiv(width, columns)), constants
-
-
 @triton_op("mvm::biased_gelu", mutates_args=())
 def biased_gelu(x: Tensor, bias: Tensor) -> Tensor:
     """Return gelu(x + bias), by its formula with tanh; x (..., width), bias (width,)."""
     x = x.contiguous()
-    rows, width, grid, constants = _cover(x, *FORWARD)
+    rows, width = x.shape[:-1].numel(), x.shape[-1]
+    grid, constants = FORWARD.cover(rows, width)
     out = torch.empty_like(x)
     wrap_triton(biased_gelu_kernel)[grid](x, bias, out, rows, width, **constants)
     return out
@@ -88,7 +79,8 @@ def biased_gelu(x: Tensor, bias: Tensor) -> Tensor:
 def biased_gelu_backward(grad: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradients of x and of the bias, the latter float32."""
     grad, x = grad.contiguous(), x.contiguous()
-    rows, width, grid, constants = _cover(x, *BACKWARD)
+    rows, width = x.shape[:-1].numel(), x.shape[-1]
+    grid, constants = BACKWARD.cover(rows, width)
     out = torch.empty_like(x)
     partial = x.new_empty((grid[0], width), dtype=torch.float32)
     wrap_triton(biased_gelu_back_kernel)[grid](grad, x, bias, out, partial, rows, width, **constants)

@@ -11,9 +11,9 @@ import triton.language as tl  # ty: ignore[import-not-found]
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
-# Tokens, and columns of each part, that a program takes at once; its turns, whose sums are one part; its warps; and
-# turns in flight (above 1 the next waits in shared memory).
-BACKWARD = (8, 128, 32, 4, 3)
+from mvm.network.kernels.tiles import Tiles
+
+BACKWARD = Tiles(8, 128, 32, 4, 3)
 
 
 @triton.jit
@@ -48,22 +48,13 @@ def join_kernel(
     tl.store(sums + 2 * width, tl.sum(of_v, axis=0), mask=column < width)
 
 
-def _cover(
-    grad: Tensor, rows: int, columns: int, turns: int, warps: int, stages: int
-) -> tuple[int, int, tuple[int, int], dict[str, int]]:
-    """Return tokens and width of a part's gradient (B, N, heads, head), the programs that cover it, and constants."""
-    batch, tokens, heads, head = grad.shape
-    whole, width = batch * tokens, heads * head
-    constants = {"ROWS": rows, "COLUMNS": columns, "TURNS": turns, "STAGES": stages, "num_warps": warps}
-    return whole, width, (triton.cdiv(whole, turns * rows), triton.cdiv(width, columns)), constants
-
-
 @triton_op("mvm::join", mutates_args=())
 def join(q_grad: Tensor, k_grad: Tensor, v_grad: Tensor) -> tuple[Tensor, Tensor]:
     """Return the three (B, N, heads, head) as one (B, N, 3, heads, head), and its float32 sums over all tokens."""
     q_grad, k_grad, v_grad = (value.contiguous() for value in (q_grad, k_grad, v_grad))
-    rows, width, grid, constants = _cover(q_grad, *BACKWARD)
     batch, tokens, heads, head = q_grad.shape
+    rows, width = batch * tokens, heads * head
+    grid, constants = BACKWARD.cover(rows, width)
     out = q_grad.new_empty((batch, tokens, 3, heads, head))
     partial = q_grad.new_empty((grid[0], 3 * width), dtype=torch.float32)
     wrap_triton(join_kernel)[grid](q_grad, k_grad, v_grad, out, partial, rows, width, **constants)

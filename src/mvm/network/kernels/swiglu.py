@@ -9,10 +9,10 @@ import triton.language as tl  # ty: ignore[import-not-found]
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
-# Chosen by benchmarks/kernel_speed.py: tokens and hidden units that a program takes at once; its turns;
-# its warps; and turns in flight (above 1 the next waits in shared memory).
-FORWARD = (8, 128, 1, 4, 1)
-BACKWARD = (8, 128, 32, 4, 3)  # sums of all turns are one part
+from mvm.network.kernels.tiles import Tiles
+
+FORWARD = Tiles(8, 128, 1, 4, 1)
+BACKWARD = Tiles(8, 128, 32, 4, 3)
 
 
 @triton.jit
@@ -72,21 +72,12 @@ def gated_back_kernel(
     tl.store(sums + width, tl.sum(sum_up, axis=0), mask=column < width)
 
 
-def _cover(
-    both: Tensor, rows: int, columns: int, turns: int, warps: int, stages: int
-) -> tuple[int, int, tuple[int, int], dict[str, int]]:
-    """Return rows and width of the halves, the programs that cover them, and their constants."""
-    width = both.shape[-1] // 2
-    whole = both.numel() // (2 * width)
-    constants = {"ROWS": rows, "COLUMNS": columns, "TURNS": turns, "STAGES": stages, "num_warps": warps}
-    return whole, width, (triton.cdiv(whole, turns * rows), triton.cdiv(width, columns)), constants
-
-
 @triton_op("mvm::gated", mutates_args=())
 def gated(both: Tensor, bias: Tensor) -> Tensor:
     """Return silu(gate) * up of (gate, up) = both + bias; both (..., 2 width)."""
     both = both.contiguous()
-    rows, width, grid, constants = _cover(both, *FORWARD)
+    rows, width = both.shape[:-1].numel(), both.shape[-1] // 2
+    grid, constants = FORWARD.cover(rows, width)
     out = both.new_empty((*both.shape[:-1], width))
     wrap_triton(gated_kernel)[grid](both, bias, out, rows, width, **constants)
     return out
@@ -96,7 +87,8 @@ def gated(both: Tensor, bias: Tensor) -> Tensor:
 def gated_backward(grad: Tensor, both: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradients of both and of the bias."""
     grad, both = grad.contiguous(), both.contiguous()
-    rows, width, grid, constants = _cover(both, *BACKWARD)
+    rows, width = both.shape[:-1].numel(), both.shape[-1] // 2
+    grid, constants = BACKWARD.cover(rows, width)
     out = torch.empty_like(both)
     partial = both.new_empty((grid[0], 2 * width), dtype=torch.float32)
     wrap_triton(gated_back_kernel)[grid](grad, both, bias, out, partial, rows, width, **constants)
