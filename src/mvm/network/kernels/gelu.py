@@ -68,7 +68,7 @@ def biased_gelu_back_kernel(
 def biased_gelu(x: Tensor, bias: Tensor) -> Tensor:
     """Return gelu(x + bias), by its formula with tanh; x (..., width), bias (width,)."""
     x = x.contiguous()
-    rows, width = x.shape[:-1].numel(), x.shape[-1]
+    rows, width = math.prod(x.shape[:-1]), x.shape[-1]
     grid, constants = FORWARD.cover(rows, width)
     out = torch.empty_like(x)
     wrap_triton(biased_gelu_kernel)[grid](x, bias, out, rows, width, **constants)
@@ -79,7 +79,7 @@ def biased_gelu(x: Tensor, bias: Tensor) -> Tensor:
 def biased_gelu_backward(grad: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradients of x and of the bias, the latter float32."""
     grad, x = grad.contiguous(), x.contiguous()
-    rows, width = x.shape[:-1].numel(), x.shape[-1]
+    rows, width = math.prod(x.shape[:-1]), x.shape[-1]
     grid, constants = BACKWARD.cover(rows, width)
     out = torch.empty_like(x)
     partial = x.new_empty((grid[0], width), dtype=torch.float32)

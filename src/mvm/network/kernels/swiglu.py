@@ -3,6 +3,8 @@
 Both halves are one product, and one tensor's gradient.
 """
 
+import math
+
 import torch
 import triton  # ty: ignore[import-not-found]
 import triton.language as tl  # ty: ignore[import-not-found]
@@ -76,7 +78,7 @@ def gated_back_kernel(
 def gated(both: Tensor, bias: Tensor) -> Tensor:
     """Return silu(gate) * up of (gate, up) = both + bias; both (..., 2 width)."""
     both = both.contiguous()
-    rows, width = both.shape[:-1].numel(), both.shape[-1] // 2
+    rows, width = math.prod(both.shape[:-1]), both.shape[-1] // 2
     grid, constants = FORWARD.cover(rows, width)
     out = both.new_empty((*both.shape[:-1], width))
     wrap_triton(gated_kernel)[grid](both, bias, out, rows, width, **constants)
@@ -87,7 +89,7 @@ def gated(both: Tensor, bias: Tensor) -> Tensor:
 def gated_backward(grad: Tensor, both: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradients of both and of the bias."""
     grad, both = grad.contiguous(), both.contiguous()
-    rows, width = both.shape[:-1].numel(), both.shape[-1] // 2
+    rows, width = math.prod(both.shape[:-1]), both.shape[-1] // 2
     grid, constants = BACKWARD.cover(rows, width)
     out = torch.empty_like(both)
     partial = both.new_empty((grid[0], 2 * width), dtype=torch.float32)
