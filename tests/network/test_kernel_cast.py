@@ -1,10 +1,7 @@
 """The kernel that rounds a matrix both ways: its bits in Triton's interpreter, and its place in a compiled product."""
 
-import os
-import subprocess
-import sys
-
 import pytest
+from kernel_code import NAMED_GPU, run
 
 # The interpreter rounds to 8 bits in a way of its own, so there values are ones that 8 bits hold; products and places
 # are compared in other formats too. How a GPU rounds is in its instruction, below, and in benchmarks/device_parity.py.
@@ -61,20 +58,12 @@ for dtype in kinds:
 """
 
 # A block's products compile whole, with the kernel in them and no input that passes for written: the compiler would
-# copy it before every call. Needs no GPU, but the name of one; the graphs are read and never run.
+# copy it before every call. The graphs are read and never run.
 MUTATIONS = """
-import torch, triton
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
-from triton.backends.compiler import GPUTarget
 from mvm.network import float8
 
-class Driver:
-    def get_current_target(self): return GPUTarget("cuda", 90, 32)
-    def get_current_device(self): return 0
-    def get_active_torch_device(self): return torch.device("cpu")
-
-triton.runtime.driver.set_active(Driver())
 float8._on_gpu = lambda x: True
 graphs = []
 
@@ -121,11 +110,8 @@ for source, kind, instruction in (
 
 @pytest.mark.parametrize(
     ("code", "interpreted"),
-    [(CODE, "1"), (MUTATIONS, "0"), (INSTRUCTIONS, "0")],
+    [(CODE, True), (NAMED_GPU + MUTATIONS, False), (INSTRUCTIONS, False)],
     ids=["values", "compiled", "instructions"],
 )
 def test_the_kernel_gives_the_bits_of_the_plain_code_and_writes_to_no_input(code, interpreted):
-    pytest.importorskip("triton", reason="Triton comes with torch's GPU builds")
-    environment = {**os.environ, "TRITON_INTERPRET": interpreted}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    run(code, interpreted=interpreted)

@@ -1,10 +1,7 @@
 """The kernels of a classic block, gelu and the parts of a product, against plain torch in Triton's interpreter."""
 
-import os
-import subprocess
-import sys
-
 import pytest
+from kernel_code import WRITTEN, run
 
 CODE = """
 import torch
@@ -95,34 +92,17 @@ for kind in (torch.float32, torch.bfloat16):
     assert torch.equal(of_qkv, side_by_side) and torch.equal(of_bias, sums.to(kind))
 """
 
-# No input may pass for written: the compiler would copy it before every call. Needs no GPU, but the name of one.
-MUTATIONS = """
-import torch, triton
-from torch._functorch.aot_autograd import aot_export_joint_simple
-from triton.backends.compiler import GPUTarget
+MUTATIONS = (
+    WRITTEN
+    + """
 from mvm.network.kernels import biased_gelu, parted
 
-class Driver:
-    def get_current_target(self): return GPUTarget("cuda", 90, 32)
-    def get_current_device(self): return 0
-    def get_active_torch_device(self): return torch.device("cpu")
-
-triton.runtime.driver.set_active(Driver())
-
-def written(work, *inputs):
-    given = [value.detach().requires_grad_() for value in inputs]
-    graph = aot_export_joint_simple(lambda *given: (work(*given),), given, trace_joint=True).graph
-    return [sorted(node.kwargs["tensors_to_clone"]) for node in graph.nodes if "triton" in str(node.target)]
-
-r = torch.randn
 assert written(biased_gelu, r(2, 16, 64), r(64)) == [["out"], ["partial", "x_out"]]
 assert written(lambda *given: sum(parted(*given)), r(2, 16, 3, 2, 16), r(96)) == [["out", "partial"]]
 """
+)
 
 
-@pytest.mark.parametrize(("code", "interpreted"), [(CODE, "1"), (MUTATIONS, "0")], ids=["values", "mutations"])
+@pytest.mark.parametrize(("code", "interpreted"), [(CODE, True), (MUTATIONS, False)], ids=["values", "mutations"])
 def test_kernels_equal_the_plain_code_and_write_to_no_input(code, interpreted):
-    pytest.importorskip("triton", reason="Triton comes with torch's GPU builds")
-    environment = {**os.environ, "TRITON_INTERPRET": interpreted}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    run(code, interpreted=interpreted)

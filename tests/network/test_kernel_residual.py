@@ -1,13 +1,11 @@
 """The residual stream by kernels: in Triton's interpreter against the plain code, and a DiT that hands sums on."""
 
-import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch._dynamo
+from kernel_code import run
 
 from mvm.network import DDT, DDTConfig, DiT, DiTConfig, blocks, dit
 from mvm.network.blocks import ModulatedBlock
@@ -90,10 +88,7 @@ assert (h != cut(modulate(z.float(), shift.float(), scale.float()))).float().mea
 
 
 def test_kernels_equal_the_plain_code():
-    pytest.importorskip("triton", reason="Triton comes with torch's GPU builds")
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run([sys.executable, "-c", CODE], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    run(CODE, interpreted=True)
 
 
 SMALL = {"size": "tiny", "depth": 4, "width": 16, "heads": 2, "patch": 2}

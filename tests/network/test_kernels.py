@@ -3,13 +3,11 @@
 And, everywhere, the layers that use them: with stand-ins in plain torch they answer as they do without.
 """
 
-import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
+from kernel_code import WRITTEN, run
 from torch.nn.functional import gelu, silu
 
 from mvm.network import branches
@@ -103,26 +101,11 @@ for centred in (False, True):
 """
 
 
-# No input may pass for written: the compiler would copy it before every call. Needs no GPU, but the name of one.
-MUTATIONS = """
-import torch, triton
-from torch._functorch.aot_autograd import aot_export_joint_simple
-from triton.backends.compiler import GPUTarget
+MUTATIONS = (
+    WRITTEN
+    + """
 from mvm.network.kernels import add_modulate, gated, norm_modulate, placed
 
-class Driver:
-    def get_current_target(self): return GPUTarget("cuda", 90, 32)
-    def get_current_device(self): return 0
-    def get_active_torch_device(self): return torch.device("cpu")
-
-triton.runtime.driver.set_active(Driver())
-
-def written(work, *inputs):
-    given = [value.detach().requires_grad_() for value in inputs]
-    graph = aot_export_joint_simple(lambda *given: (work(*given),), given, trace_joint=True).graph
-    return [sorted(node.kwargs["tensors_to_clone"]) for node in graph.nodes if "triton" in str(node.target)]
-
-r = torch.randn
 parts = r(2, 16, 48), *r(3, 2, 1, 48)
 assert written(gated, r(2, 16, 64), r(64)) == [["out"], ["both_out", "partial"]]
 found = written(lambda x, a, b: norm_modulate(x, a, b, 1e-6, True), *parts[:3])
@@ -132,14 +115,12 @@ assert found == [["h_out", "moments", "x_out"], ["partial", "x_out", "y_out"]]
 found = written(lambda *given: sum(placed(*given, 1e-6)), r(2, 16, 3, 2, 16), r(16), r(16), r(16, 16), r(16, 16))
 assert found == [["k_out", "q_out"], ["out", "partial"]]
 """
+)
 
 
-@pytest.mark.parametrize(("code", "interpreted"), [(CODE, "1"), (MUTATIONS, "0")], ids=["values", "mutations"])
+@pytest.mark.parametrize(("code", "interpreted"), [(CODE, True), (MUTATIONS, False)], ids=["values", "mutations"])
 def test_kernels_equal_the_plain_code_and_write_to_no_input(code, interpreted):
-    pytest.importorskip("triton", reason="Triton comes with torch's GPU builds")
-    environment = {**os.environ, "TRITON_INTERPRET": interpreted}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    run(code, interpreted=interpreted)
 
 
 def placed(qkv, q_weight, k_weight, cos, sin, eps):

@@ -1,10 +1,7 @@
 """Whole networks with every kernel, in Triton's interpreter, against the plain code: values and all gradients."""
 
-import os
-import subprocess
-import sys
-
 import pytest
+from kernel_code import run
 
 CODE = """
 import copy, sys, torch
@@ -44,8 +41,4 @@ for changes, recompute, keep, taps in CASES.values():
 
 @pytest.mark.parametrize("design", ["modern", "classic"])
 def test_networks_learn_the_same_by_kernels(design):
-    pytest.importorskip("triton", reason="Triton comes with torch's GPU builds")
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-c", CODE, design]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    run(CODE, design, interpreted=True)
