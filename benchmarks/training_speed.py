@@ -89,6 +89,7 @@ CASES = {
     "XL-classic-18-heads-kernels-whole": (classic(with_heads(recipe("XL", kernels=True), 18)), None),
     "XL-classic-fp8-whole": (classic(recipe("XL", kernels=True, fp8="tensor")), None),
     "XL-classic-18-heads-sampled-whole": (classic(with_heads(recipe("XL", kernels=True, fp8="sampled"), 18)), None),
+    "XL-classic-sampled-whole": (classic(recipe("XL", kernels=True, fp8="sampled")), None),
     "XL-18-heads-sampled-whole": (with_heads(recipe("XL", kernels=True, fp8="sampled"), 18), None),
     "XL-classic-18-heads-fp8-whole": (classic(with_heads(recipe("XL", kernels=True, fp8="tensor"), 18)), None),
     "S-fp8": (recipe("S", kernels=True, fp8="tensor"), None),

@@ -1,0 +1,151 @@
+"""Do grid, variable and orders of the default sampler suit a trained model? FID of candidates on the same noise.
+
+    python benchmarks/grid_on_images.py MODEL --ref MOMENTS --inception WEIGHTS      (one GPU, about 4 minutes)
+
+MODEL: a run, or a shipped model (cifar10). MOMENTS: of the training images (mvm data stats). The ODE, no guidance.
+grid_search.py chose the defaults on exact oracles; here every candidate makes the same NUM images, from the same noise
+and labels. Besides FID: its distance from the default's, with the error of that difference (block after block of
+pairs left out of both), and how far the images are from those of many small steps.
+"""
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from grid_search import LamPowerGrid, ShiftedPower
+from torch import Tensor
+from tqdm import tqdm
+
+from mvm import noise
+from mvm.evaluation.extractors import Extractor, Sources, open_extractor
+from mvm.evaluation.metrics import frechet_distance, jackknife_error
+from mvm.evaluation.moments import Accumulator, Moments, accumulate_blocks, load_moments
+from mvm.generate import compile_network, cycle_labels, sampling_precision
+from mvm.model import Model, choose_device, load
+from mvm.solver import PowerGrid, PowerVariable, PredictorCorrector, Solver, adams, sa, sample
+
+BLOCKS = 8
+NFE = 26
+MANY = 200  # evaluations of the images that are taken for converged
+
+
+class Candidate(NamedTuple):
+    """A solver, and its evaluations of the field."""
+
+    name: str
+    solver: Solver
+    nfe: int = NFE
+
+
+DEFAULT = Candidate("default (r = 3.5, phi = t^0.8, P3/C4)", adams())
+
+
+def candidates() -> Iterator[Candidate]:
+    yield Candidate("default", adams(), 13)
+    yield Candidate("default", adams(), 39)
+    yield Candidate("default", adams(), 52)
+    for nfe in (26, 39, 52):
+        yield Candidate("sa, t_min = 1e-4", sa(t_min=1e-4), nfe)
+    for r in (2.5, 3.0, 4.0):
+        yield Candidate(f"r = {r}", adams(r=r))
+    for q in (0.5, 1.0):
+        yield Candidate(f"phi = t^{q}", adams(q=q))
+    yield Candidate("r = 3, phi = t^0.5", adams(r=3.0, q=0.5))
+    for orders in ((2, 0), (2, 2), (2, 3), (3, 3), (4, 5)):
+        yield Candidate(f"P{orders[0]}/C{orders[1]}", adams(*orders))
+    yield Candidate("r = 3, P4/C5", adams(4, 5, r=3.0))
+    yield Candidate("r = 3, P2/C3", adams(2, 3, r=3.0))
+    shifted = PredictorCorrector("", PowerGrid(3.0), ShiftedPower(0.01, 0.5), "exact", 4, 5)
+    yield Candidate("r = 3, phi = (t + 0.01)^0.5, P4/C5", shifted)
+    for r, m in ((2.5, 0.8), (3.0, 0.8), (2.5, 1.25)):
+        grid = LamPowerGrid(r, m)
+        yield Candidate(f"lam grid r = {r}, m = {m}", PredictorCorrector("", grid, PowerVariable(0.8)))
+
+
+class Made(NamedTuple):
+    """Images in [-1, 1] (N, C, H, W), float16 on the host, and the features of those as bytes (N, d)."""
+
+    images: Tensor
+    features: Tensor
+
+
+class Maker:
+    """Images of one model from one set of noises."""
+
+    def __init__(self, model: Model, judge: Extractor, num: int, batch: int, precision: str) -> None:
+        self.model, self.judge, self.batch, self.precision = model, judge, batch, precision
+        self.labels = cycle_labels((), num, model.num_classes)
+        self.seeds = noise.derive(0, torch.arange(num))
+
+    @torch.no_grad()
+    def __call__(self, solver: Solver, nfe: int) -> Made:
+        """Return all images by a solver."""
+        images, features = [], []
+        device = self.model.device
+        for labels, seeds in zip(self.labels.split(self.batch), self.seeds.split(self.batch), strict=True):
+            x = noise.initial(seeds.to(device), self.model.sample_shape)
+            with sampling_precision(self.precision, device):
+                made = sample(self.model, x, condition=labels.to(device), solver=solver, nfe=nfe)
+            images.append(made.half().cpu())
+            features.append(self.judge(self.model.codec.decode(made))["pool"])
+        return Made(torch.cat(images), torch.cat(features))
+
+
+def distances(features: Tensor, reference: Moments) -> list[float]:
+    """Return the Frechet distance of all, then without each block."""
+    parts = accumulate_blocks(features, BLOCKS)
+    total = Accumulator(features.shape[1], features.device)
+    for part in parts:
+        total.merge(part)
+    sets = [total, *(total.without(part) for part in parts)]
+    return [frechet_distance(found.result(), reference) for found in sets]
+
+
+def difference(theirs: Sequence[float], ours: Sequence[float], count: int) -> tuple[float, float]:
+    """Return theirs - ours, and its error, of lists that `distances` made of pairs."""
+    gaps = [b - a for a, b in zip(ours, theirs, strict=True)]
+    sizes = [len(part) for part in np.array_split(np.arange(count), BLOCKS)]
+    return gaps[0], jackknife_error(gaps[0], gaps[1:], sizes).error
+
+
+def row(candidate: Candidate, made: Made, truth: Made, found: Sequence[float], ours: Sequence[float]) -> str:
+    gap, error = difference(found, ours, len(made.images))
+    apart = (made.images.float() - truth.images.float()).square().mean((1, 2, 3)).sqrt()
+    moved = (made.features - truth.features).square().sum(1).mean()
+    cells = (f"{found[0]:.2f}", f"{gap:+.2f} ± {error:.2f}", f"{apart.median():.4f}", f"{moved:.2f}")
+    return f"| {candidate.name} | {candidate.nfe} | {' | '.join(cells)} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--ref", required=True, type=Path)
+    parser.add_argument("--inception", default="")
+    parser.add_argument("--num", type=int, default=10_000)
+    parser.add_argument("--batch", type=int, default=1250)
+    parser.add_argument("--many", type=int, default=MANY)
+    parser.add_argument("--precision", default="bf16")
+    options = parser.parse_args()
+    device = choose_device("auto")
+    model = load(options.model).to(device).eval().requires_grad_(False)
+    if device.type == "cuda":
+        compile_network(model, replay=False, kernels=False)
+    judge = open_extractor("inception", Sources(options.inception), device)
+    reference = load_moments(options.ref).moments.to(device)
+    maker = Maker(model, judge, options.num, options.batch, options.precision)
+    truth, base = maker(adams(), options.many), maker(*DEFAULT[1:])
+    ours = distances(base.features, reference)
+    print(f"{options.model}, {options.num} images, {options.precision}, torch {torch.__version__}\n")
+    print("| candidate | NFE | FID | against the default | median RMSE | features |\n|---|---|---|---|---|---|")
+    print(row(DEFAULT, base, truth, ours, ours))
+    print(row(Candidate("default", adams(), options.many), truth, truth, distances(truth.features, reference), ours))
+    for candidate in tqdm(list(candidates()), desc="candidates"):
+        made = maker(candidate.solver, candidate.nfe)
+        print(row(candidate, made, truth, distances(made.features, reference), ours), flush=True)
+
+
+if __name__ == "__main__":
+    main()
