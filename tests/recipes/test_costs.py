@@ -6,7 +6,7 @@ import pytest
 
 from mvm.network import DiTConfig, multiply_adds
 from mvm.recipes import DataConfig, Recipe, load_recipe
-from mvm.recipes.costs import TERMS, UNITS, step_work
+from mvm.recipes.costs import GPU_TERMS, TERMS, UNITS, step_work
 from mvm.recipes.memory import training_memory
 from mvm.training.runtime import EngineConfig
 
@@ -40,7 +40,7 @@ def test_what_grows_with_what(changed, images, times):
 
 
 def test_every_term_has_a_unit():
-    assert tuple(UNITS) == TERMS
+    assert tuple(UNITS) == TERMS == (*GPU_TERMS, "blocks")
 
 
 def test_other_networks_and_optimizers_are_refused():

@@ -1,7 +1,7 @@
 """What one training step on one GPU does, counted from the shapes, and the seconds that a fit of measurements gives it.
 
-A step is a sum of five terms, each an amount of work times what a unit of it costs. The amounts are here; the costs are
-fitted by benchmarks/cost_fit.py.
+A step is a sum of the GPU's four terms, each an amount of work times what a unit of it costs, or the host's time for
+the blocks where that is longer. The amounts are here; the costs are fitted by benchmarks/cost_fit.py.
 """
 
 import math
@@ -25,6 +25,7 @@ class Work(NamedTuple):
 
 
 TERMS = Work._fields
+GPU_TERMS = tuple(term for term in TERMS if term != "blocks")
 UNITS = {
     "products": "FLOP of matrix products without attention's",
     "attention": "FLOP of attention's two products",
