@@ -11,25 +11,25 @@ data=$1 reference=$2 inception=$3 work=$4 steps=$5
 shift 5
 mkdir -p "$work"
 
-both="--train.optimizer muon --network.skip true --network.local true"
+plain="--network.skip false --network.local false"  # the recipe has both, and Muon
 aligned="--repa.encoder ${ENCODER:-} --repa.resolution 224"
 
 options() {  # options TRIAL: what differs from the recipe
   case $1 in
-    adamw) ;;
-    muon) echo "--train.optimizer muon" ;;
-    muon-fast) echo "--train.optimizer muon --train.lr 3e-3" ;;
-    skip) echo "--train.optimizer muon --network.skip true" ;;
-    local) echo "$both" ;;
-    clean) echo "$both --path.law.mean 1.2 --path.law.std 1.2" ;;
-    small-batch) echo "$both --train.batch 256" ;;
-    repa) echo "$both $aligned" ;;
-    repa-conv) echo "$both $aligned --repa.projector conv --repa.normalise 0.6" ;;
-    repa-clean) echo "$both $aligned --path.law.mean 1.2 --path.law.std 1.2" ;;
-    repa-noisy) echo "$both $aligned --path.law.mean 0" ;;
-    repa-fast) echo "$both $aligned --train.lr 2e-3" ;;
-    repa-adamw) echo "--network.skip true --network.local true $aligned" ;;
-    repa-again) echo "$both $aligned --seed 1" ;;
+    adamw) echo "--train.optimizer adamw $plain" ;;
+    muon) echo "$plain" ;;
+    muon-fast) echo "$plain --train.lr 3e-3" ;;
+    skip) echo "--network.local false" ;;
+    local) ;;
+    clean) echo "--path.law.mean 1.2 --path.law.std 1.2" ;;
+    small-batch) echo "--train.batch 256" ;;
+    repa) echo "$aligned" ;;
+    repa-conv) echo "$aligned --repa.projector conv --repa.normalise 0.6" ;;
+    repa-clean) echo "$aligned --path.law.mean 1.2 --path.law.std 1.2" ;;
+    repa-noisy) echo "$aligned --path.law.mean 0" ;;
+    repa-fast) echo "$aligned --train.lr 2e-3" ;;
+    repa-adamw) echo "$aligned --train.optimizer adamw" ;;
+    repa-again) echo "$aligned --seed 1" ;;
     *) echo "unknown trial '$1'" >&2; exit 2 ;;
   esac
 }

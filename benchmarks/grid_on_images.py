@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from grid_search import LamPowerGrid, ShiftedPower
 from torch import Tensor
 from tqdm import tqdm
 
@@ -25,7 +24,7 @@ from mvm.evaluation.metrics import frechet_distance, jackknife_error
 from mvm.evaluation.moments import Accumulator, Moments, accumulate_blocks, load_moments
 from mvm.generate import compile_network, cycle_labels, sampling_precision
 from mvm.model import Model, choose_device, load
-from mvm.solver import PowerGrid, PowerVariable, PredictorCorrector, Solver, adams, sa, sample
+from mvm.solver import Solver, adams, sa, sample
 
 BLOCKS = 8
 NFE = 26
@@ -40,7 +39,7 @@ class Candidate(NamedTuple):
     nfe: int = NFE
 
 
-DEFAULT = Candidate("default (r = 3.5, phi = t^0.8, P3/C4)", adams())
+DEFAULT = Candidate("default (r = 4, p = 1.4, phi = t^0.8, P3/C4)", adams())
 
 
 def candidates() -> Iterator[Candidate]:
@@ -49,20 +48,15 @@ def candidates() -> Iterator[Candidate]:
     yield Candidate("default", adams(), 52)
     for nfe in (26, 39, 52):
         yield Candidate("sa, t_min = 1e-4", sa(t_min=1e-4), nfe)
-    for r in (2.5, 3.0, 4.0):
+    for nfe in (13, 26):
+        for p, r in ((1.0, 3.5), (1.25, 4.0), (1.5, 4.0), (1.5, 4.5), (2.0, 4.5)):
+            yield Candidate(f"r = {r}, p = {p}", adams(r=r, p=p), nfe)
+    for r in (3.0, 3.5, 4.5):
         yield Candidate(f"r = {r}", adams(r=r))
     for q in (0.5, 1.0):
         yield Candidate(f"phi = t^{q}", adams(q=q))
-    yield Candidate("r = 3, phi = t^0.5", adams(r=3.0, q=0.5))
     for orders in ((2, 0), (2, 2), (2, 3), (3, 3), (4, 5)):
         yield Candidate(f"P{orders[0]}/C{orders[1]}", adams(*orders))
-    yield Candidate("r = 3, P4/C5", adams(4, 5, r=3.0))
-    yield Candidate("r = 3, P2/C3", adams(2, 3, r=3.0))
-    shifted = PredictorCorrector("", PowerGrid(3.0), ShiftedPower(0.01, 0.5), "exact", 4, 5)
-    yield Candidate("r = 3, phi = (t + 0.01)^0.5, P4/C5", shifted)
-    for r, m in ((2.5, 0.8), (3.0, 0.8), (2.5, 1.25)):
-        grid = LamPowerGrid(r, m)
-        yield Candidate(f"lam grid r = {r}, m = {m}", PredictorCorrector("", grid, PowerVariable(0.8)))
 
 
 class Made(NamedTuple):

@@ -23,8 +23,9 @@ def shifted(predictor: int, corrector: int) -> PredictorCorrector:
 
 
 CANDIDATES: dict[str, Solver] = {
-    "P3/C4, r = 3.5, phi = t^0.8 (default)": adams(),
-    "P4/C5, r = 3.5, phi = t^0.8": adams(4, 5),
+    "P3/C4, r = 4, p = 1.4, phi = t^0.8 (default)": adams(),
+    "P4/C5, r = 4, p = 1.4, phi = t^0.8": adams(4, 5),
+    "P3/C4, r = 3.5, p = 1, phi = t^0.8": adams(r=3.5, p=1.0),
     "P3/C4, r = 3, phi = (t + 0.01)^0.5": shifted(3, 4),
     "P4/C5, r = 3, phi = (t + 0.01)^0.5": shifted(4, 5),
     "P5/C6, r = 3, phi = (t + 0.01)^0.5": shifted(5, 6),

@@ -14,16 +14,15 @@ from mvm import noise
 from mvm.options import at_least, choose
 from mvm.path import MEAN_VELOCITY, Field, Schedule, equal_snr, full_time, require_schedule
 from mvm.pixels import GREY_SCALE
-from mvm.solver import GRID_POWER, PredictorCorrector, adams, no_noise, run
+from mvm.solver import PredictorCorrector, adams, default_times, no_noise, run
 
 T_MIN = 1e-5
 SOLVER: PredictorCorrector = adams()
 
 
-def _times(steps: int, r: float = GRID_POWER) -> tuple[float, ...]:
-    """Return times from T_MIN up to 1: the default solver's power grid, bent to end at T_MIN."""
-    low = T_MIN ** (1 / r)
-    return (*((low + (1 - low) * i / steps) ** r for i in range(steps)), 1.0)
+def _times(steps: int) -> tuple[float, ...]:
+    """Return times from T_MIN up to 1, spaced as the default solver's."""
+    return default_times(steps, 1.0, T_MIN)[::-1]
 
 
 @torch.no_grad()

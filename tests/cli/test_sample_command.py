@@ -62,8 +62,8 @@ def test_cost_is_told(tmp_path, capsys):
         str(out),
     ]
     assert run(tokens) == 0
-    # r = 3.5: t_i = (1 - i/13)^3.5 lies in [0.0563, 0.6090] for i = 2..7
-    inside = sum(0.0563 <= (1 - i / 13) ** 3.5 <= 0.6090 for i in range(13))
+    # t_i = (1 - (i/13)^1.4)^4 lies in [0.0563, 0.6090] for i = 3..8
+    inside = sum(0.0563 <= (1 - (i / 13) ** 1.4) ** 4 <= 0.6090 for i in range(13))
     assert f"adams, 13 evaluations, {13 + inside} network passes each" in capsys.readouterr().out
 
 

@@ -222,7 +222,6 @@ def test_more_noise_than_a_table_holds_is_refused(solver, rho):
     ("solver", "named"),
     [
         (adams(r=1000.0), r"r=1000\.0"),
-        (adams(r=math.inf), "r=inf"),
         (adams(q=1e3), "no finite coefficients"),
         (Adaptive(t_min=2.0), r"t_min=2\.0 must lie below 1"),
     ],
@@ -242,10 +241,17 @@ def test_a_path_that_hardly_adds_noise():
         assert float(sample(field, x, schedule=schedule, solver=solver, seeds=[0]).abs()) < 2.5
 
 
+@pytest.mark.parametrize("powers", [{"r": math.inf}, {"p": math.inf}, {"r": 0.5}, {"p": 0.5}, {"p": math.nan}])
+def test_grids_of_no_power_are_refused(powers):
+    (name, power) = next(iter(powers.items()))
+    with pytest.raises(ValueError, match=f"{name}={power}"):
+        adams(**powers)
+
+
 @often
 @given(st.integers(1, 10**4), st.floats(1e-2, 1))
 def test_grids_fall_to_zero(nfe, first):
-    for grid in (PowerGrid(1.0), PowerGrid(3.5), PowerGrid(20.0), LamGrid()):
+    for grid in (PowerGrid(1.0), PowerGrid(4.0, 1.4), PowerGrid(20.0), PowerGrid(20.0, 3.0), LamGrid()):
         times = grid.times(nfe, first)
         assert len(times) == nfe + 1
         assert times[-1] == 0

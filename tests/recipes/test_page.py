@@ -74,9 +74,9 @@ def test_numbers_of_cifar10():
     """DiT-S/2 on 32x32: 12 blocks of width 384, 256 tokens."""
     network, training, memory, estimate = costs(load_recipe("cifar10"))
     assert re.match(r"network   3\d\.\d M parameters, [56]\.\d+ G multiply-adds", network)
-    assert training == "training  20.48 M images, 40000 steps of 512"
-    assert re.match(r"memory    about 13\.?\d* GB for 256 images a GPU in bf16, compiled, of which 1\.\d+ GB", memory)
-    assert 0.3 < float(estimate.split()[1]) < 3
+    assert training == "training  5.12 M images, 10000 steps of 512"
+    assert re.match(r"memory    about 13\.?\d* GB for 256 images a GPU in bf16, compiled, of which 1\.?\d* GB", memory)
+    assert 0.1 <= float(estimate.split()[1]) < 0.4
 
 
 def test_a_folder_that_was_not_opened_has_no_costs(tmp_path):

@@ -21,7 +21,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,7 +38,7 @@ from mvm.path import (
     like,
     to_x0,
 )
-from mvm.solver import GRID_POWER, Grid, PredictorCorrector, adams
+from mvm.solver import Grid, PredictorCorrector, adams, default_times
 
 # (x, timestep (B,)), and labels (B,) or None where there are classes -> a prediction of x's shape
 Network = Callable[..., Tensor]
@@ -51,15 +50,12 @@ WEAKEST_SIGNAL = 2.0**-8  # alpha/sigma below which eps is not asked: in x0_hat 
 
 @dataclass(frozen=True)
 class KnownGrid(Grid):
-    """t_i^(1/r) evenly from `start` to t_min, which is evaluated last; then 0. Nothing cleaner than t_min is asked."""
+    """The default's times from `start` to t_min, which is evaluated last; then 0. Nothing cleaner is asked."""
 
-    r: float
     t_min: float
 
     def times(self, nfe: int, start: float = 1.0) -> tuple[float, ...]:
-        share = np.arange(1, nfe) / max(nfe - 1, 1)
-        high, low = start ** (1 / self.r), self.t_min ** (1 / self.r)
-        return (start, *((high + (low - high) * share) ** self.r).tolist(), 0.0)
+        return (*(default_times(nfe - 1, start, self.t_min) if nfe > 1 else (start,)), 0.0)
 
 
 @dataclass(frozen=True)
@@ -81,7 +77,7 @@ class BridgedField:
         """The default solver, with its last evaluation at the cleanest level that the model knows."""
         if self.first == 0:
             return adams()
-        return replace(adams(), grid=KnownGrid(GRID_POWER, float(equal_snr_time(self.first, self.own, MEAN_VELOCITY))))
+        return replace(adams(), grid=KnownGrid(float(equal_snr_time(self.first, self.own, MEAN_VELOCITY))))
 
     def _level(self, t: Tensor) -> Tensor:
         same = self.schedule is self.own

@@ -1,6 +1,6 @@
 """Solvers of the reverse family: rho = 0 is the probability-flow ODE, rho = 1 the paper's reverse SDE."""
 
-from mvm.solver.adams import GRID_POWER, PredictorCorrector, adams, sa
+from mvm.solver.adams import PredictorCorrector, adams, default_times, sa
 from mvm.solver.adaptive import Adaptive
 from mvm.solver.base import Evaluate, NoiseSource, Plan, Solver, State, no_noise, run
 from mvm.solver.grid import DEFAULT_T_MIN, Grid, LamGrid, PowerGrid
@@ -22,7 +22,6 @@ from mvm.solver.table import LamVariable, PowerVariable, Variable
 __all__ = [
     "DEFAULT_NFE",
     "DEFAULT_T_MIN",
-    "GRID_POWER",
     "SOLVERS",
     "Adaptive",
     "Auto",
@@ -49,6 +48,7 @@ __all__ = [
     "Variable",
     "adams",
     "check_request",
+    "default_times",
     "guided",
     "guided_evaluations",
     "integrate",

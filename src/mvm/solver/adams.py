@@ -7,7 +7,7 @@ from torch import Tensor
 from mvm.options import at_least, choose
 from mvm.path import MEAN_VELOCITY, Schedule, equal_snr_time
 from mvm.solver.base import Evaluate, NoiseSource, Plan, Solver, State
-from mvm.solver.grid import DEFAULT_T_MIN, Grid, LamGrid, PowerGrid
+from mvm.solver.grid import DEFAULT_T_MIN, Grid, LamGrid, PowerGrid, power_times
 from mvm.solver.table import TAUS, TO_DATA, LamVariable, PowerVariable, Row, Variable, build_row
 
 
@@ -94,15 +94,26 @@ class PredictorCorrector(Solver):
         return TablePlan(times, rows)
 
 
-GRID_POWER = 3.5  # r and q: benchmarks/grid_search.py
+# r and p of the grid, q of the variable: benchmarks/grid_search.py (oracles) and grid_on_images.py (a trained model)
+GRID_POWER = 4.0
+START_POWER = 1.4
 VARIABLE_POWER = 0.8
 
 
+def default_times(steps: int, start: float, end: float) -> tuple[float, ...]:
+    """Return steps + 1 times from `start` to `end`, spaced as the default solver's."""
+    return tuple(power_times(steps, start, end, GRID_POWER, START_POWER).tolist())
+
+
 def adams(
-    predictor: int = 3, corrector: int = 4, r: float = GRID_POWER, q: float = VARIABLE_POWER
+    predictor: int = 3,
+    corrector: int = 4,
+    r: float = GRID_POWER,
+    q: float = VARIABLE_POWER,
+    p: float = START_POWER,
 ) -> PredictorCorrector:
-    """Return the default solver: exact tau, phi = t^q, t_i = (1 - i/N)^r from exactly 1 to exactly 0."""
-    return PredictorCorrector("adams", PowerGrid(r), PowerVariable(q), "exact", predictor, corrector)
+    """Return the default solver: exact tau, phi = t^q, t_i = (1 - (i/N)^p)^r from exactly 1 to exactly 0."""
+    return PredictorCorrector("adams", PowerGrid(r, p), PowerVariable(q), "exact", predictor, corrector)
 
 
 def sa(

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mvm.options import at_least
 from mvm.path import MEAN_VELOCITY, Schedule
@@ -20,20 +21,37 @@ class Grid(ABC):
         """Return nfe + 1 times; `start` < 1 where the field's schedule never reaches pure noise."""
 
 
+def power_times(steps: int, start: float, end: float, r: float, p: float) -> NDArray[np.float64]:
+    """Return steps + 1 times from exactly `start` to exactly `end`: t^(1/r) goes linearly in (i/steps)^p.
+
+    r draws the times to the clean end. p > 1 draws them to pure noise as well, 1 - t ~ (i/steps)^p there: what many
+    pixels share, as colour and brightness, is decided where one pixel is still all noise.
+    """
+    done = (np.arange(steps + 1) / steps) ** p
+    high, low = start ** (1 / r), end ** (1 / r)
+    times = (high * (1 - done) + low * done) ** r
+    times[0], times[-1] = start, end  # not a rounding away from them
+    return times
+
+
 @dataclass(frozen=True)
 class PowerGrid(Grid):
-    """t_i = start (1 - i/N)^r, from exactly `start` (at most t_max) to exactly 0."""
+    """t_i = start (1 - (i/N)^p)^r, from exactly `start` (at most t_max) to exactly 0."""
 
     r: float
+    p: float = 1.0
     t_max: float = 1.0
 
     def __post_init__(self) -> None:
-        at_least("r", self.r, 1.0)
+        for name, power in (("r", self.r), ("p", self.p)):
+            at_least(name, power, 1.0)
+            if not np.isfinite(power):
+                raise ValueError(f"{name}={power} is out of range; it must be finite")
         if not 0 < self.t_max <= 1:
             raise ValueError(f"t_max={self.t_max} is out of range; it must lie in (0, 1]")
 
     def times(self, nfe: int, start: float = 1.0) -> tuple[float, ...]:
-        times = min(start, self.t_max) * (1 - np.arange(nfe + 1) / nfe) ** self.r
+        times = power_times(nfe, min(start, self.t_max), 0.0, self.r, self.p)
         if times[-2] < SMALLEST:
             raise ValueError(f"r={self.r}: the last of {nfe} times is {times[-2]}; use a smaller r or a smaller nfe")
         return tuple(times.tolist())
