@@ -1,9 +1,9 @@
 """Do grid, variable and orders of the default sampler suit a trained model? FID of candidates on the same noise.
 
-    python benchmarks/grid_on_images.py MODEL --ref MOMENTS --inception WEIGHTS      (one GPU, about 4 minutes)
+    python benchmarks/grid_on_images.py MODEL --ref MOMENTS --inception WEIGHTS      (one GPU)
 
 MODEL: a run, or a shipped model (cifar10). MOMENTS: of the training images (mvm data stats). The ODE, no guidance.
-grid_search.py chose the defaults on exact oracles; here every candidate makes the same NUM images, from the same noise
+grid_search.py judges them on exact oracles; here every candidate makes the same NUM images, from the same noise
 and labels. Besides FID: its distance from the default's, with the error of that difference (block after block of
 pairs left out of both), and how far the images are from those of many small steps.
 """

@@ -63,7 +63,7 @@ def candidates() -> Iterator[tuple[str, PredictorCorrector]]:
     for r in (2.5, 3.0, 3.5, 4.0):
         for q in (0.5, 0.7, 0.8, 0.9, 1.0):
             yield f"power grid r = {r}, phi = t^{q}", adams(r=r, q=q, p=1.0)
-    for p, r in ((1.25, 3.5), (1.25, 4.0), (1.4, 3.5), (1.4, 4.0), (1.5, 4.0), (1.5, 4.5), (2.0, 4.5)):
+    for p, r in ((1.25, 3.5), (1.25, 4.0), (1.4, 3.5), (1.4, 4.0), (1.4, 4.5), (1.5, 4.0), (1.5, 4.5), (2.0, 4.5)):
         yield f"power grid r = {r}, p = {p}, phi = t^0.8", adams(r=r, p=p)
     for c in (0.003, 0.01, 0.03):
         for r in (3.0, 3.5):

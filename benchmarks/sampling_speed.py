@@ -19,14 +19,17 @@ import torch
 from mvm.bench import machine
 from mvm.generate import compile_network, cycle_labels, generate_batch
 from mvm.model import Model
-from mvm.recipes import SampleConfig, as_field, load_recipe
+from mvm.recipes import SampleConfig, as_field, load_recipe, override
 
 WAYS = ("eager", "compiled", "replayed", "kernels")
 
 
 def sampler(way: str, recipe: str, device: torch.device) -> Model:
     """Return a model that samples that way."""
-    model = Model(as_field(load_recipe(recipe), recipe)).to(device).eval().requires_grad_(False)
+    found = load_recipe(recipe)
+    if found.network.kind == "dit":  # plain, as SiT's are
+        found = override(found, {"network.skip": "false", "network.local": "false"})
+    model = Model(as_field(found, recipe)).to(device).eval().requires_grad_(False)
     if way != "eager":
         compile_network(model, replay=way in ("replayed", "kernels"), kernels=way == "kernels")
     return model

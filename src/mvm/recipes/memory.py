@@ -30,7 +30,8 @@ def training_memory(recipe: Recipe, batch: int) -> Memory:
     """Return the memory of a training step on one GPU with `batch` images.
 
     The classic design with its kernels takes 11 to 17 % less (S, B, XL measured). Left out: images or latents that
-    live on the device, REPA's projector and encoder, the codec; and what engine.fp8 changes, which was not measured.
+    live on the device, REPA's projector and encoder, the codec; what network.skip and network.local keep (8 % more
+    measured on cifar10-small); and what engine.fp8 changes, which was not measured.
     Against measurements that were not fitted: imagenet256-ddt-xl +0.5 %, cifar10 without Muon, skips and local
     convolutions -2 %, imagenette-ddt-s -18 % (large latents, a small network).
     """

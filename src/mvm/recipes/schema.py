@@ -220,7 +220,8 @@ class Recipe:
         self._check_best()
         if self.train.optimizer == "muon" and self.engine.parallel == "fsdp":
             raise ValueError(
-                "train.optimizer='muon' orthogonalises whole matrices, which engine.parallel='fsdp' spreads; use ddp"
+                "train.optimizer='muon' orthogonalises whole matrices, which engine.parallel='fsdp' spreads; "
+                "use ddp, or train.optimizer='adamw'"
             )
 
     @property

@@ -54,6 +54,8 @@ class PowerGrid(Grid):
         times = power_times(nfe, min(start, self.t_max), 0.0, self.r, self.p)
         if times[-2] < SMALLEST:
             raise ValueError(f"r={self.r}: the last of {nfe} times is {times[-2]}; use a smaller r or a smaller nfe")
+        if (np.diff(times) >= 0).any():
+            raise ValueError(f"p={self.p}: {nfe} times do not all differ; use a smaller p or a smaller nfe")
         return tuple(times.tolist())
 
 

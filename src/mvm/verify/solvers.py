@@ -152,7 +152,7 @@ def digits_oracle() -> oracle.Mixture:
 def digits_noise(count: int = 256) -> Tensor:
     """Return torch's normals at seed 1, a draw on which the bars are met; on mvm's own seeds 0 to 255 they are not.
 
-    About one noise in 200 lies so near the border between two digits that 26 evaluations end at the other
+    About one noise in 300 lies so near the border between two digits that 26 evaluations end at the other
     one, and one in 50 that 13 do, so the figures depend on the draw: benchmarks/results/oracle_study.md has several.
     """
     return torch.randn(count, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
