@@ -37,8 +37,9 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
     """A solver of mvm, one evaluation a step.
 
     solver, solver_options: a name in mvm.solver.SOLVERS and its options, e.g. "adams" with r, p, q, predictor,
-    corrector. rho: 0 is the ODE, 1 the paper's SDE. prediction_type: what the network predicts, of mvm.path.KINDS. schedule: the
-    path it was trained on, of mvm.path.SCHEDULES. seeds: one per sample, for mvm's own noise; None takes `generator`.
+    corrector. rho: 0 is the ODE, 1 the paper's SDE. prediction_type: what the network predicts, of mvm.path.KINDS.
+    schedule: the path it was trained on, of mvm.path.SCHEDULES. seeds: one per sample, for mvm's own noise; None
+    takes `generator`.
 
     Timesteps are the times t of the schedule, float64, from its end down. What a step needs to know of earlier ones is
     a `State` of mvm.solver; the timestep passed says which step it is, not a counter.
