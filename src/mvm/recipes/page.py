@@ -14,7 +14,7 @@ from mvm.recipes.schema import Recipe
 # measured by benchmarks/training_speed.py.
 H200_FLOPS = 790e12
 SHOWN_BATCH = 256  # images a GPU that memory is told for, at most
-H200_MFU = {"S": 0.335, "B": 0.485, "L": 0.50, "XL": 0.518}  # L: not measured, put between B and XL
+H200_MFU = {"S": 0.335, "B": 0.485, "L": 0.523, "XL": 0.518}  # L: benchmarks/cost_fit.py
 
 
 def training_flops(recipe: AnyRecipe) -> float:
@@ -67,9 +67,8 @@ def _field_costs(recipe: Recipe, training: str) -> list[str]:
         _memory_line(recipe),
     ]
     if has_estimate(recipe):
-        basis = "a guess between B and XL" if recipe.network.size == "L" else "from measured throughput"
         without = ", without REPA's encoder and projector" if recipe.repa.encoder else ""
-        lines.append(f"estimate  {hours_on_h200(recipe):.2g} hours on one NVIDIA H200 ({basis}{without})")
+        lines.append(f"estimate  {hours_on_h200(recipe):.2g} hours on one NVIDIA H200 (from measured throughput{without})")
     return lines
 
 
