@@ -67,8 +67,8 @@ def _field_costs(recipe: Recipe, training: str) -> list[str]:
         _memory_line(recipe),
     ]
     if has_estimate(recipe):
-        without = ", without REPA's encoder and projector" if recipe.repa.encoder else ""
-        lines.append(f"estimate  {hours_on_h200(recipe):.2g} hours on one NVIDIA H200 (from measured throughput{without})")
+        basis = "from measured throughput" + (", without REPA's encoder and projector" if recipe.repa.encoder else "")
+        lines.append(f"estimate  {hours_on_h200(recipe):.2g} hours on one NVIDIA H200 ({basis})")
     return lines
 
 
