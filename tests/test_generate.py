@@ -121,6 +121,45 @@ def test_stream_yields_batch_by_batch(model):
     assert torch.equal(torch.cat([part.labels for part in parts]), labels)
 
 
+@pytest.mark.parametrize(
+    ("ahead", "want"),
+    [
+        (0, ["launch 0", "take 0", "have 0", "launch 4", "take 4", "have 4", "launch 8", "take 8", "have 8"]),
+        (1, ["launch 0", "launch 4", "take 0", "have 0", "launch 8", "take 4", "have 4", "take 8", "have 8"]),
+    ],
+)
+def test_a_gpu_has_the_next_batch_before_the_last_is_in_hand(model, monkeypatch, ahead, want):
+    """Launched, taken back, had by the caller; the images are those of a machine that has one batch at a time."""
+    seeds, labels = torch.arange(9), torch.arange(9)
+    plain = generate_all(model, labels, seeds, SETTINGS["sde"], batch=4, progress=False)
+    told, launch = [], module._launch
+
+    def watched(model, labels, seeds, settings, precision):
+        first = int(seeds[0])
+        told.append(f"launch {first}")
+        underway = launch(model, labels, seeds, settings, precision)
+
+        def wait():
+            told.append(f"take {first}")
+            return underway.wait()
+
+        return underway._replace(wait=wait)
+
+    monkeypatch.setattr(module, "_launch", watched)
+    monkeypatch.setattr(module, "_ahead", lambda device: ahead)
+    found = []
+    for made in generate(model, labels, seeds, SETTINGS["sde"], batch=4, progress=False):
+        told.append(f"have {int(made.seeds[0])}")
+        found.append(made.images)
+    assert told == want
+    assert torch.equal(torch.cat(found), plain.images)
+
+
+@pytest.mark.parametrize(("kind", "ahead"), [("cpu", 0), ("cuda", 1)])
+def test_batches_ahead(kind, ahead):
+    assert module._ahead(torch.device(kind)) == ahead
+
+
 def test_bad_batch(model):
     seeds, labels = seeds_and_labels()
     with pytest.raises(ValueError, match="batch=0"):

@@ -14,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
+from mvm import generate
 from mvm import samples as module
 from mvm.data.sources.tables import open_parquet
 from mvm.files import alone
@@ -115,13 +116,13 @@ def test_parts_are_the_images_of_their_seeds(model, finished):
 
 def test_every_batch_has_one_shape(model, tmp_path, monkeypatch):
     """A network that was compiled would be compiled again for the last."""
-    sizes, real = [], module.generate_batch
+    sizes, real = [], generate._launch
 
     def note(model, labels, *rest):
         sizes.append(len(labels))
         return real(model, labels, *rest)
 
-    monkeypatch.setattr(module, "generate_batch", note)
+    monkeypatch.setattr(generate, "_launch", note)
     make(model, tmp_path / "x")
     make(model, tmp_path / "few", Draw(3))
     make(model, tmp_path / "adaptive", Draw(3, batch=2), SampleConfig("adaptive", tolerance=1e-2))  # one by one anyway
@@ -187,9 +188,19 @@ def test_damaged_parts_are_made_again_bit_for_bit(model, finished, tmp_path, dam
     assert ((made.folder / "part-000004.npy").stat().st_mtime_ns == kept) == (damage is not delete)
 
 
-@pytest.mark.parametrize("where", ["generate_batch", "put_in_place"])
-def test_a_crash_loses_only_the_batch_in_flight(model, finished, tmp_path, monkeypatch, capsys, where):
-    calls, real = [], getattr(module, where)
+@pytest.mark.parametrize(
+    ("ahead", "where", "kept"),
+    [
+        (0, (generate, "_launch"), 3),
+        (0, (module, "put_in_place"), 3),
+        (1, (generate, "_launch"), 2),
+        (1, (module, "put_in_place"), 3),
+    ],
+)
+def test_a_crash_loses_only_the_batches_in_flight(model, finished, tmp_path, monkeypatch, capsys, ahead, where, kept):
+    """One on a host, two on a GPU: that which is launched, and the one before it, not yet written."""
+    calls, real = [], getattr(*where)
+    monkeypatch.setattr(generate, "_ahead", lambda device: ahead)
 
     def crash(*arguments):
         calls.append(1)
@@ -197,18 +208,18 @@ def test_a_crash_loses_only_the_batch_in_flight(model, finished, tmp_path, monke
             raise KeyboardInterrupt
         return real(*arguments)
 
-    monkeypatch.setattr(module, where, crash)
+    monkeypatch.setattr(*where, crash)
     with pytest.raises(KeyboardInterrupt):
         make(model, tmp_path / "x")
-    assert len(list((tmp_path / "x").glob("part-*.npy"))) == 3
+    assert len(list((tmp_path / "x").glob("part-*.npy"))) == kept
     sample_parts(model, DRAW, SETTINGS, tmp_path / "x")
-    assert "mvm: 12 of 22 images are there already" in capsys.readouterr().err
-    assert len(calls) == 4 + 3
+    assert f"mvm: {4 * kept} of 22 images are there already" in capsys.readouterr().err
+    assert len(calls) == 4 + 6 - kept
     assert contents(tmp_path / "x") == contents(finished.folder)
 
 
 def test_finished_parts_are_left_alone(model, finished, monkeypatch):
-    monkeypatch.setattr(module, "generate_batch", None)
+    monkeypatch.setattr(generate, "_launch", None)
     before = {path: path.stat().st_mtime_ns for path in finished.folder.iterdir()}
     assert make(model, finished.folder) == finished
     assert {path: path.stat().st_mtime_ns for path in finished.folder.iterdir()} == before

@@ -35,6 +35,7 @@ __all__ = [
     "generate",
     "generate_all",
     "generate_batch",
+    "generate_batches",
     "grid",
     "mean_cost",
     "png_bytes",
@@ -210,6 +211,27 @@ def generate_batch(
     return _launch(model, labels, seeds, settings, precision).arrived()
 
 
+def _ahead(device: torch.device) -> int:
+    """Return how many batches are under way beside the one asked for: a host works on its own batches alone."""
+    return int(device.type == "cuda")
+
+
+def generate_batches(
+    model: Model, batches: Iterable[tuple[Tensor, Tensor]], settings: SampleConfig, precision: str | None = None
+) -> Iterator[Generated]:
+    """Yield the images of each (labels, seeds), in order.
+
+    A GPU works on the next batch while the caller has the last one in hand: writes it, or looks at it by Inception.
+    """
+    underway: deque[Underway] = deque()
+    for labels, seeds in batches:
+        underway.append(_launch(model, labels, seeds, settings, precision))
+        if len(underway) > _ahead(model.device):
+            yield underway.popleft().arrived()
+    while underway:
+        yield underway.popleft().arrived()
+
+
 def generate(
     model: Model,
     labels: Tensor,
@@ -220,27 +242,13 @@ def generate(
     progress: bool = True,
     precision: str | None = None,
 ) -> Iterator[Generated]:
-    """Yield images batch by batch; an image depends on its own seed and label, not on the batch.
-
-    A GPU works on the next batch while the caller has the last one in hand.
-    """
+    """Yield images batch by batch; an image depends on its own seed and label, not on the batch."""
     at_least("batch", batch, 1)
-    ahead = int(model.device.type == "cuda")
-    underway: deque[Underway] = deque()
+    parts = zip(labels.split(batch), seeds.split(batch), strict=True)
     with tqdm(total=len(labels), desc="sample", unit="image", disable=not progress) as bar:
-
-        def finished() -> Generated:
-            done = underway.popleft().arrived()
-            bar.update(len(done.labels))
-            return done
-
-        for start in range(0, len(labels), batch):
-            part = slice(start, start + batch)
-            underway.append(_launch(model, labels[part], seeds[part], settings, precision))
-            if len(underway) > ahead:
-                yield finished()
-        while underway:
-            yield finished()
+        for made in generate_batches(model, parts, settings, precision):
+            bar.update(len(made.labels))
+            yield made
 
 
 def mean_cost(parts: Iterable[tuple[int, int, int]]) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from mvm import __version__, noise
 from mvm.files import alone, put_in_place, temporary_beside, write_text
-from mvm.generate import Generated, asked_classes, computed_by, cycle_labels, generate_batch, mean_cost
+from mvm.generate import Generated, asked_classes, computed_by, cycle_labels, generate_batches, mean_cost
 from mvm.model import Model
 from mvm.options import at_least, choose
 from mvm.pictures import channels_last, check_output, picture_name, write_stream
@@ -254,12 +254,12 @@ def sample_parts(
                 missing = [n for n, span in enumerate(spans) if not _is_whole(folder, n, labels[span], shape)]
         missing = place.tell(missing)
         with _bar(draw, [spans[n] for n in missing], place, folder, progress) as bar:
-            for number in missing[place.rank :: place.world]:
-                span = spans[number]
-                which = _filled(span, draw, settings)
-                made = generate_batch(model, labels[which], seeds[which], settings, precision)
-                _write_part(folder, number, _first(made, span.stop - span.start))
-                bar.update(min(len(which) * place.world, draw.num - bar.n))
+            mine = missing[place.rank :: place.world]
+            filled = (_filled(spans[number], draw, settings) for number in mine)
+            made = generate_batches(model, ((labels[i], seeds[i]) for i in filled), settings, precision)
+            for number, batch in zip(mine, made, strict=True):
+                _write_part(folder, number, _first(batch, spans[number].stop - spans[number].start))
+                bar.update(min(len(batch.labels) * place.world, draw.num - bar.n))
         place.any(False)  # past this, all processes have written theirs
         return place.tell(_read(folder, draw.num, len(spans), shape) if place.main else None)
 

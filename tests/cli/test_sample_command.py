@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mvm import samples
+from mvm import generate
 from mvm.cli import run
 
 
@@ -103,7 +103,7 @@ def test_kernels_by_hand_can_be_left_out(tmp_path, monkeypatch, tokens, kernels)
 def test_the_same_command_goes_on_after_a_stop(tmp_path, monkeypatch, capsys):
     tokens = ["--num", "10", "--batch", "4"]
     sampled(tmp_path / "whole" / "x.npz", *tokens)
-    calls, real = [], samples.generate_batch
+    calls, real = [], generate._launch
 
     def stop(*arguments):
         calls.append(1)
@@ -111,7 +111,7 @@ def test_the_same_command_goes_on_after_a_stop(tmp_path, monkeypatch, capsys):
             raise KeyboardInterrupt
         return real(*arguments)
 
-    monkeypatch.setattr(samples, "generate_batch", stop)
+    monkeypatch.setattr(generate, "_launch", stop)
     out = tmp_path / "stopped" / "x.npz"
     assert run(["sample", "digits", "--nfe", "4", "--out", str(out), *tokens]) == 130
     assert "mvm: stopped; the same command goes on" in capsys.readouterr().err

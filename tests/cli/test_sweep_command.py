@@ -120,7 +120,7 @@ def test_an_interrupt_is_a_message(here, capsys, monkeypatch):
     def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("mvm.samples.generate_batch", stop)
+    monkeypatch.setattr("mvm.generate._launch", stop)
     code = run(["sweep", "digits", *TINY, "--out", "s"])
     assert code == 130
     assert "Traceback" not in capsys.readouterr().err

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from mvm import samples
+from mvm import generate
 from mvm.data import digits
 from mvm.evaluation import sweep as module
 from mvm.evaluation.evaluate import Side, evaluate, open_side, write_statistics
@@ -69,13 +69,13 @@ def drawn():
 @pytest.fixture
 def made(monkeypatch):
     """The batches that are sampled, as (settings, labels, seeds)."""
-    seen, real = [], samples.generate_batch
+    seen, real = [], generate._launch
 
     def watch(model, labels, seeds, settings, precision):
         seen.append((settings, labels.tolist(), seeds.tolist()))
         return real(model, labels, seeds, settings, precision)
 
-    monkeypatch.setattr(samples, "generate_batch", watch)
+    monkeypatch.setattr(generate, "_launch", watch)
     return seen
 
 
@@ -244,7 +244,7 @@ def test_figures_of_another_network_are_not_mixed(model, tmp_path):
 @pytest.mark.parametrize("at", [1, 4, 5, 9])
 def test_an_interrupted_sweep_goes_on_to_the_same_figures(model, tmp_path, finished, monkeypatch, at):
     """Three batches make a cell: stopped in the first cell, between cells, in the second, and in the fourth."""
-    folder, real, count = tmp_path / "out", samples.generate_batch, []
+    folder, real, count = tmp_path / "out", generate._launch, []
 
     def stop(*arguments):
         count.append(1)
@@ -252,7 +252,7 @@ def test_an_interrupted_sweep_goes_on_to_the_same_figures(model, tmp_path, finis
             raise KeyboardInterrupt
         return real(*arguments)
 
-    monkeypatch.setattr(samples, "generate_batch", stop)
+    monkeypatch.setattr(generate, "_launch", stop)
     with pytest.raises(KeyboardInterrupt):
         sweep(model, folder).run(AXES.cells())
     assert not (folder / "results.json").exists()

@@ -18,7 +18,7 @@ from mvm.data.sources import Record, Source, open_source
 from mvm.data.sources.arrays import channels_last, keys_of, layout, shape_of, stream_rows
 from mvm.data.sources.records import stamp_of
 from mvm.files import sha256
-from mvm.generate import generate_all
+from mvm.generate import generate_batches
 from mvm.latent import RAE
 from mvm.model import Model
 from mvm.options import at_least, choose
@@ -205,9 +205,9 @@ def of_model(
     labels, seeds = draw.chosen_labels(model.num_classes), draw.chosen_seeds()
 
     def chunks(batch: int, wanted: Wanted) -> Iterator[Chunk]:
-        for start, stop in _spans(draw.num, draw.batch, wanted):
-            part = slice(start, stop)
-            made = generate_all(model, labels[part], seeds[part], settings, precision=precision, progress=False)
+        spans = list(_spans(draw.num, draw.batch, wanted))
+        parts = ((labels[start:stop], seeds[start:stop]) for start, stop in spans)
+        for (start, _), made in zip(spans, generate_batches(model, parts, settings, precision), strict=True):
             yield start, made.images
 
     more = {"draw": asdict(draw), "sampler": asdict(settings), "precision": precision, "origin": model.origin}
