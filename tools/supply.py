@@ -27,6 +27,8 @@ SPDX = {
     "ISC License": "ISC",
     "MIT License": "MIT",
 }
+# Packages whose metadata name no licence and whose file has no title: what its text is, read at the pinned version.
+READ = {"torchao": "BSD-3-Clause"}
 NOT_SPDX = ("BSD", "BSD License", "Python Software Foundation License")
 
 # Copyleft licences that bind more than the files they came with; a package under one needs a reason to be here.
@@ -37,7 +39,7 @@ HEAD = """# Licences
 
 mvm itself is Apache-2.0 (`LICENSE`). These are the packages it is developed and tested with, as pinned in
 `constraints.txt`: all that `pip install -e '.[dev]'` installs. A user's installation holds a part of them. Licences are
-as the packages' metadata name them. Made by `make licences`; a test says when it is not current.
+as the packages' metadata name them, or as their text says. Made by `make licences`; a test says when it is not current.
 
 | package | version | licence |
 |---|---|---|
@@ -109,7 +111,7 @@ def packages() -> list[Package]:
         found = distribution(name)
         if found.version.split("+")[0] != version:  # +cpu: the build of torch
             raise ValueError(f"{name} {found.version} is installed, constraints.txt pins {version}; run: make lint")
-        out.append(Package(name, version, licence(found), _needs(found, known)))
+        out.append(Package(name, version, READ.get(name) or licence(found), _needs(found, known)))
     return out
 
 

@@ -4,6 +4,9 @@ A tensor is scaled so that its largest magnitude is the format's, then rounded; 
 product stay as they are. Scales are dynamic, found from each tensor as it comes, or from a sample of it. Delayed ones,
 from the magnitudes of past steps, would save that too, but are a state: it would have to be stored for a run to resume
 exactly.
+
+By hand and not by torchao's layers, whose values these are (a test compares them): x is rounded once for several
+products, both directions in one pass, and a scale may come from a sample, which their layers do not offer.
 """
 
 from collections.abc import Sequence
