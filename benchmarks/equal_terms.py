@@ -1,12 +1,13 @@
 """Judges the runs of benchmarks/equal_terms.sh, and makes a table and a figure of what it found.
 
-    python benchmarks/equal_terms.py judge WORK METHOD SEED --ref MOMENTS --inception WEIGHTS    WORK/METHOD-SEED.json
+    python benchmarks/equal_terms.py judge WORK METHOD SEED --ref REFERENCE --inception WEIGHTS  WORK/METHOD-SEED.json
     python benchmarks/equal_terms.py table WORK
     python benchmarks/equal_terms.py figure WORK --out X.png
 
 The common sampler is adams at rho 0. A method's best may also be adams at rho 1, or Heun's method in the path's own
 time (an ODE solver: rho 0). All are judged on seed 0; the best there, at each NFE, is what other seeds are judged by
-besides the common one. Nothing guides. Brackets reach from the smallest to the largest value over the seeds.
+besides the common one. Nothing guides. Brackets reach from the smallest to the largest value over the seeds. Figures
+are FID, of grey images the Frechet distance of pixels.
 """
 
 import argparse
@@ -22,9 +23,9 @@ from mvm.evaluation.evaluate import open_side
 from mvm.evaluation.extractors import Sources
 from mvm.evaluation.gather import Judge
 from mvm.evaluation.report import Axes, Curve, figure_of, legend_rows, save_figure
-from mvm.evaluation.sweep import Sweep
+from mvm.evaluation.sweep import Sweep, default_metrics
 from mvm.evaluation.sweep_curves import WIDTH, scale_of
-from mvm.evaluation.sweep_findings import Result
+from mvm.evaluation.sweep_findings import Result, metric_named
 from mvm.files import put_in_place, temporary_beside, write_text
 from mvm.generate import compile_network
 from mvm.model import choose_device, load
@@ -85,10 +86,10 @@ def training_facts(lines: Sequence[Mapping[str, float]]) -> dict[str, Any]:
 
 
 def best_ways(cells: Sequence[Told]) -> dict[int, Way]:
-    """Return the solver and rho of the lowest FID at each NFE."""
+    """Return the solver and rho of the lowest distance at each NFE."""
     found = {}
     for nfe in sorted({cell["nfe"] for cell in cells}):
-        top = min((cell for cell in cells if cell["nfe"] == nfe), key=lambda cell: cell["fid"])
+        top = min((cell for cell in cells if cell["nfe"] == nfe), key=lambda cell: cell["value"])
         found[nfe] = (top["solver"], top["rho"])
     return found
 
@@ -105,9 +106,9 @@ def ways_to_judge(work: Path, method: str, seed: int) -> list[tuple[int, Way]]:
     return [*common, *((nfe, way) for nfe, way in chosen.items() if way != COMMON)]
 
 
-def _cell(result: Result) -> dict[str, Any]:
+def _cell(result: Result, metric: str) -> dict[str, Any]:
     told = {name: getattr(result, name) for name in ("solver", "nfe", "rho", "passes", "seconds")}
-    return {**told, "fid": result.metrics["fid"]["value"]}
+    return {**told, "value": result.metrics[metric]["value"]}
 
 
 def judge(arguments: argparse.Namespace) -> None:
@@ -121,11 +122,11 @@ def judge(arguments: argparse.Namespace) -> None:
             compile_network(model)
         judging = Judge(Sources(inception=arguments.inception), place, arguments.batch)
         draw = Draw(arguments.num, 0, "balanced", batch=arguments.batch)
-        folder = work / f"{name}-sweep"
-        sweep = Sweep(model, draw, judging, open_side(arguments.ref), ("fid",), folder, arguments.precision)
+        folder, metric = work / f"{name}-sweep", default_metrics(model)
+        sweep = Sweep(model, draw, judging, open_side(arguments.ref), (metric,), folder, arguments.precision)
         results = sweep.run([SampleConfig(solver, nfe, rho) for nfe, (solver, rho) in ways])
     told = {"method": arguments.method, "seed": arguments.seed, "images": arguments.num, "seconds": arguments.trained}
-    told |= {**training_facts(lines), "cells": [_cell(result) for result in results]}
+    told |= {**training_facts(lines), "metric": metric, "cells": [_cell(result, metric) for result in results]}
     write_text(work / f"{name}.json", json.dumps(told, indent=2) + "\n")
 
 
@@ -137,30 +138,32 @@ class Range:
     """A figure over seeds."""
 
     values: tuple[float, ...]
+    decimals: int = 2
 
     @property
     def mean(self) -> float:
         return sum(self.values) / len(self.values)
 
     def __str__(self) -> str:
-        ends = f" [{min(self.values):.2f}, {max(self.values):.2f}]" if len(self.values) > 1 else ""
-        return f"{self.mean:.2f}{ends}"
+        ends = [f"{end:.{self.decimals}f}" for end in (min(self.values), max(self.values))]
+        return f"{self.mean:.{self.decimals}f}" + (f" [{', '.join(ends)}]" if len(self.values) > 1 else "")
 
 
 def read_runs(work: Path) -> dict[str, list[Told]]:
     """Return the finished runs by method, seed by seed, in the order of METHODS."""
     found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(work.glob("*-[0-9]*.json"))]
-    sizes = {(told["steps"], told["images"]) for told in found}
-    if len(sizes) != 1:
-        raise ValueError(f"work={work} holds runs of {sorted(sizes)} steps and images; equal ones are compared")
+    terms = {(told["steps"], told["images"], told["metric"]) for told in found}
+    if len(terms) != 1:
+        raise ValueError(f"work={work} holds runs of {sorted(terms)} steps, images, figure; equal ones are compared")
     runs = {method: sorted((r for r in found if r["method"] == method), key=lambda r: r["seed"]) for method in METHODS}
     return {method: told for method, told in runs.items() if told}
 
 
 def over_seeds(runs: Sequence[Told], nfe: int, way: Way) -> Range:
-    """Return FID at one setting over the seeds that have it."""
+    """Return the figure at one setting over the seeds that have it."""
     cells = (cell for told in runs for cell in told["cells"])
-    return Range(tuple(c["fid"] for c in cells if (c["nfe"], c["solver"], c["rho"]) == (nfe, *way)))
+    values = tuple(c["value"] for c in cells if (c["nfe"], c["solver"], c["rho"]) == (nfe, *way))
+    return Range(values, decimals=2 if runs[0]["metric"] == "fid" else 3)
 
 
 def chosen_ways(runs: Sequence[Told]) -> dict[int, Way]:
@@ -169,7 +172,7 @@ def chosen_ways(runs: Sequence[Told]) -> dict[int, Way]:
 
 
 def table(runs: Mapping[str, Sequence[Told]]) -> str:
-    """Return FID by method, and how loss and gradient scatter, as Markdown."""
+    """Return the figure by method, and how loss and gradient scatter, as Markdown."""
     ends = [f"NFE {nfe}" for nfe in NFES]
     lines = [f"| method | seeds | {' | '.join(ends)} | {' | '.join(f'best, {end}' for end in ends)} |"]
     lines.append("|---" * (2 + 2 * len(NFES)) + "|")
@@ -192,8 +195,12 @@ def _over(values: Sequence[float], decimals: int) -> str:
     return f"{sum(values) / len(values):,.{decimals}f}"
 
 
+def _title(runs: Mapping[str, Sequence[Told]]) -> str:
+    return metric_named(next(iter(runs.values()))[0]["metric"]).title
+
+
 def panels(runs: Mapping[str, Sequence[Told]]) -> list[tuple[list[Curve], Axes]]:
-    """Return FID against NFE by the common sampler, and by the best of each method; bars reach over the seeds."""
+    """Return figures against NFE by the common sampler, and by the best of each method; bars reach over the seeds."""
     sides: dict[str, list[Curve]] = {"adams, ODE (rho 0), for all": [], "the best sampler of each": []}
     for side, curves in sides.items():
         for method, told in runs.items():
@@ -203,7 +210,7 @@ def panels(runs: Mapping[str, Sequence[Told]]) -> list[tuple[list[Curve], Axes]]
             curves.append(Curve(METHODS[method], NFES, [r.mean for r in found], bars if len(told) > 1 else ()))
     y = scale_of([value for curves in sides.values() for curve in curves for value in curve.y], decades=1)
     x = scale_of(NFES, 0, exact=True)
-    name, cost = "FID (lower is better)", "evaluations of the network per image (NFE)"
+    name, cost = _title(runs), "evaluations of the network per image (NFE)"
     shared = {"log_x": x.log, "log_y": y.log, "markers": True, "ticks": x.ticks, "range_x": x.range, "ticks_y": y.ticks}
     return [(curves, Axes(cost, name, **shared, title=side)) for side, curves in sides.items()]
 
@@ -226,7 +233,7 @@ def main() -> None:
     judging.add_argument("method", choices=METHODS)
     judging.add_argument("seed", type=int)
     judging.add_argument("--ref", required=True)
-    judging.add_argument("--inception", required=True)
+    judging.add_argument("--inception", default="", help="weights of FID's network; grey images need none")
     judging.add_argument("--num", type=int, default=10_000)
     judging.add_argument("--batch", type=int, default=1000)
     judging.add_argument("--precision", default="fp32")

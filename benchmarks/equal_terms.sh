@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
-# Predictions and paths on equal terms: one small network, one optimizer, the same CIFAR-10, steps, batch and seeds; FID of 10,000 images.
+# Predictions and paths on equal terms: one small network, one optimizer, the same images, steps, batch and seeds; FID of 10,000 images.
 #
 #   bash benchmarks/equal_terms.sh DATA REFERENCE WEIGHTS WORK STEPS [METHOD:SEED...]
+#   bash benchmarks/equal_terms.sh digits data:digits:held-out "" WORK 1500                     (on a CPU, under an hour)
 #
 # DATA: prepared CIFAR-10. REFERENCE: its moments (mvm data stats). WEIGHTS: of the FID network. STEPS: of each training (2600: 2 minutes
 # at 12,000 images/s). METHOD: mvm-u, mvm-v, mvm-x0, flow, vp-eps, vp-v; without any, all six with seed 0, then with 1, then with 2.
+# DATA may be `digits`, the set in the package: its recipe's network and rate, and the Frechet distance of pixels of 2,000 images.
 # Equal terms are an equal law of log-SNR: lam ~ N(0.5, 1.5^2) for every path, whatever t that is there, and the plain square error of
 # the method's own target. In x0 at equal lam all losses are weights of lam times one error, so methods differ by that weight, by what
 # the network puts out, and by the path the sampler knows. Literature's uniform t would be another law of lam on each path.
-# One rate (1e-3) serves all; it was chosen for u in earlier trials. Muon and Adam do not feel the scale of a loss, clipping at norm 1 does.
+# One rate serves all (1e-3; digits 2e-3); it was chosen for u in earlier trials. Muon and Adam do not feel the scale of a loss, clipping at norm 1 does.
 # WORK/METHOD-SEED.json: figures of a finished one, which is skipped; one that was stopped goes on. PACK=FILE.tgz: those files, packed.
 # OVERLAP=1: a run is judged while the next one is trained: starts and compilations cost less, but seconds and images/s are of two programs.
 # EXTRA: more options of training. FAST: options of speed of sampling (empty on a CPU). NUM, BATCH: images judged, and at a time.
@@ -17,9 +19,15 @@ data=$1 reference=$2 inception=$3 work=$4 steps=$5
 shift 5
 here=$(dirname "$0")
 mkdir -p "$work"
-network="--network.depth 11 --network.width 256 --network.heads 4 --network.modulation shared --network.skip true --network.local true"
 law="--path.law.name lam-normal --path.law.mean 0.5 --path.law.std 1.5"
-rate="--train.optimizer muon --train.lr 1e-3 --train.warmup 200 --train.decay linear --train.final 0.02 --train.ema 0.998"
+if [ "$data" = digits ]; then
+  setting="digits" num=${NUM:-2000} fast=${FAST-}
+else
+  setting="cifar10 --data.path $data --train.batch 512 --network.depth 11 --network.width 256 --network.heads 4 --network.modulation shared
+    --network.skip true --network.local true --train.optimizer muon --train.lr 1e-3 --train.warmup 200 --train.decay linear
+    --train.final 0.02 --train.ema 0.998 --train.power= --repa.encoder="
+  num=${NUM:-10000} fast=${FAST---precision bf16 --compile}
+fi
 kept="--train.save_every 1000 --train.keep 1 --train.snapshot_every 0 --train.keep_best false --preview.every 0 --train.log_every 10"
 
 options() {  # options METHOD: its path, and what the network predicts
@@ -44,8 +52,8 @@ judged() {  # judged METHOD SEED SECONDS: FID of a trained run; SECONDS are thos
   local name=$1-$2
   SECONDS=0
   # shellcheck disable=SC2086
-  if python3 "$here/equal_terms.py" judge "$work" "$1" "$2" --ref "$reference" --inception "$inception" --num "${NUM:-10000}" \
-    --batch "${BATCH:-1000}" ${FAST---precision bf16 --compile} --trained "$3" > "$work/$name-judge.log" 2>&1; then
+  if python3 "$here/equal_terms.py" judge "$work" "$1" "$2" --ref "$reference" --inception "$inception" --num "$num" \
+    --batch "${BATCH:-1000}" $fast --trained "$3" > "$work/$name-judge.log" 2>&1; then
     echo "$name: trained in $3 s, judged in $SECONDS s"
     pack
   else
@@ -65,8 +73,8 @@ for pair in "${asked[@]}"; do
   chosen=$(options "$method")
   SECONDS=0
   # shellcheck disable=SC2086
-  if ! python3 -m mvm train cifar10 --data.path "$data" --seed "$seed" --train.steps "$steps" --train.batch 512 --train.power "" \
-    --repa.encoder "" $network $law $rate $kept $chosen ${EXTRA:-} --resume --out "$work/$name" > "$work/$name.log" 2>&1; then
+  if ! python3 -m mvm train $setting --seed "$seed" --train.steps "$steps" $law $kept $chosen ${EXTRA:-} --resume --out "$work/$name" \
+    > "$work/$name.log" 2>&1; then
     echo "$name: training failed, see $work/$name.log"
     continue
   fi

@@ -1,8 +1,10 @@
 """Do grid, variable and orders of the default sampler suit a trained model? FID of candidates on the same noise.
 
     python benchmarks/grid_on_images.py MODEL --ref MOMENTS --inception WEIGHTS      (one GPU)
+    python benchmarks/grid_on_images.py MODEL --inception WEIGHTS --num 48 --precision fp32 --names default sa  (a CPU)
 
-MODEL: a run, or a shipped model (cifar10). MOMENTS: of the training images (mvm data stats). The ODE, no guidance.
+MODEL: a run, or a shipped model (cifar10). MOMENTS: of the training images (mvm data stats); without them, no FID.
+NAMES: how the candidates begin that are to be tried. The ODE, no guidance.
 grid_search.py judges them on exact oracles; here every candidate makes the same NUM images, from the same noise
 and labels. Besides FID: its distance from the default's, with the error of that difference (block after block of
 pairs left out of both), and how far the images are from those of many small steps.
@@ -60,7 +62,7 @@ def candidates() -> Iterator[Candidate]:
 
 
 class Made(NamedTuple):
-    """Images in [-1, 1] (N, C, H, W), float16 on the host, and the features of those as bytes (N, d)."""
+    """Images in [-1, 1] (N, C, H, W), on the host, and the features of those as bytes (N, d)."""
 
     images: Tensor
     features: Tensor
@@ -83,13 +85,15 @@ class Maker:
             x = noise.initial(seeds.to(device), self.model.sample_shape)
             with sampling_precision(self.precision, device):
                 made = sample(self.model, x, condition=labels.to(device), solver=solver, nfe=nfe)
-            images.append(made.half().cpu())
+            images.append(made.float().cpu())
             features.append(self.judge(self.model.codec.decode(made))["pool"])
         return Made(torch.cat(images), torch.cat(features))
 
 
-def distances(features: Tensor, reference: Moments) -> list[float]:
-    """Return the Frechet distance of all, then without each block."""
+def distances(features: Tensor, reference: Moments | None) -> list[float]:
+    """Return the Frechet distance of all, then without each block; none without a reference."""
+    if reference is None:
+        return []
     parts = accumulate_blocks(features, BLOCKS)
     total = Accumulator(features.shape[1], features.device)
     for part in parts:
@@ -105,38 +109,48 @@ def difference(theirs: Sequence[float], ours: Sequence[float], count: int) -> tu
     return gaps[0], jackknife_error(gaps[0], gaps[1:], sizes).error
 
 
+def figures(found: Sequence[float], ours: Sequence[float], count: int) -> tuple[str, str]:
+    """Return FID, and its distance from the default's, as they are printed; neither without a reference."""
+    if not found:
+        return "not judged", "not judged"
+    gap, error = difference(found, ours, count)
+    return f"{found[0]:.2f}", f"{gap:+.2f} ± {error:.2f}"
+
+
 def row(candidate: Candidate, made: Made, truth: Made, found: Sequence[float], ours: Sequence[float]) -> str:
-    gap, error = difference(found, ours, len(made.images))
-    apart = (made.images.float() - truth.images.float()).square().mean((1, 2, 3)).sqrt()
+    apart = (made.images - truth.images).square().mean((1, 2, 3)).sqrt()
     moved = (made.features - truth.features).square().sum(1).mean()
-    cells = (f"{found[0]:.2f}", f"{gap:+.2f} ± {error:.2f}", f"{apart.median():.4f}", f"{moved:.2f}")
+    cells = (*figures(found, ours, len(made.images)), f"{apart.median():.4f}", f"{apart.max():.4f}", f"{moved:.2f}")
     return f"| {candidate.name} | {candidate.nfe} | {' | '.join(cells)} |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
-    parser.add_argument("--ref", required=True, type=Path)
+    parser.add_argument("--ref", type=Path)
     parser.add_argument("--inception", default="")
     parser.add_argument("--num", type=int, default=10_000)
     parser.add_argument("--batch", type=int, default=1250)
     parser.add_argument("--many", type=int, default=MANY)
     parser.add_argument("--precision", default="bf16")
+    parser.add_argument("--names", nargs="*", default=[""])
     options = parser.parse_args()
     device = choose_device("auto")
     model = load(options.model).to(device).eval().requires_grad_(False)
     if device.type == "cuda":
         compile_network(model, replay=False, kernels=False)
     judge = open_extractor("inception", Sources(options.inception), device)
-    reference = load_moments(options.ref).moments.to(device)
+    reference = load_moments(options.ref).moments.to(device) if options.ref else None
     maker = Maker(model, judge, options.num, options.batch, options.precision)
     truth, base = maker(adams(), options.many), maker(*DEFAULT[1:])
     ours = distances(base.features, reference)
     print(f"{options.model}, {options.num} images, {options.precision}, torch {torch.__version__}\n")
-    print("| candidate | NFE | FID | against the default | median RMSE | features |\n|---|---|---|---|---|---|")
-    print(row(DEFAULT, base, truth, ours, ours))
+    print("| candidate | NFE | FID | against the default | median RMSE | largest | features |")
+    print("|---|---|---|---|---|---|---|")
+    print(row(DEFAULT, base, truth, ours, ours), flush=True)
     print(row(Candidate("default", adams(), options.many), truth, truth, distances(truth.features, reference), ours))
-    for candidate in tqdm(list(candidates()), desc="candidates"):
+    asked = [found for found in candidates() if found.name.startswith(tuple(options.names))]
+    for candidate in tqdm(asked, desc="candidates"):
         made = maker(candidate.solver, candidate.nfe)
         print(row(candidate, made, truth, distances(made.features, reference), ours), flush=True)
 

@@ -147,12 +147,20 @@ def test_pictures_of_the_shipped_digits(study, tmp_path, monkeypatch):
 def told(method="mvm-u", seed=0, shift=0.0, **more):
     fids = {("adams", 0.0): (30, 20, 10), ("adams", 1.0): (33, 19, 9), ("heun", 0.0): (50, 25, 11)}
     cells = [
-        {"solver": solver, "nfe": nfe, "rho": rho, "fid": fid + shift}
+        {"solver": solver, "nfe": nfe, "rho": rho, "value": fid + shift}
         for (solver, rho), values in fids.items()
         for nfe, fid in zip((13, 26, 52), values, strict=True)
     ]
     part = {"mean": 0.5, "std": 0.05, "relative": 0.1, "largest": 0.7}
-    facts = {"steps": 4, "images": 8, "seconds": 60, "images_per_second": 12_000.0, "loss": part, "grad_norm": part}
+    facts = {
+        "metric": "fid",
+        "steps": 4,
+        "images": 8,
+        "seconds": 60,
+        "images_per_second": 12_000.0,
+        "loss": part,
+        "grad_norm": part,
+    }
     return {"method": method, "seed": seed, "cells": cells, **facts, **more}
 
 
@@ -216,10 +224,18 @@ def test_the_table_has_mean_and_ends_over_seeds(terms, tmp_path):
     assert len({line.count("|") for line in lines[:4]}) == len({line.count("|") for line in lines[5:]}) == 1
 
 
-def test_runs_of_other_sizes_are_not_compared(terms, tmp_path):
-    write_runs(tmp_path, told(), told(seed=1, steps=5))
+@pytest.mark.parametrize("other", [{"steps": 5}, {"images": 9}, {"metric": "fd-pixels"}])
+def test_runs_on_other_terms_are_not_compared(terms, tmp_path, other):
+    write_runs(tmp_path, told(), told(seed=1, **other))
     with pytest.raises(ValueError, match="equal ones are compared"):
         terms.read_runs(tmp_path)
+
+
+def test_distances_of_pixels_have_three_digits(terms, tmp_path):
+    write_runs(tmp_path, told(metric="fd-pixels"), told(seed=1, shift=0.5, metric="fd-pixels"))
+    runs = terms.read_runs(tmp_path)
+    assert terms.table(runs).splitlines()[2].startswith("| MVM, u | 2 | 30.250 [30.000, 30.500] |")
+    assert terms.panels(runs)[0][1].y == "FD-pixels (lower is better)"
 
 
 def test_the_figure_has_bars_over_seeds(terms, tmp_path):
