@@ -27,8 +27,11 @@ SOLVERS = [("adams", 0.0), ("adams", 0.75), ("sa", 1.0), ("heun", 0.0), ("euler-
 
 
 def made(**changes):
-    """Return a small model whose every weight is random, and the list of (rows, labels) its network is called with."""
-    model = Model(override(load_recipe("digits"), {**TINY, **changes})).eval().requires_grad_(False)
+    """Return a small model whose every weight is random, and the list of (rows, labels) its network is called with.
+
+    In float64: in float32 the size of a batch shows, by an order of sums that is each machine's own.
+    """
+    model = Model(override(load_recipe("digits"), {**TINY, **changes})).eval().requires_grad_(False).double()
     generator = torch.Generator().manual_seed(0)
     for parameter in model.network.parameters():
         parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
@@ -50,7 +53,7 @@ def joining(monkeypatch):
 
 
 def start(model, count=3):
-    return noise.initial(torch.arange(count), model.sample_shape)
+    return noise.initial(torch.arange(count), model.sample_shape).double()
 
 
 def solved(field, x, guidance, labels=LABELS, **changes):
@@ -85,8 +88,8 @@ def test_both_are_the_two_answers_in_one_call():
     x, t = start(model), torch.tensor([0.2, 0.5, 1.0], dtype=torch.float64)
     null, conditional = model.both(x, t, LABELS)
     assert calls == [(6, [10, 10, 10, 1, 4, 9])]
-    torch.testing.assert_close(null, model(x, t, None), rtol=0, atol=1e-5)
-    torch.testing.assert_close(conditional, model(x, t, LABELS), rtol=0, atol=1e-5)
+    torch.testing.assert_close(null, model(x, t, None), rtol=0, atol=1e-11)
+    torch.testing.assert_close(conditional, model(x, t, LABELS), rtol=0, atol=1e-11)
     assert not torch.allclose(null, conditional, atol=1e-2)
 
 
@@ -110,7 +113,7 @@ def test_joined_images_and_costs_are_those_of_two_calls(solver, rho):
     assert 0 < guided_ones < want.nfe
     calls.clear()
     found = solved(model, x, PART, **how)
-    torch.testing.assert_close(found.x, want.x, rtol=0, atol=1e-5)
+    torch.testing.assert_close(found.x, want.x, rtol=0, atol=1e-11)
     assert (found.nfe, found.passes) == (want.nfe, want.passes)
     assert sorted(count for count, _ in calls) == [3] * (want.nfe - guided_ones) + [6] * guided_ones
 
@@ -122,7 +125,7 @@ def test_of_a_ddt_too():
     want = solved(apart(model), x, ClassifierFree(2.0))
     calls.clear()
     found = solved(model, x, ClassifierFree(2.0))
-    torch.testing.assert_close(found.x, want.x, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found.x, want.x, rtol=0, atol=1e-11)
     assert ([count for count, _ in calls], found.passes) == ([6] * NFE, 2 * NFE)
 
 
