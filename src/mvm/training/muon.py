@@ -11,11 +11,19 @@ from torch import Tensor
 MATCH = 0.2  # root mean square of an AdamW step, in rates: the published match
 
 
+def product_dtype(device: torch.device) -> torch.dtype:
+    """Return what the products are computed in: bf16, as published; on a CPU float32.
+
+    A CPU gains nothing by bf16, and one without instructions for it takes hundreds of times as long.
+    """
+    return torch.float32 if device.type == "cpu" else torch.bfloat16
+
+
 def orthogonal(stack: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
-    """Return matrices (k, m, n) with their singular values brought near 1 by Newton-Schulz steps, in bf16."""
+    """Return matrices (k, m, n) with their singular values brought near 1 by Newton-Schulz steps."""
     a, b, c = coefficients
     tall = stack.shape[-2] > stack.shape[-1]
-    x = (stack.mT if tall else stack).bfloat16()
+    x = (stack.mT if tall else stack).to(product_dtype(stack.device))
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=eps)
     for _ in range(steps):
         gram = x @ x.mT
