@@ -2,11 +2,11 @@
 # Predictions and paths on equal terms: one small network, one optimizer, the same images, steps, batch and seeds; FID of 10,000 images.
 #
 #   bash benchmarks/equal_terms.sh DATA REFERENCE WEIGHTS WORK STEPS [METHOD:SEED...]
-#   bash benchmarks/equal_terms.sh digits data:digits:held-out "" WORK 1500                     (on a CPU, under an hour)
+#   bash benchmarks/equal_terms.sh digits data:digits:held-out "" WORK 1500                     (on a CPU, an hour)
 #
 # DATA: prepared CIFAR-10. REFERENCE: its moments (mvm data stats). WEIGHTS: of the FID network. STEPS: of each training (2600: 2 minutes
 # at 12,000 images/s). METHOD: mvm-u, mvm-v, mvm-x0, flow, vp-eps, vp-v; without any, all six with seed 0, then with 1, then with 2.
-# DATA may be `digits`, the set in the package: its recipe's network and rate, and the Frechet distance of pixels of 2,000 images.
+# DATA may be `digits`, the set in the package: its recipe's network and rate, and the Frechet distance of pixels of 1,000 images.
 # Equal terms are an equal law of log-SNR: lam ~ N(0.5, 1.5^2) for every path, whatever t that is there, and the plain square error of
 # the method's own target. In x0 at equal lam all losses are weights of lam times one error, so methods differ by that weight, by what
 # the network puts out, and by the path the sampler knows. Literature's uniform t would be another law of lam on each path.
@@ -21,7 +21,7 @@ here=$(dirname "$0")
 mkdir -p "$work"
 law="--path.law.name lam-normal --path.law.mean 0.5 --path.law.std 1.5"
 if [ "$data" = digits ]; then
-  setting="digits" num=${NUM:-2000} fast=${FAST-}
+  setting="digits" num=${NUM:-1000} fast=${FAST-}
 else
   setting="cifar10 --data.path $data --train.batch 512 --network.depth 11 --network.width 256 --network.heads 4 --network.modulation shared
     --network.skip true --network.local true --train.optimizer muon --train.lr 1e-3 --train.warmup 200 --train.decay linear

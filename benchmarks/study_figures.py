@@ -7,8 +7,9 @@
     python benchmarks/study_figures.py guidance RESULTS... --out X.png    FID against the scale of guidance
     python benchmarks/study_figures.py one-noise cifar10 --cfg 2 --interval 0.3,0.9 --out cifar10-one-noise.png
     python benchmarks/study_figures.py by-class cifar10 --cfg 2 --interval 0.3,0.9 --out cifar10-by-class.png
+    python benchmarks/study_figures.py scales cifar10 --out cifar10-scales.png    the same noise, more and more guided
 
-The two pictures take minutes on a CPU, and nothing in them is picked: seeds are 0, 1, 2, ...
+The three pictures take minutes on a CPU, and nothing in them is picked: seeds are 0, 1, 2, ...
 """
 
 import argparse
@@ -47,6 +48,9 @@ METRIC = "fid"
 DIGITS = {"nfe": int, "grid": str, "solver": str}  # the others are float
 NOISE_NFES = (5, 8, 13, 26, 52)
 NOISE_RHOS = (0.0, 0.75, 1.0)
+SCALES = (  # and intervals
+    (1.0, 0.0, 1.0), (1.2, 0.6, 0.8), (1.5, 0.3, 0.9), (2.0, 0.3, 0.9), (3.0, 0.3, 0.9), (5.0, 0.3, 0.9), (3.0, 0.0, 1.0),
+)  # fmt: skip
 GAP = 2  # pixels between two images
 
 
@@ -216,6 +220,16 @@ def by_class(model: mvm.Model, columns: int, settings: SampleConfig) -> Image.Im
     return labelled(grid(rows, columns, 2, GAP), model.classes, ())
 
 
+def scales(model: mvm.Model, nfe: int) -> Image.Image:
+    """Return a row for each guidance, a column for each class; a column has one noise, the class's number its seed."""
+    every = [SampleConfig(nfe=nfe, cfg=cfg, low=low, high=high) for cfg, low, high in SCALES]
+    labels = cycle_labels((), model.num_classes, model.num_classes)
+    shown = tqdm(every, desc="scales", unit="row")
+    images = [generate_all(model, labels, labels, settings, progress=False).images for settings in shown]
+    body = grid(torch.cat(images), model.num_classes, 2, GAP)
+    return labelled(body, [guidance_text(settings) for settings in every], model.classes)
+
+
 def _guided(arguments: argparse.Namespace) -> dict[str, float]:
     low, high = map(float, arguments.interval.split(","))
     return {"cfg": arguments.cfg, "low": low, "high": high}
@@ -229,12 +243,12 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("results", type=Path, nargs="+")
         if name in ("curves", "guidance"):
             command.add_argument("--out", type=Path, required=True)
-    for name in ("one-noise", "by-class"):
+    for name in ("one-noise", "by-class", "scales"):
         command = commands.add_parser(name)
         command.add_argument("model")
         command.add_argument("--cfg", type=float, default=1.0)
         command.add_argument("--interval", default="0,1")
-        command.add_argument("--nfe", type=int, default=26, help="of by-class")
+        command.add_argument("--nfe", type=int, default=26, help="of by-class and scales")
         command.add_argument("--columns", type=int, default=8, help="of by-class")
         command.add_argument("--classes", default="7,8", help="of one-noise, e.g. horse,ship")
         command.add_argument("--out", type=Path, required=True)
@@ -261,6 +275,8 @@ def main() -> None:
         case "by-class":
             settings = SampleConfig(nfe=arguments.nfe, **_guided(arguments))
             write_picture(by_class(mvm.load(arguments.model), arguments.columns, settings), arguments.out)
+        case "scales":
+            write_picture(scales(mvm.load(arguments.model), arguments.nfe), arguments.out)
 
 
 if __name__ == "__main__":

@@ -125,6 +125,7 @@ def test_pictures_of_the_shipped_digits(study, tmp_path, monkeypatch):
 
     import mvm
     from mvm.demo import grid_of_classes
+    from mvm.generate import generate_all
     from mvm.pictures import grid
     from mvm.recipes import SampleConfig
 
@@ -137,6 +138,15 @@ def test_pictures_of_the_shipped_digits(study, tmp_path, monkeypatch):
     monkeypatch.setattr(study, "NOISE_NFES", (1, 2))
     picture = study.one_noise(model, (3, 5), {"cfg": 2.0, "low": 0.3, "high": 0.9})
     assert picture.height == 26 + 6 * (3 * 8 + 2) + 2
+    monkeypatch.setattr(study, "SCALES", ((1.0, 0.0, 1.0), (2.0, 0.3, 0.9)))
+    labels = torch.arange(10)
+    rows = [
+        generate_all(model, labels, labels, SampleConfig(nfe=2, **way), progress=False).images
+        for way in ({}, {"cfg": 2.0, "low": 0.3, "high": 0.9})
+    ]
+    body = grid(torch.cat(rows), 10, 2, 2).convert("RGB")
+    scales = study.scales(model, 2)
+    assert scales.crop((scales.width - body.width, 26, *scales.size)).tobytes() == body.tobytes()
     study.write_picture(picture, tmp_path / "x.png")
     assert Image.open(tmp_path / "x.png").size == picture.size
 
