@@ -218,6 +218,20 @@ def test_a_crash_loses_only_the_batches_in_flight(model, finished, tmp_path, mon
     assert contents(tmp_path / "x") == contents(finished.folder)
 
 
+def test_parts_by_other_times_are_refused(model, tmp_path, monkeypatch):
+    """Of one name and one version: a default may change, and images of both would be mixed."""
+    from mvm.recipes import schema
+    from mvm.solver import adams
+
+    monkeypatch.setattr(schema, "solver_named", lambda name: adams(r=3.5, p=1.0))
+    made = make(model, tmp_path / "x")
+    assert "PowerGrid(r=3.5, p=1.0" in made.provenance()["solver"]
+    (made.folder / "part-000002.npy").unlink()
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match=r"other values of solver \(.*r=3\.5, p=1\.0.*, now .*r=4\.0, p=1\.4"):
+        make(model, made.folder)
+
+
 def test_finished_parts_are_left_alone(model, finished, monkeypatch):
     monkeypatch.setattr(generate, "_launch", None)
     before = {path: path.stat().st_mtime_ns for path in finished.folder.iterdir()}

@@ -221,7 +221,7 @@ def generate_batches(
 ) -> Iterator[Generated]:
     """Yield the images of each (labels, seeds), in order.
 
-    A GPU works on the next batch while the caller has the last one in hand: writes it, or looks at it by Inception.
+    A GPU works on the next batch while the host has the last one in hand, to write it or to hand it on.
     """
     underway: deque[Underway] = deque()
     for labels, seeds in batches:
@@ -244,7 +244,8 @@ def generate(
 ) -> Iterator[Generated]:
     """Yield images batch by batch; an image depends on its own seed and label, not on the batch."""
     at_least("batch", batch, 1)
-    parts = zip(labels.split(batch), seeds.split(batch), strict=True)
+    spans = (slice(start, start + batch) for start in range(0, len(labels), batch))
+    parts = ((labels[span], seeds[span]) for span in spans)
     with tqdm(total=len(labels), desc="sample", unit="image", disable=not progress) as bar:
         for made in generate_batches(model, parts, settings, precision):
             bar.update(len(made.labels))

@@ -173,7 +173,7 @@ def _provenance(
     how = {**computed_by(model, precision), "device": model.device.type}
     weights = {**model.origin, **origin}
     found = {"mvm": __version__, "origin": weights, "draw": asdict(draw), "settings": asdict(settings), **how}
-    return json.loads(json.dumps({**found, "shape": model.recipe.data.shape}))
+    return json.loads(json.dumps({**found, "solver": settings.solver_told, "shape": model.recipe.data.shape}))
 
 
 def _flat(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from mvm.cli import run
-from mvm.evaluation import extractors, images
+from mvm.evaluation import extractors
 from mvm.evaluation.extractors import EXTRACTORS, Extractor
 from mvm.evaluation.metrics import shrunken_features
 from mvm.evaluation.moments import load_moments
@@ -261,7 +261,7 @@ def test_mistakes_that_pass_or_are_told_badly(here, tokens, words, refused):
 
 
 def test_no_images_are_not_fifty_thousand(refused, monkeypatch):
-    monkeypatch.setattr(images, "generate_all", None)
+    monkeypatch.setattr("mvm.generate._launch", None)
     assert "num=0" in refused("eval", "digits", "--num", "0", *FD)
 
 

@@ -261,6 +261,22 @@ def test_an_interrupted_sweep_goes_on_to_the_same_figures(model, tmp_path, finis
     assert kept(folder) == kept(finished)
 
 
+@pytest.mark.parametrize("told", ["Heun(name='heun')", None])
+def test_a_cell_by_another_solver_is_refused(model, tmp_path, finished, told):
+    """Its default times may have changed since, or nobody knows."""
+    folder = tmp_path / "out"
+    shutil.copytree(finished, folder)
+    path = sorted((folder / "cells").glob("*.json"))[0]
+    cell = read_json(path)
+    assert cell["solver"].startswith("PredictorCorrector(name='adams'")
+    path.write_text(json.dumps({name: value for name, value in {**cell, "solver": told}.items() if value is not None}))
+    with pytest.raises(ValueError, match=re.escape(f"made by another solver ({told or 'not told'}, now Pred")):
+        sweep(model, folder).run(AXES.cells())
+    path.unlink()
+    sweep(model, folder).run(AXES.cells())
+    assert kept(folder) == kept(finished)
+
+
 def test_interrupted_while_judging(model, tmp_path, finished, monkeypatch, made):
     folder, real = tmp_path / "out", module.evaluate
 

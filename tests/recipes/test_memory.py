@@ -17,7 +17,8 @@ from mvm.training.runtime import EngineConfig
 def sit(size: str, **engine) -> Recipe:
     """SiT's published shape: 256 tokens, batch 256."""
     data = DataConfig(name="folder", path="random", channels=4, size=32, classes=1000)
-    return Recipe(data=data, network=DiTConfig(size=size, patch=2), engine=EngineConfig(**engine))
+    heads = 16 if size == "XL" else 0  # of 72; ours has 18 of 64
+    return Recipe(data=data, network=DiTConfig(size=size, patch=2, heads=heads), engine=EngineConfig(**engine))
 
 
 MEASURED = {  # GB

@@ -215,6 +215,11 @@ class Sweep:
         """Return a cell: what is kept of it, completed by what is missing."""
         path = self._path(settings)
         kept = self.place.tell(_read_cell(path) if self.place.main else None)
+        if kept and kept.get("solver") != settings.solver_told:
+            raise ValueError(
+                f"{path} was made by another solver ({kept.get('solver', 'not told')}, now {settings.solver_told}); "
+                "remove it, and it is computed again, or give another --out"
+            )
         there = kept["result"]["metrics"] if kept else {}
         missing = tuple(name for name in self.metrics if name not in there)
         if kept and not missing:
@@ -248,7 +253,8 @@ class Sweep:
             internal=settings.internal,
         )
         facts = {**judged.as_dict(), "metrics": None}
-        return {"settings": asdict(settings), "result": asdict(result), "facts": facts}
+        told = {"settings": asdict(settings), "solver": settings.solver_told}
+        return {**told, "result": asdict(result), "facts": facts}
 
     def _round(self, settings: SampleConfig, names: Sequence[str], number: int) -> tuple[Parts, float, Evaluation]:
         """Return the images of one repeat, the seconds they took, and their figures."""

@@ -14,7 +14,7 @@ from mvm.recipes.schema import Recipe
 # measured by benchmarks/training_speed.py.
 H200_FLOPS = 790e12
 SHOWN_BATCH = 256  # images a GPU that memory is told for, at most
-H200_MFU = {"S": 0.335, "B": 0.485, "L": 0.523, "XL": 0.518}  # L: benchmarks/cost_fit.py
+H200_MFU = {"S": 0.335, "B": 0.485, "L": 0.523, "XL": 0.518}  # L: benchmarks/cost_fit.py; XL: 16 heads, half recomputed
 
 
 def training_flops(recipe: AnyRecipe) -> float:

@@ -156,6 +156,11 @@ class SampleConfig:
         return solver if grid is None else replace(solver, grid=replace(grid, t_min=self.t_min))
 
     @property
+    def solver_told(self) -> str:
+        """The solver with its times, variable and orders, for records: these defaults may change, names do not."""
+        return repr(self.build_solver())
+
+    @property
     def takes_tolerance(self) -> bool:
         """Whether the solver goes by tolerance and reports its nfe, instead of being given one."""
         return isinstance(self.build_solver(), Adaptive)

@@ -14,7 +14,7 @@ MATCH = 0.2  # root mean square of an AdamW step, in rates: the published match
 def product_dtype(device: torch.device) -> torch.dtype:
     """Return what the products are computed in: bf16, as published; on a CPU float32.
 
-    A CPU gains nothing by bf16, and one without instructions for it takes hundreds of times as long.
+    On a CPU without instructions for bf16 a whole step took about 20 times as long with it (docs/log.md).
     """
     return torch.float32 if device.type == "cpu" else torch.bfloat16
 
