@@ -82,7 +82,7 @@ def candidates() -> Iterator[tuple[str, PredictorCorrector]]:
         shape = LamPowerGrid(r, m, p)
         yield f"lam grid p = {p}, r = {r}, m = {m}, phi = t^0.8", PredictorCorrector("", shape, PowerVariable(0.8))
     for orders in ((2, 0), (3, 0), (2, 2), (2, 3), (3, 3), (4, 5), (5, 6)):
-        yield f"default grid and phi, P{orders[0]}/C{orders[1]}", adams(*orders)
+        yield f"power grid r = 3.5, phi = t^0.8, P{orders[0]}/C{orders[1]}", adams(*orders, r=3.5, p=1.0)
     for p, c in ((4, 5), (5, 6)):
         high = PredictorCorrector("", PowerGrid(3.0), ShiftedPower(0.01, 0.5), "exact", p, c)
         yield f"power grid r = 3.0, phi = (t + 0.01)^0.5, P{p}/C{c}", high
