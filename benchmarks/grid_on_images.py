@@ -11,19 +11,18 @@ pairs left out of both), and how far the images are from those of many small ste
 """
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
 from mvm import noise
 from mvm.evaluation.extractors import Extractor, Sources, open_extractor
-from mvm.evaluation.metrics import frechet_distance, jackknife_error
-from mvm.evaluation.moments import Accumulator, Moments, accumulate_blocks, load_moments
+from mvm.evaluation.metrics import Leaving, frechet_leaving, paired_difference
+from mvm.evaluation.moments import Moments, accumulate_blocks, load_moments
 from mvm.generate import compile_network, cycle_labels, sampling_precision
 from mvm.model import Model, choose_device, load
 from mvm.solver import Solver, adams, sa, sample
@@ -90,37 +89,31 @@ class Maker:
         return Made(torch.cat(images), torch.cat(features))
 
 
-def distances(features: Tensor, reference: Moments | None) -> list[float]:
-    """Return the Frechet distance of all, then without each block; none without a reference."""
-    if reference is None:
-        return []
-    parts = accumulate_blocks(features, BLOCKS)
-    total = Accumulator(features.shape[1], features.device)
-    for part in parts:
-        total.merge(part)
-    sets = [total, *(total.without(part) for part in parts)]
-    return [frechet_distance(found.result(), reference) for found in sets]
+class Judged:
+    """FID of candidates, and its distance from the default's, as they are printed; neither without a reference."""
+
+    def __init__(self, base: Made, reference: Moments | None) -> None:
+        self.reference = reference
+        self.ours = self._found(base)
+
+    def _found(self, made: Made) -> tuple[Leaving, list[int]] | None:
+        if self.reference is None:
+            return None
+        parts = accumulate_blocks(made.features, BLOCKS)
+        return frechet_leaving(parts, self.reference), [part.count for part in parts]
+
+    def __call__(self, made: Made) -> tuple[str, str]:
+        found = self._found(made)
+        if found is None or self.ours is None:
+            return "not judged", "not judged"
+        gap = paired_difference(self.ours[0], *found)
+        return f"{found[0].value:.2f}", f"{gap.value:+.2f} ± {gap.error:.2f}"
 
 
-def difference(theirs: Sequence[float], ours: Sequence[float], count: int) -> tuple[float, float]:
-    """Return theirs - ours, and its error, of lists that `distances` made of pairs."""
-    gaps = [b - a for a, b in zip(ours, theirs, strict=True)]
-    sizes = [len(part) for part in np.array_split(np.arange(count), BLOCKS)]
-    return gaps[0], jackknife_error(gaps[0], gaps[1:], sizes).error
-
-
-def figures(found: Sequence[float], ours: Sequence[float], count: int) -> tuple[str, str]:
-    """Return FID, and its distance from the default's, as they are printed; neither without a reference."""
-    if not found:
-        return "not judged", "not judged"
-    gap, error = difference(found, ours, count)
-    return f"{found[0]:.2f}", f"{gap:+.2f} ± {error:.2f}"
-
-
-def row(candidate: Candidate, made: Made, truth: Made, found: Sequence[float], ours: Sequence[float]) -> str:
+def row(candidate: Candidate, made: Made, truth: Made, judged: Judged) -> str:
     apart = (made.images - truth.images).square().mean((1, 2, 3)).sqrt()
     moved = (made.features - truth.features).square().sum(1).mean()
-    cells = (*figures(found, ours, len(made.images)), f"{apart.median():.4f}", f"{apart.max():.4f}", f"{moved:.2f}")
+    cells = (*judged(made), f"{apart.median():.4f}", f"{apart.max():.4f}", f"{moved:.2f}")
     return f"| {candidate.name} | {candidate.nfe} | {' | '.join(cells)} |"
 
 
@@ -143,16 +136,16 @@ def main() -> None:
     reference = load_moments(options.ref).moments.to(device) if options.ref else None
     maker = Maker(model, judge, options.num, options.batch, options.precision)
     truth, base = maker(adams(), options.many), maker(*DEFAULT[1:])
-    ours = distances(base.features, reference)
+    judged = Judged(base, reference)
     print(f"{options.model}, {options.num} images, {options.precision}, torch {torch.__version__}\n")
     print("| candidate | NFE | FID | against the default | median RMSE | largest | features |")
     print("|---|---|---|---|---|---|---|")
-    print(row(DEFAULT, base, truth, ours, ours), flush=True)
-    print(row(Candidate("default", adams(), options.many), truth, truth, distances(truth.features, reference), ours))
+    print(row(DEFAULT, base, truth, judged), flush=True)
+    print(row(Candidate("default", adams(), options.many), truth, truth, judged), flush=True)
     asked = [found for found in candidates() if found.name.startswith(tuple(options.names))]
     for candidate in tqdm(asked, desc="candidates"):
         made = maker(candidate.solver, candidate.nfe)
-        print(row(candidate, made, truth, distances(made.features, reference), ours), flush=True)
+        print(row(candidate, made, truth, judged), flush=True)
 
 
 if __name__ == "__main__":

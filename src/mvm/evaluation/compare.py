@@ -12,7 +12,7 @@ from mvm.evaluation.evaluate import Reference, Side, check_shapes, look, samplin
 from mvm.evaluation.gather import Judge, block_of
 from mvm.evaluation.images import ImageSet
 from mvm.evaluation.measures import MEASURES, Gathered, figures, is_kernel
-from mvm.evaluation.metrics import Leaving, jackknife_error, kernel_leaving
+from mvm.evaluation.metrics import Leaving, kernel_leaving, paired_difference
 from mvm.evaluation.moments import Accumulator
 from mvm.files import write_text
 from mvm.options import at_least
@@ -120,11 +120,9 @@ def _leaving(side: Gathered, target: Gathered, names: Sequence[str], dealt: Tens
 
 
 def _difference(name: str, a: Leaving, b: Leaving, sizes: Sequence[int]) -> Difference:
-    gap = b.value - a.value
-    left_out = [theirs - ours for ours, theirs in zip(a.left_out, b.left_out, strict=True)]
-    error = jackknife_error(gap, left_out, sizes).error
-    reach = student_95(len(sizes)) * error
-    return Difference(name, a.value, b.value, gap, error, gap - reach, gap + reach)
+    found = paired_difference(a, b, sizes)
+    gap, reach = found.value, student_95(len(sizes)) * found.error
+    return Difference(name, a.value, b.value, gap, found.error, gap - reach, gap + reach)
 
 
 def as_table(found: Sequence[Difference]) -> str:

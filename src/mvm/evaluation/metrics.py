@@ -258,10 +258,16 @@ def jackknife(metric: Callable[[Tensor], float], features: Tensor, blocks: int =
     return jackknife_error(metric(features), left_out, [len(part) for part in parts])
 
 
-def jackknife_frechet(parts: Sequence[Accumulator], reference: Moments) -> Jackknife:
-    """Return the Frechet distance of all parts together with its error, each part's moments taken out in turn.
+def paired_difference(a: Leaving, b: Leaving, sizes: Sequence[int]) -> Jackknife:
+    """Return b - a with its error, the same blocks of pairs left out of both."""
+    left_out = [theirs - ours for ours, theirs in zip(a.left_out, b.left_out, strict=True)]
+    return jackknife_error(b.value - a.value, left_out, sizes)
 
-    No feature is needed twice; the reference is taken as known. Parts must be alike, as `accumulate_blocks` makes them.
+
+def frechet_leaving(parts: Sequence[Accumulator], reference: Moments) -> Leaving:
+    """Return the Frechet distance of all parts together, and with each part's moments taken out in turn.
+
+    No feature is needed twice; the reference is taken as known.
     """
     if len(parts) < 2 or min(part.count for part in parts) < 1:
         raise ValueError(f"parts hold {[part.count for part in parts]} features; two parts or more, none empty")
@@ -270,7 +276,12 @@ def jackknife_frechet(parts: Sequence[Accumulator], reference: Moments) -> Jackk
         total.merge(part)
     root = _square_root(reference.covariance)
     left_out = [_frechet(reference, root, total.without(part).result()) for part in parts]
-    return jackknife_error(_frechet(reference, root, total.result()), left_out, [part.count for part in parts])
+    return Leaving(_frechet(reference, root, total.result()), left_out)
+
+
+def jackknife_frechet(parts: Sequence[Accumulator], reference: Moments) -> Jackknife:
+    """Return the Frechet distance of all parts together with its error; parts must be alike (`accumulate_blocks`)."""
+    return jackknife_error(*frechet_leaving(parts, reference), [part.count for part in parts])
 
 
 def pixel_features(images: Tensor) -> Tensor:
