@@ -68,7 +68,8 @@ def read_results(paths: Iterable[Path]) -> list[Result]:
 
 
 def _result(row: Mapping[str, str]) -> Result:
-    asked = {name: DIGITS.get(name, float)(row[name]) for name in Result.__annotations__ if name != "metrics"}
+    told = {**row, "seconds": row["seconds"] or "nan"}  # of a table that did not note them
+    asked = {name: DIGITS.get(name, float)(told[name]) for name in Result.__annotations__ if name != "metrics"}
     error = row[f"{METRIC} error"]
     return Result(**asked, metrics={METRIC: {"value": float(row[f"{METRIC} value"]), "error": float(error or "nan")}})
 
@@ -112,7 +113,8 @@ def table(results: Iterable[Result]) -> str:
     lines = ["| solver | process | guidance | NFE | passes | FID | seconds |", "|---|---|---|---|---|---|---|"]
     for r in in_order(results):
         way, cost = [r.solver, rho_name(r.rho), guidance_text(r)], [f"{r.nfe}", f"{r.passes:g}"]
-        lines.append(f"| {' | '.join([*way, *cost, in_words(reading(r, METRIC)), f'{r.seconds:.1f}'])} |")
+        seconds = "-" if math.isnan(r.seconds) else f"{r.seconds:.1f}"
+        lines.append(f"| {' | '.join([*way, *cost, in_words(reading(r, METRIC)), seconds])} |")
     return "\n".join(lines)
 
 

@@ -57,6 +57,18 @@ def test_results_come_back_from_csv(study, tmp_path):
     )
 
 
+def test_the_page_of_the_study_says_what_was_measured(study):
+    results = Path(study.__file__).parent / "results"
+    assert study.table(study.read_results([results / "sde-ode.csv"])) in (results / "sde-ode.md").read_text("utf-8")
+
+
+def test_seconds_that_were_not_noted_are_no_number(study, tmp_path):
+    from mvm.evaluation.sweep_report import csv_text
+
+    (tmp_path / "a.csv").write_text(csv_text([cell(fid=3.25)]).replace(",2.5,", ",,"))
+    assert study.table(study.read_results([tmp_path / "a.csv"])).splitlines()[-1].endswith("| 3.250 | - |")
+
+
 def test_a_solver_is_read_as_a_sweep_tells_it(study):
     from mvm.evaluation.sweep import solver_name
     from mvm.recipes import SampleConfig
