@@ -56,6 +56,7 @@ figures() {
   {
     [ -z "$grids" ] || python3 "$here/study_figures.py" curves $grids --out "$work/fid-nfe.png"
     [ -z "$grids" ] || python3 "$here/study_figures.py" table $grids > "$work/grid.md"
+    [ -z "$grids" ] || python3 "$here/study_figures.py" differences $grids > "$work/differences.md"
     [ -z "$guided" ] || python3 "$here/study_figures.py" guidance $guided --out "$work/guidance.png"
     [ -z "$guided" ] || python3 "$here/study_figures.py" table $guided > "$work/guidance.md"
     [ -z "$judged" ] || python3 "$here/study_figures.py" table $judged | tee "$work/table.md"

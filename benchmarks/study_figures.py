@@ -1,19 +1,22 @@
-"""Choices, tables and figures of benchmarks/sde_ode_study.sh from results.csv of its sweeps; pictures of a model.
+"""Choices, tables and figures of benchmarks/sde_ode_study.sh from the results of its sweeps; pictures of a model.
 
     python benchmarks/study_figures.py tmin RESULTS           the t_min at which sa is best
     python benchmarks/study_figures.py best RESULTS...        the best cell, as options of mvm sweep
     python benchmarks/study_figures.py table RESULTS...       every cell as Markdown
+    python benchmarks/study_figures.py differences RESULTS... every SDE less its ODE, adams less sa at twice the NFE
     python benchmarks/study_figures.py curves RESULTS... --out X.png      FID against NFE, ODE and SDE
     python benchmarks/study_figures.py guidance RESULTS... --out X.png    FID against the scale of guidance
     python benchmarks/study_figures.py one-noise cifar10 --cfg 2 --interval 0.3,0.9 --out cifar10-one-noise.png
     python benchmarks/study_figures.py by-class cifar10 --cfg 2 --interval 0.3,0.9 --out cifar10-by-class.png
     python benchmarks/study_figures.py scales cifar10 --out cifar10-scales.png    the same noise, more and more guided
 
+RESULTS: a sweep's folder, its results.json or results.csv; what blocks of images tell of a difference is not in CSV.
 The three pictures take minutes on a CPU, and nothing in them is picked: seeds are 0, 1, 2, ...
 """
 
 import argparse
 import csv
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
@@ -28,6 +31,8 @@ from mvm.evaluation.report import COLOURS, DASHES, MARKERS, Axes, Curve, Style, 
 from mvm.evaluation.sweep_curves import EVALUATIONS, WIDTH, scale_of
 from mvm.evaluation.sweep_findings import (
     Result,
+    cell_name,
+    gap,
     grouped,
     guidance_name,
     guidance_of,
@@ -59,12 +64,22 @@ GAP = 2  # pixels between two images
 
 
 def read_results(paths: Iterable[Path]) -> list[Result]:
-    """Return the cells of some results.csv (or of the sweeps' folders) that hold the metric."""
-    found = []
+    """Return the cells of some sweeps that hold the metric, each once."""
+    found: dict[str, Result] = {}
     for path in paths:
-        with (path / "results.csv" if path.is_dir() else path).open(newline="", encoding="utf-8") as file:
-            found += [_result(row) for row in csv.DictReader(file) if row.get(f"{METRIC} value")]
-    return found
+        told = next((path / name for name in ("results.json", "results.csv") if (path / name).is_file()), path)
+        text = told.read_text(encoding="utf-8")
+        cells = _of_json(text) if told.suffix == ".json" else _of_csv(text)
+        found |= {cell_name(cell): cell for cell in cells}
+    return list(found.values())
+
+
+def _of_json(text: str) -> list[Result]:
+    return [Result(**told) for told in json.loads(text)["results"] if METRIC in told["metrics"]]
+
+
+def _of_csv(text: str) -> list[Result]:
+    return [_result(row) for row in csv.DictReader(text.splitlines()) if row.get(f"{METRIC} value")]
 
 
 def _result(row: Mapping[str, str]) -> Result:
@@ -115,6 +130,30 @@ def table(results: Iterable[Result]) -> str:
         way, cost = [r.solver, rho_name(r.rho), guidance_text(r)], [f"{r.nfe}", f"{r.passes:g}"]
         seconds = "-" if math.isnan(r.seconds) else f"{r.seconds:.1f}"
         lines.append(f"| {' | '.join([*way, *cost, in_words(reading(r, METRIC)), seconds])} |")
+    return "\n".join(lines)
+
+
+def pairs_to_compare(results: Sequence[Result]) -> list[tuple[Result, Result]]:
+    """Return (base, cell): every SDE beside its ODE, and adams beside sa with the same rho at twice its NFE."""
+    by_place = {(parse_solver(r.solver)[0], guidance_of(r), r.rho, r.nfe): r for r in in_order(results)}
+    pairs = []
+    for (solver, guidance, rho, nfe), cell in by_place.items():
+        if rho and (ode := by_place.get((solver, guidance, 0.0, nfe))):
+            pairs.append((ode, cell))
+        if solver == "adams" and (longer := by_place.get(("sa", guidance, rho, 2 * nfe))):
+            pairs.append((longer, cell))
+    return pairs
+
+
+def differences(results: Sequence[Result]) -> str:
+    """Return what cells differ by as a Markdown table, with 95 % intervals, block of images by block where told."""
+    lines = ["| cell | FID | less | FID | difference (95 % interval) | |", "|---|---|---|---|---|---|"]
+    for base, cell in pairs_to_compare(results):
+        a, b = (reading(r, METRIC) for r in (base, cell))
+        found = gap(a, b)
+        verdict = "level" if not found.told else "lower" if found.value < 0 else "higher"
+        sides = [cell_name(cell), f"{b.value:.2f}", cell_name(base), f"{a.value:.2f}"]
+        lines.append(f"| {' | '.join(sides)} | {found} | {verdict} |")
     return "\n".join(lines)
 
 
@@ -241,7 +280,7 @@ def _guided(arguments: argparse.Namespace) -> dict[str, float]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("tmin", "best", "table", "curves", "guidance"):
+    for name in ("tmin", "best", "table", "differences", "curves", "guidance"):
         command = commands.add_parser(name)
         command.add_argument("results", type=Path, nargs="+")
         if name in ("curves", "guidance"):
@@ -267,6 +306,8 @@ def main() -> None:
             print(best_options(read_results(arguments.results)))
         case "table":
             print(table(read_results(arguments.results)))
+        case "differences":
+            print(differences(read_results(arguments.results)))
         case "curves":
             write_figure(curve_panels(read_results(arguments.results)), arguments.out)
         case "guidance":

@@ -1,5 +1,6 @@
 """The programs of benchmarks/ that make tables and figures of studies: what they read, choose and draw."""
 
+import dataclasses
 import json
 import math
 import subprocess
@@ -67,6 +68,24 @@ def test_seconds_that_were_not_noted_are_no_number(study, tmp_path):
 
     (tmp_path / "a.csv").write_text(csv_text([cell(fid=3.25)]).replace(",2.5,", ",,"))
     assert study.table(study.read_results([tmp_path / "a.csv"])).splitlines()[-1].endswith("| 3.250 | - |")
+
+
+def test_differences_are_of_sdes_and_of_sa_at_twice_the_evaluations(study, tmp_path):
+    cells = [
+        cell(nfe=26, fid=3.0, error=0.1),
+        cell(nfe=26, rho=1.0, fid=3.5, error=0.1),
+        cell(nfe=13, rho=1.0, fid=9.0),
+    ]
+    cells += [cell("sa, t_min 0.0001", 52, 0.0, 3.1, error=0.1), cell("sa", 26, 0.0, 3.1)]
+    written = {"results": [dataclasses.asdict(r) for r in cells]}
+    (tmp_path / "results.json").write_text(json.dumps(written))
+    (tmp_path / "results.csv").write_text("not read where both are there")
+    assert study.differences(study.read_results([tmp_path])).splitlines()[2:] == [
+        "| adams, ODE (rho 0), NFE 26, no guidance | 3.00 | sa, t_min 0.0001, ODE (rho 0), NFE 52, no guidance | 3.10 "
+        "| -0.10 (-0.38 to +0.18) | level |",
+        "| adams, SDE (rho 1), NFE 26, no guidance | 3.50 | adams, ODE (rho 0), NFE 26, no guidance | 3.00 "
+        "| +0.50 (+0.22 to +0.78) | higher |",
+    ]
 
 
 def test_a_solver_is_read_as_a_sweep_tells_it(study):

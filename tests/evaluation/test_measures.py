@@ -1,6 +1,7 @@
 """Which figures there are and what they need; bias and jackknife against brute force."""
 
 import inspect
+import math
 from itertools import pairwise
 
 import numpy as np
@@ -9,7 +10,14 @@ import torch
 
 from mvm.evaluation import measures, metrics
 from mvm.evaluation.measures import MEASURES, Figure, Gathered, Key, figures, keys_of, parse_metrics
-from mvm.evaluation.metrics import frechet_distance, jackknife_error, moments, sampling_bias
+from mvm.evaluation.metrics import (
+    Leaving,
+    frechet_distance,
+    jackknife_error,
+    moments,
+    paired_difference,
+    sampling_bias,
+)
 from mvm.evaluation.moments import SPATIAL, Accumulator, Moments, load_moments, save_moments
 
 POOL, PIXELS = Key("inception", "pool"), Key("pixels", "pool")
@@ -120,6 +128,22 @@ def test_jackknife_of_a_mean_is_its_standard_error():
     found = jackknife_error(float(x.mean()), left, [1] * 30)
     assert found.error == pytest.approx(x.std(ddof=1) / 30**0.5, rel=1e-12)
     assert found.corrected == pytest.approx(x.mean(), rel=1e-12)
+
+
+def test_parts_of_an_error_give_that_of_a_difference():
+    """As if the blocks had been left out of both sets at once, sizes of blocks being what they are."""
+    draws, sizes = np.random.default_rng(2), [3, 8, 20, 9, 14, 6]
+    bounds = np.cumsum([0, *sizes])
+    x = draws.normal(size=60)
+    sides = []
+    for y in (x, np.exp(0.3 * x) + 0.1 * draws.normal(size=60)):
+        left = [float(np.delete(y, np.s_[a:b]).var()) for a, b in pairwise(bounds)]
+        sides.append(Leaving(float(y.var()), left))
+    a, b = (jackknife_error(*side, sizes) for side in sides)
+    assert a.error == pytest.approx(np.linalg.norm(a.parts), rel=1e-12)
+    want = paired_difference(*sides, sizes).error
+    assert np.linalg.norm(np.subtract(b.parts, a.parts)) == pytest.approx(want, rel=1e-12)
+    assert want != pytest.approx(math.hypot(a.error, b.error), rel=0.05)
 
 
 def test_jackknife_of_unequal_blocks_covers_the_error_of_a_mean():

@@ -12,12 +12,14 @@ from PIL import Image
 from mvm import generate
 from mvm.data import digits
 from mvm.evaluation import sweep as module
+from mvm.evaluation.compare import compare
 from mvm.evaluation.evaluate import Side, evaluate, open_side, write_statistics
 from mvm.evaluation.extractors import EXTRACTORS, Extractor, Sources
 from mvm.evaluation.gather import Judge
 from mvm.evaluation.images import of_model, of_tensor, of_training
 from mvm.evaluation.metrics import shrunken_features
 from mvm.evaluation.sweep import Axes, Sweep, cell_name, check_cells, default_metrics
+from mvm.evaluation.sweep_findings import Result, gap, reading
 from mvm.files import alone
 from mvm.model import load
 from mvm.recipes import SampleConfig
@@ -48,6 +50,10 @@ def kept(folder):
     """Figures in results.json, by cell."""
     results = json.loads((folder / "results.json").read_text())["results"]
     return {cell_name(SampleConfig(**settings_of(result))): result["metrics"] for result in results}
+
+
+def cells_in(folder):
+    return [json.loads(path.read_text()) for path in sorted((folder / "cells").glob("*.json"))]
 
 
 def settings_of(result):
@@ -402,6 +408,18 @@ def test_repeats_give_a_mean_and_its_error(model, tmp_path, made):
     assert figure["error"] == pytest.approx(float(values.std() / 3**0.5), rel=1e-9)
     assert figure["note"].startswith("mean of 3 repeats on other seeds")
     assert len({seed for _, _, seeds in made for seed in seeds}) == 30
+
+
+def test_two_cells_differ_as_compare_says_of_their_images(model, tmp_path):
+    """Kept with each cell, the parts of its error give the paired interval that leaves images out of both at once."""
+    draw, cells = Draw(90, seed=4, batch=45), [SampleConfig(nfe=2), SampleConfig(nfe=3)]
+    sweep(model, tmp_path / "out", draw=draw, judge=Judge(progress=False, blocks=8)).run(cells)
+    a, b = (reading(Result(**told["result"]), "fd-pixels") for told in cells_in(tmp_path / "out"))
+    images = [of_model(model, draw, settings) for settings in cells]
+    (want,) = compare(Judge(progress=False, blocks=8), *images, side(), ("fd-pixels",)).differences
+    found = gap(a, b)
+    assert (found.value, found.low, found.high) == pytest.approx((want.difference, want.low, want.high), rel=1e-6)
+    assert want.error < 0.7 * max(a.error, b.error)  # the noise they share
 
 
 def test_images_are_kept_when_asked(model, tmp_path):

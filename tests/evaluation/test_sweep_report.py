@@ -48,14 +48,14 @@ ODE = (9.0, 5.0, 4.0, 3.5, 3.4)
         ((20.0, 9.0, 4.5, 3.0, 2.5), "below the ODE from NFE 39 on and above it up to NFE 19"),
         (
             (20.0, 9.0, 4.5, 3.5, 2.5),
-            "below the ODE at NFE 79, above it up to NFE 19 and within the error of it at NFE 39",
+            "below the ODE at NFE 79, above it up to NFE 19 and level with it at NFE 39",
         ),
         ((20.0, 9.0, 4.5, 4.0, 4.0), "above the ODE at every NFE tried (5 to 79)"),
         ((8.0, 4.0, 3.0, 2.0, 1.0), "below the ODE at every NFE tried (5 to 79)"),
-        ((8.9, 5.1, 4.1, 3.4, 3.3), "within the error of the ODE at every NFE tried (5 to 79)"),
+        ((8.9, 5.1, 4.1, 3.4, 3.3), "level with the ODE at every NFE tried (5 to 79)"),
         (
             (8.0, 6.0, 3.0, 4.0, 3.4),
-            "below the ODE at NFE 5 and 19, above it at NFE 9 and 39 and within the error of it at NFE 79",
+            "below the ODE at NFE 5 and 19, above it at NFE 9 and 39 and level with it at NFE 79",
         ),
     ],
 )
@@ -82,22 +82,65 @@ def test_lead_names_best_and_crossover_and_the_caution():
     lead = findings.main_finding(curves(ODE, (20.0, 9.0, 4.5, 3.0, 2.5)))
     assert lead == (
         "FID is best, 2.50 ± 0.10, with adams, SDE (rho 1), NFE 79, no guidance. With adams and no guidance, the SDE "
-        "(rho 1) is below the ODE from NFE 39 on and above it up to NFE 19. Differences smaller than the stated error "
-        "are not called."
+        "(rho 1) is below the ODE from NFE 39 on and above it up to NFE 19. Cells are level where the 95 % interval of "
+        "their difference holds zero."
     )
 
 
 def test_lead_without_errors_says_so():
     lead = findings.main_finding(curves(ODE, (20.0, 9.0, 4.5, 3.0, 2.5), error=None))
     assert lead.endswith("No error is stated for FID: differences are as measured and may be noise.")
-    assert "within the error" not in lead
+    assert "level" not in lead
 
 
 def test_ties_with_the_best_are_counted():
-    results = [cell(5, fid=3.0, error=0.3), cell(9, fid=3.5, error=0.4), cell(19, fid=3.51, error=0.4)]
+    results = [cell(5, fid=3.0, error=0.3), cell(9, fid=3.97, error=0.4), cell(19, fid=3.99, error=0.4)]
     top = findings.best(results, "fid")
-    assert (top.cell, top.rivals) == (results[0], [results[1]])  # 0.5 is not more than the root of 0.09 + 0.16
-    assert "1 other cell is within the error of it." in findings.best_in_words(results, "fid")
+    assert (top.cell, top.rivals) == (results[0], [results[1]])  # 1.96 times the root of 0.09 + 0.16 is 0.98
+    assert "1 other cell is level with it." in findings.best_in_words(results, "fid")
+
+
+def paired(fid, parts):
+    return dataclasses.replace(cell(fid=fid), metrics={"fid": {**reading(fid, math.hypot(*parts)), "parts": parts}})
+
+
+def test_cells_on_common_seeds_are_compared_block_by_block():
+    """Two figures whose errors are nearly one and the same are told apart, far within either error."""
+    shared = [0.1 * (-1) ** i for i in range(20)]  # an error of 0.45
+    a, b = paired(3.0, shared), paired(3.05, [part + 0.002 * (-1) ** (i // 2) for i, part in enumerate(shared)])
+    found = findings.gap(findings.reading(a, "fid"), findings.reading(b, "fid"))
+    assert found.value == pytest.approx(0.05)
+    assert found.high - found.value == pytest.approx(2.093 * 0.002 * 20**0.5, rel=1e-3)  # Student's t of 19
+    assert found.told
+    assert findings.best([a, b], "fid").rivals == []
+    alone = findings.gap(findings.reading(a, "fid"), findings.reading(cell(fid=3.05, error=0.45), "fid"))
+    assert alone.high - alone.value == pytest.approx(1.96 * 0.45 * 2**0.5, rel=1e-2)
+    assert not alone.told
+
+
+@pytest.mark.parametrize(
+    ("value", "reach", "text"),
+    [
+        (0.524, 0.213, "+0.52 (+0.31 to +0.74)"),
+        (-1e-9, 0.0213, "+0.000 (-0.021 to +0.021)"),
+        (12.0, 25.0, "+12 (-13 to +37)"),
+        (0.5, 0.0, "+0.5"),
+    ],
+)
+def test_differences_in_words(value, reach, text):
+    assert str(findings.Gap(value, value - reach, value + reach)) == text
+
+
+def test_the_page_tells_how_far_sde_and_ode_are_apart(tmp_path):
+    write_report(tmp_path, curves(ODE, (20.0, 9.0, 4.5, 3.5, 2.5)), {})
+    text = (tmp_path / "report.html").read_text()
+    read(text)
+    assert "FID: SDE less ODE" in text
+    assert "<b>+11.00 (+10.72 to +11.28)</b>" in text
+    assert "<b>+0.00" not in text
+    assert "+0.00 (-0.28 to +0.28)" in text
+    write_report(tmp_path, curves(ODE, (20.0, 9.0, 4.5, 3.5, 2.5), error=None), {})
+    assert "SDE less ODE" not in (tmp_path / "report.html").read_text()
 
 
 def test_best_follows_the_direction_and_unknown_metrics_have_none():

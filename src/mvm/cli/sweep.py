@@ -123,7 +123,7 @@ def sweep(
     encoder
         For fd-dino: a hub name or folder; default facebook/dinov2-large.
     jackknife
-        Blocks to estimate the error of Frechet distances with, e.g. 20; 0: no error.
+        Blocks to estimate the error of Frechet distances with, and of differences between cells, e.g. 20; 0: no error.
     batch
         Images at a time: what an interruption loses.
     precision

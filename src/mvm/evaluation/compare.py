@@ -12,21 +12,10 @@ from mvm.evaluation.evaluate import Reference, Side, check_shapes, look, samplin
 from mvm.evaluation.gather import Judge, block_of
 from mvm.evaluation.images import ImageSet
 from mvm.evaluation.measures import MEASURES, Gathered, figures, is_kernel
-from mvm.evaluation.metrics import Leaving, kernel_leaving, paired_difference
+from mvm.evaluation.metrics import Leaving, kernel_leaving, paired_difference, student_95
 from mvm.evaluation.moments import Accumulator
 from mvm.files import write_text
 from mvm.options import at_least
-
-NORMAL_95 = 1.959964
-
-
-def student_95(blocks: int) -> float:
-    """Return the half-width of a 95 % interval in standard errors that were estimated from so many blocks.
-
-    Cornish and Fisher's series for Student's t, good to 0.01 from 8 blocks on.
-    """
-    z, n = NORMAL_95, blocks - 1
-    return z + (z**3 + z) / (4 * n) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
 
 
 class Difference(NamedTuple):

@@ -69,11 +69,12 @@ def parse_metrics(text: str) -> tuple[str, ...]:
 
 
 class Figure(NamedTuple):
-    """A figure, its standard error (None: not estimated), and how it was made."""
+    """A figure, its standard error (None: not estimated), how it was made, and a jackknife's parts of the error."""
 
     value: float
     error: float | None = None
     note: str = ""
+    parts: tuple[float, ...] = ()  # by which two figures on the same seeds are compared
 
 
 @dataclass
@@ -102,7 +103,8 @@ def _frechet(key: Key, images: Gathered, reference: Gathered) -> Figure:
     if len(blocks) < 2:
         return Figure(frechet_distance(images.moments(key), target))
     found = jackknife_frechet(blocks, target.to(blocks[0].mean.device))
-    return Figure(found.value, found.error, f"error: jackknife over {len(blocks)} blocks of the images")
+    note = f"error: jackknife over {len(blocks)} blocks of the images"
+    return Figure(found.value, found.error, note, found.parts)
 
 
 def _kernel(key: Key, images: Gathered, reference: Gathered, kid_size: int) -> Figure:

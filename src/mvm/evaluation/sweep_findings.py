@@ -1,16 +1,19 @@
-"""What a sweep's cells say, in words: the best per metric, and where the SDE passes the ODE, beyond the errors."""
+"""What a sweep's cells say, in words: the best per metric, and where the SDE passes the ODE, beyond chance."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from mvm.evaluation.metrics import NORMAL_95, student_95
+
 
 @dataclass(frozen=True)
 class Result:
     """One cell of a sweep: what was asked, what it cost per image, and what it is worth.
 
-    metrics: name -> {"value": float, "error": float or None, "note": str}. seconds: of sampling all images.
+    metrics: name -> {"value": float, "error": float or None, "note": str, "parts": of the error by blocks of images}.
+    seconds: of sampling all images.
     grid: a PNG of the first images, relative to the sweep's folder; "" if none.
     """
 
@@ -69,10 +72,11 @@ def metrics_of(results: Iterable[Result]) -> list[str]:
 
 
 class Reading(NamedTuple):
-    """A measured value, NaN where it failed, and its standard error, NaN where none is stated."""
+    """A measured value, NaN where it failed, its standard error, NaN where none is stated, and that error's parts."""
 
     value: float
     error: float
+    parts: tuple[float, ...] = ()
 
     @property
     def failed(self) -> bool:
@@ -85,13 +89,41 @@ def reading(result: Result, metric: str) -> Reading | None:
     if found is None:
         return None
     value, error = (math.nan if found.get(key) is None else float(found[key]) for key in ("value", "error"))
-    return Reading(value, error if math.isfinite(error) else math.nan)
+    return Reading(value, error if math.isfinite(error) else math.nan, tuple(found.get("parts") or ()))
 
 
-def told_apart(a: Reading, b: Reading) -> bool:
-    """Return whether two values differ by more than their errors, added in quadrature; an unstated one counts as 0."""
-    errors = [r.error for r in (a, b) if not math.isnan(r.error)]
-    return abs(a.value - b.value) > math.hypot(*errors)
+class Gap(NamedTuple):
+    """The difference of two cells, and its 95 % interval; of cells without errors a point."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        """Return "+0.52 (+0.31 to +0.73)": two digits of the interval's half-width."""
+        if self.high == self.low:
+            return f"{self.value:+.3g}"
+        decimals = _decimals((self.high - self.low) / 2, digits=2)
+        return "{:+z.{n}f} ({:+z.{n}f} to {:+z.{n}f})".format(*self, n=decimals)
+
+    @property
+    def told(self) -> bool:
+        """Whether the interval leaves zero out."""
+        return self.low > 0 or self.high < 0
+
+
+def gap(a: Reading, b: Reading) -> Gap:
+    """Return b - a.
+
+    Cells have their seeds and labels in common: where both tell the parts of their errors, what they share cancels.
+    Otherwise errors are added in quadrature; one that is not stated counts as 0.
+    """
+    if a.parts and len(a.parts) == len(b.parts):
+        reach = student_95(len(a.parts)) * math.dist(a.parts, b.parts)
+    else:
+        reach = NORMAL_95 * math.hypot(*(r.error for r in (a, b) if not math.isnan(r.error)))
+    value = b.value - a.value
+    return Gap(value, value - reach, value + reach)
 
 
 def number(value: float) -> str:
@@ -107,7 +139,7 @@ def _decimals(value: float, digits: int) -> int:
 
 def in_words(found: Reading) -> str:
     """Return "2.314 ± 0.042": two digits of the error, and no more than four of the value."""
-    value, error = found
+    value, error, _ = found
     if found.failed or math.isnan(error):
         return number(value)
     if max(abs(value), error) < 1e-4:
@@ -175,7 +207,7 @@ def best(results: Iterable[Result], metric: str) -> Best | None:
     if not known or lower is None:
         return None
     cell, top = min(known, key=lambda pair: pair[1].value if lower else -pair[1].value)
-    rivals = [r for r, found in known if r is not cell and not told_apart(found, top)]
+    rivals = [r for r, found in known if r is not cell and not gap(found, top).told]
     return Best(cell, top, rivals, len(known))
 
 
@@ -192,19 +224,29 @@ def _where(chosen: Sequence[int], tried: Sequence[int]) -> str:
     return f"at NFE {', '.join(map(str, chosen[:-1]))} and {chosen[-1]}"
 
 
-def compare(ode: Mapping[int, Reading], sde: Mapping[int, Reading], rho: float, lower: bool | None) -> str:
-    """Return in words at which common NFEs the SDE is below, above, or not told apart from the ODE; "" if none."""
-    tried = sorted(nfe for nfe in ode.keys() & sde.keys() if not (ode[nfe].failed or sde[nfe].failed))
-    apart = [nfe for nfe in tried if told_apart(ode[nfe], sde[nfe])]
+def gaps_to_ode(results: Iterable[Result], metric: str) -> dict[tuple, dict[int, Gap]]:
+    """Return every SDE less its ODE at common NFEs: (solver, guidance, rho) -> NFE -> difference."""
+    curves = {
+        key: {r.nfe: found for r in cells if (found := reading(r, metric)) and not found.failed}
+        for key, cells in grouped(results, lambda r: (r.solver, guidance_of(r), r.rho)).items()
+    }
+    found = {}
+    for (solver, guidance, rho), sde in curves.items():
+        ode = curves.get((solver, guidance, 0), {})
+        if rho and (tried := sorted(ode.keys() & sde.keys())):
+            found[solver, guidance, rho] = {nfe: gap(ode[nfe], sde[nfe]) for nfe in tried}
+    return found
+
+
+def _compared(gaps: Mapping[int, Gap], rho: float, lower: bool | None) -> str:
+    """Return in words at which NFEs an SDE is below, above, or level with the ODE."""
     sides = {
-        "below": [nfe for nfe in apart if sde[nfe].value < ode[nfe].value],
-        "above": [nfe for nfe in apart if sde[nfe].value > ode[nfe].value],
-        "within the error of": [nfe for nfe in tried if nfe not in apart],
+        "below": [nfe for nfe, found in gaps.items() if found.told and found.value < 0],
+        "above": [nfe for nfe, found in gaps.items() if found.told and found.value > 0],
+        "level with": [nfe for nfe, found in gaps.items() if not found.told],
     }
     order = ("above", "below") if lower is False else ("below", "above")
-    said = [f"{side} it {_where(sides[side], tried)}" for side in (*order, "within the error of") if sides[side]]
-    if not said:
-        return ""
+    said = [f"{side} it {_where(sides[side], list(gaps))}" for side in (*order, "level with") if sides[side]]
     said[0] = said[0].replace(" it ", " the ODE ", 1)
     listed = " and ".join(filter(None, (", ".join(said[:-1]), said[-1])))
     return f"the {rho_name(rho)} is {listed}."
@@ -212,17 +254,8 @@ def compare(ode: Mapping[int, Reading], sde: Mapping[int, Reading], rho: float, 
 
 def comparisons(results: Iterable[Result], metric: str) -> dict[tuple, str]:
     """Return what is to be said of each SDE against its ODE: (solver, guidance, rho) -> sentence."""
-    curves = {
-        key: {r.nfe: found for r in cells if (found := reading(r, metric))}
-        for key, cells in grouped(results, lambda r: (r.solver, guidance_of(r), r.rho)).items()
-    }
     lower = metric_named(metric).lower
-    said = {
-        (solver, guidance, rho): compare(curves.get((solver, guidance, 0), {}), sde, rho, lower)
-        for (solver, guidance, rho), sde in curves.items()
-        if rho
-    }
-    return {key: text for key, text in said.items() if text}
+    return {key: _compared(gaps, key[2], lower) for key, gaps in gaps_to_ode(results, metric).items()}
 
 
 def names_of(results: Iterable[Result]) -> dict[tuple, str]:
@@ -240,7 +273,7 @@ def caution(results: Iterable[Result], metric: str) -> str:
     if not stated:
         return f"No error is stated for {label}: differences are as measured and may be noise."
     some = "" if len(stated) == len(found) else f" Of {len(found)} cells {len(found) - len(stated)} have no error."
-    return f"Differences smaller than the stated error are not called.{some}"
+    return f"Cells are level where the 95 % interval of their difference holds zero.{some}"
 
 
 def best_in_words(results: Sequence[Result], metric: str) -> str:
@@ -253,7 +286,7 @@ def best_in_words(results: Sequence[Result], metric: str) -> str:
         return f"Whether lower or higher is better is not known for {label}, so no cell is called best."
     if top.among == 1:
         return f"{label} is {in_words(top.found)} ({cell_name(top.cell)})."
-    others = f" {_count(top.rivals)} within the error of it." if top.rivals else ""
+    others = f" {_count(top.rivals)} level with it." if top.rivals else ""
     return f"{label} is best, {in_words(top.found)}, with {cell_name(top.cell)}.{others}"
 
 
