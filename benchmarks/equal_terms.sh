@@ -12,6 +12,7 @@
 # the network puts out, and by the path the sampler knows. Literature's uniform t would be another law of lam on each path.
 # One rate serves all (1e-3; digits 2e-3); it was chosen for u in earlier trials. Muon and Adam do not feel the scale of a loss, clipping at norm 1 does.
 # WORK/METHOD-SEED.json: figures of a finished one, which is skipped; one that was stopped goes on. PACK=FILE.tgz: those files, packed.
+# Several calls may work in one WORK, each on methods of its own (seeds after the first need their method's seed 0).
 # OVERLAP=1: a run is judged while the next one is trained: starts and compilations cost less, but seconds and images/s are of two programs.
 # EXTRA: more options of training. FAST: options of speed of sampling (empty on a CPU). NUM, BATCH: images judged, and at a time.
 set -euo pipefail
@@ -42,9 +43,12 @@ options() {  # options METHOD: its path, and what the network predicts
 }
 
 pack() {
-  # figures and logs; trainings are too large to take along
-  [ -z "${PACK:-}" ] || (cd "$work" && find . -maxdepth 2 \( -name '*.json*' -o -name '*.md' -o -name '*.png' -o -name '*.log' \) \
-    -print0 | tar czf "$PACK" --null -T -)
+  [ -n "${PACK:-}" ] || return 0
+  # figures and logs; trainings are too large to take along. 1: a file changed meanwhile (another call works in this folder)
+  local new=$PACK.$$
+  (cd "$work" && find . -maxdepth 2 \( -name '*.json*' -o -name '*.md' -o -name '*.png' -o -name '*.log' \) -print0 \
+    | tar czf "$new" --null -T -) || [ $? -eq 1 ]
+  mv "$new" "$PACK"
 }
 
 judged() {  # judged METHOD SEED SECONDS: FID of a trained run; SECONDS are those of its training

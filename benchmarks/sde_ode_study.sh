@@ -27,7 +27,10 @@ paper="--cfg 1,1.2 --interval 0.6,0.8"
 mkdir -p "$work"
 
 pack() {
-  [ -z "${PACK:-}" ] || tar czf "$PACK" -C "$work" --exclude=work --exclude=report.html --exclude='cells/*.png' .  # kept: what goes on and what is quoted
+  [ -n "${PACK:-}" ] || return 0
+  # kept: what goes on and what is quoted; 1: a file changed meanwhile (another part runs beside this one)
+  tar czf "$PACK.new" -C "$work" --exclude=work --exclude=report.html --exclude='cells/*.png' . || [ $? -eq 1 ]
+  mv "$PACK.new" "$PACK"
 }
 trap pack EXIT
 
