@@ -38,6 +38,7 @@ TINY = ["--network.depth", "1", "--train.batch", "4"]
 SHORTER = {
     "train": [*TINY, "--train.steps", "3", "--train.keep_best", "false", "--preview.every", "0"],
     "bench": [*TINY, "--steps", "3", "--samples", "2"],
+    "sweep": ["--num", "100"],
 }
 
 
