@@ -46,8 +46,8 @@ pack() {
   [ -n "${PACK:-}" ] || return 0
   # figures and logs; trainings are too large to take along. 1: a file changed meanwhile (another call works in this folder)
   local new=$PACK.$$
-  (cd "$work" && find . -maxdepth 2 \( -name '*.json*' -o -name '*.md' -o -name '*.png' -o -name '*.log' \) -print0 \
-    | tar czf "$new" --null -T -) || [ $? -eq 1 ]
+  find "$work" -maxdepth 2 ! -name '.*' \( -name '*.json*' -o -name '*.md' -o -name '*.png' -o -name '*.log' \) -printf '%P\0' \
+    | tar czf "$new" -C "$work" --ignore-failed-read --null -T - || [ $? -eq 1 ]
   mv "$new" "$PACK"
 }
 

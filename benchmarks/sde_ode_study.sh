@@ -29,8 +29,9 @@ mkdir -p "$work"
 pack() {
   [ -n "${PACK:-}" ] || return 0
   # kept: what goes on and what is quoted; 1: a file changed meanwhile (another part runs beside this one)
-  tar czf "$PACK.new" -C "$work" --exclude=work --exclude=report.html --exclude='cells/*.png' . || [ $? -eq 1 ]
-  mv "$PACK.new" "$PACK"
+  local new=$PACK.$$
+  tar czf "$new" -C "$work" --exclude=work --exclude=report.html --exclude='cells/*.png' . || [ $? -eq 1 ]
+  mv "$new" "$PACK"
 }
 trap pack EXIT
 

@@ -50,6 +50,7 @@ from mvm.recipes import SampleConfig
 from mvm.solver import DEFAULT_T_MIN
 
 METRIC = "fid"
+DRAWN = ("num", "seed", "labels", "classes", "repeats")  # that cells must share to be compared
 DIGITS = {"nfe": int, "grid": str, "solver": str}  # the others are float
 NOISE_NFES = (5, 8, 13, 26, 52)
 NOISE_RHOS = (0.0, 0.75, 1.0)
@@ -64,22 +65,34 @@ GAP = 2  # pixels between two images
 
 
 def read_results(paths: Iterable[Path]) -> list[Result]:
-    """Return the cells of some sweeps that hold the metric, each once."""
-    found: dict[str, Result] = {}
-    for path in paths:
-        told = next((path / name for name in ("results.json", "results.csv") if (path / name).is_file()), path)
-        text = told.read_text(encoding="utf-8")
-        cells = _of_json(text) if told.suffix == ".json" else _of_csv(text)
-        found |= {cell_name(cell): cell for cell in cells}
-    return list(found.values())
+    """Return the cells of some sweeps that hold the metric."""
+    return [cell for path in paths for cell in _read(_file(path))]
 
 
-def _of_json(text: str) -> list[Result]:
-    return [Result(**told) for told in json.loads(text)["results"] if METRIC in told["metrics"]]
+def _file(path: Path) -> Path:
+    return next((path / name for name in ("results.json", "results.csv") if (path / name).is_file()), path)
 
 
-def _of_csv(text: str) -> list[Result]:
+def _read(path: Path) -> list[Result]:
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".json":
+        return [Result(**told) for told in json.loads(text)["results"] if METRIC in told["metrics"]]
     return [_result(row) for row in csv.DictReader(text.splitlines()) if row.get(f"{METRIC} value")]
+
+
+def check_alike(paths: Iterable[Path]) -> None:
+    """Refuse sweeps of other weights, images or references than the first's: they differ by more than samplers."""
+    told = {
+        path: json.loads(path.read_text(encoding="utf-8"))["facts"]
+        for path in map(_file, paths)
+        if path.suffix == ".json"
+    }
+    facts = {
+        path: [t["model"]["sha256"], *(t["draw"][name] for name in DRAWN), t["reference"]] for path, t in told.items()
+    }
+    for path, found in facts.items():
+        if found != next(iter(facts.values())):
+            raise ValueError(f"results: {path} is of another model, draw or reference than {next(iter(facts))}")
 
 
 def _result(row: Mapping[str, str]) -> Result:
@@ -135,13 +148,15 @@ def table(results: Iterable[Result]) -> str:
 
 def pairs_to_compare(results: Sequence[Result]) -> list[tuple[Result, Result]]:
     """Return (base, cell): every SDE beside its ODE, and adams beside sa with the same rho at twice its NFE."""
-    by_place = {(parse_solver(r.solver)[0], guidance_of(r), r.rho, r.nfe): r for r in in_order(results)}
+    whole = [r for r in in_order(results) if not reading(r, METRIC).failed]
+    by_place = {(r.solver, guidance_of(r), r.rho, r.nfe): r for r in whole}
+    by_sa = grouped((r for r in whole if parse_solver(r.solver)[0] == "sa"), lambda r: (guidance_of(r), r.rho, r.nfe))
     pairs = []
     for (solver, guidance, rho, nfe), cell in by_place.items():
         if rho and (ode := by_place.get((solver, guidance, 0.0, nfe))):
             pairs.append((ode, cell))
-        if solver == "adams" and (longer := by_place.get(("sa", guidance, rho, 2 * nfe))):
-            pairs.append((longer, cell))
+        if solver == "adams":
+            pairs += [(longer, cell) for longer in by_sa.get((guidance, rho, 2 * nfe), ())]
     return pairs
 
 
@@ -307,6 +322,7 @@ def main() -> None:
         case "table":
             print(table(read_results(arguments.results)))
         case "differences":
+            check_alike(arguments.results)
             print(differences(read_results(arguments.results)))
         case "curves":
             write_figure(curve_panels(read_results(arguments.results)), arguments.out)

@@ -76,7 +76,8 @@ def test_differences_are_of_sdes_and_of_sa_at_twice_the_evaluations(study, tmp_p
         cell(nfe=26, rho=1.0, fid=3.5, error=0.1),
         cell(nfe=13, rho=1.0, fid=9.0),
     ]
-    cells += [cell("sa, t_min 0.0001", 52, 0.0, 3.1, error=0.1), cell("sa", 26, 0.0, 3.1)]
+    cells += [cell("sa, t_min 0.0001", 52, 0.0, 3.1, error=0.1), cell("sa", 26, 0.0, 3.1), cell("sa", 52, 1.0, 2.0)]
+    cells += [cell("sa", 52, 0.0, fid=math.nan)]  # failed
     written = {"results": [dataclasses.asdict(r) for r in cells]}
     (tmp_path / "results.json").write_text(json.dumps(written))
     (tmp_path / "results.csv").write_text("not read where both are there")
@@ -85,7 +86,31 @@ def test_differences_are_of_sdes_and_of_sa_at_twice_the_evaluations(study, tmp_p
         "| -0.10 (-0.38 to +0.18) | level |",
         "| adams, SDE (rho 1), NFE 26, no guidance | 3.50 | adams, ODE (rho 0), NFE 26, no guidance | 3.00 "
         "| +0.50 (+0.22 to +0.78) | higher |",
+        "| adams, SDE (rho 1), NFE 26, no guidance | 3.50 | sa, SDE (rho 1), NFE 52, no guidance | 2.00 "
+        "| +1.50 (+1.30 to +1.70) | higher |",
     ]
+
+
+def test_parts_of_errors_are_read_from_json(study, tmp_path):
+    parts = [0.1 * (-1) ** i for i in range(20)]
+    cells = [cell(fid=3.0, error=0.45), cell(rho=1.0, fid=3.05, error=0.45)]
+    for number, found in enumerate(cells):
+        found.metrics["fid"]["parts"] = [part + number * 0.002 * (-1) ** (i // 2) for i, part in enumerate(parts)]
+    (tmp_path / "results.json").write_text(json.dumps({"results": [dataclasses.asdict(r) for r in cells]}))
+    assert study.differences(study.read_results([tmp_path])).endswith("| +0.050 (+0.031 to +0.069) | higher |")
+
+
+def test_sweeps_of_other_images_are_not_compared(study, tmp_path):
+    facts = {"model": {"sha256": "a"}, "draw": {**dict.fromkeys(study.DRAWN, 1), "batch": 5}, "reference": {"count": 9}}
+    others = {
+        "batch": facts | {"draw": facts["draw"] | {"batch": 7}},
+        "seed": facts | {"draw": facts["draw"] | {"seed": 2}},
+    }
+    for name, told in {"first": facts, **others}.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps({"facts": told, "results": []}))
+    study.check_alike([tmp_path / "first.json", tmp_path / "batch.json"])
+    with pytest.raises(ValueError, match=r"seed\.json is of another model, draw or reference than .*first\.json"):
+        study.check_alike([tmp_path / "first.json", tmp_path / "seed.json"])
 
 
 def test_a_solver_is_read_as_a_sweep_tells_it(study):

@@ -407,6 +407,7 @@ def test_repeats_give_a_mean_and_its_error(model, tmp_path, made):
     assert figure["value"] == pytest.approx(float(values.mean()), rel=1e-12)
     assert figure["error"] == pytest.approx(float(values.std() / 3**0.5), rel=1e-9)
     assert figure["note"].startswith("mean of 3 repeats on other seeds")
+    assert figure["parts"] == pytest.approx(((values - values.mean()) / 6**0.5).tolist(), rel=1e-9)
     assert len({seed for _, _, seeds in made for seed in seeds}) == 30
 
 

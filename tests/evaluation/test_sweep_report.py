@@ -6,7 +6,9 @@ import math
 import re
 import warnings
 
+import numpy as np
 import pytest
+import scipy.stats
 from PIL import Image
 from test_report import outside_requests, read
 
@@ -116,6 +118,22 @@ def test_cells_on_common_seeds_are_compared_block_by_block():
     alone = findings.gap(findings.reading(a, "fid"), findings.reading(cell(fid=3.05, error=0.45), "fid"))
     assert alone.high - alone.value == pytest.approx(1.96 * 0.45 * 2**0.5, rel=1e-2)
     assert not alone.told
+    assert (found.paired, alone.paired) == (True, False)
+
+
+def test_intervals_of_repeats_are_students_of_their_differences():
+    """As scipy's paired t-test of the repeats themselves."""
+    a, b = np.array([3.0, 3.4, 3.1]), np.array([3.6, 3.9, 3.8])
+    sides = [paired(float(x.mean()), list((x - x.mean()) / 6**0.5)) for x in (a, b)]
+    found = findings.gap(*(findings.reading(side, "fid") for side in sides))
+    want = scipy.stats.ttest_rel(b, a).confidence_interval(0.95)
+    assert (found.low, found.high) == pytest.approx((want.low, want.high), rel=1e-4)
+
+
+def test_parts_that_are_no_numbers_are_none():
+    broken = paired(3.0, [math.nan, 0.1])
+    assert findings.reading(broken, "fid").parts == ()
+    assert findings.gap(findings.reading(broken, "fid"), findings.reading(cell(), "fid")).paired is False
 
 
 @pytest.mark.parametrize(
@@ -139,6 +157,7 @@ def test_the_page_tells_how_far_sde_and_ode_are_apart(tmp_path):
     assert "<b>+11.00 (+10.72 to +11.28)</b>" in text
     assert "<b>+0.00" not in text
     assert "+0.00 (-0.28 to +0.28)" in text
+    assert "Errors are added in quadrature" in text
     write_report(tmp_path, curves(ODE, (20.0, 9.0, 4.5, 3.5, 2.5), error=None), {})
     assert "SDE less ODE" not in (tmp_path / "report.html").read_text()
 

@@ -349,12 +349,16 @@ def _completed(told: dict[str, Any], kept: Mapping[str, Any] | None) -> dict[str
 
 
 def _mean(figures: Sequence[Figure]) -> Figure:
-    """Return the mean over repeats, its error from their spread; of one repeat, the figure as it is."""
+    """Return the mean over repeats, its error from their spread; of one repeat, the figure as it is.
+
+    A repeat has its seeds in common with the other cells: what it adds to the error is kept, as a block's is.
+    """
     if len(figures) == 1:
         return figures[0]
     values = np.array([figure.value for figure in figures])
     note = f"mean of {len(values)} repeats on other seeds, std {values.std(ddof=1):.3g}; {figures[0].note}".rstrip("; ")
-    return Figure(float(values.mean()), float(values.std(ddof=1) / len(values) ** 0.5), note)
+    parts = (values - values.mean()) / (len(values) * (len(values) - 1)) ** 0.5
+    return Figure(float(values.mean()), float(np.linalg.norm(parts)), note, tuple(parts.tolist()))
 
 
 def _write_grid(path: Path, parts: Parts) -> None:

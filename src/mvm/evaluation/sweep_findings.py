@@ -89,22 +89,27 @@ def reading(result: Result, metric: str) -> Reading | None:
     if found is None:
         return None
     value, error = (math.nan if found.get(key) is None else float(found[key]) for key in ("value", "error"))
-    return Reading(value, error if math.isfinite(error) else math.nan, tuple(found.get("parts") or ()))
+    parts = tuple(found.get("parts") or ())
+    return Reading(value, error if math.isfinite(error) else math.nan, parts if all(map(math.isfinite, parts)) else ())
 
 
 class Gap(NamedTuple):
-    """The difference of two cells, and its 95 % interval; of cells without errors a point."""
+    """The difference of two cells, and its 95 % interval; of cells without errors a point.
+
+    paired: what both owe to common seeds and labels has cancelled.
+    """
 
     value: float
     low: float
     high: float
+    paired: bool = False
 
     def __str__(self) -> str:
         """Return "+0.52 (+0.31 to +0.73)": two digits of the interval's half-width."""
         if self.high == self.low:
             return f"{self.value:+.3g}"
         decimals = _decimals((self.high - self.low) / 2, digits=2)
-        return "{:+z.{n}f} ({:+z.{n}f} to {:+z.{n}f})".format(*self, n=decimals)
+        return "{:+z.{n}f} ({:+z.{n}f} to {:+z.{n}f})".format(*self[:3], n=decimals)
 
     @property
     def told(self) -> bool:
@@ -118,12 +123,13 @@ def gap(a: Reading, b: Reading) -> Gap:
     Cells have their seeds and labels in common: where both tell the parts of their errors, what they share cancels.
     Otherwise errors are added in quadrature; one that is not stated counts as 0.
     """
-    if a.parts and len(a.parts) == len(b.parts):
+    paired = len(a.parts) == len(b.parts) > 1
+    if paired:
         reach = student_95(len(a.parts)) * math.dist(a.parts, b.parts)
     else:
         reach = NORMAL_95 * math.hypot(*(r.error for r in (a, b) if not math.isnan(r.error)))
     value = b.value - a.value
-    return Gap(value, value - reach, value + reach)
+    return Gap(value, value - reach, value + reach, paired)
 
 
 def number(value: float) -> str:

@@ -13,6 +13,7 @@ from tqdm import tqdm
 from mvm.evaluation.report import Html, Page, bullets, embedded, paragraph, subheading, table
 from mvm.evaluation.sweep_curves import EVALUATIONS, PASSES, Cost, curves_figure, plots_svg, seconds_per_thousand
 from mvm.evaluation.sweep_findings import (
+    Gap,
     Result,
     best,
     best_in_words,
@@ -108,20 +109,30 @@ def _metric_section(page: Page, results: Sequence[Result], metric: str, costs: S
 def _gap_table(results: Sequence[Result], metric: str) -> list[str]:
     """Return every SDE less its ODE by NFE, those told apart in bold; nothing where no error is stated."""
     names, gaps = names_of(results), gaps_to_ode(results, metric)
-    nfes = sorted({nfe for found in gaps.values() for nfe in found})
-    if not any(found.high > found.low for of_nfe in gaps.values() for found in of_nfe.values()):
+    every = [found for by_nfe in gaps.values() for found in by_nfe.values()]
+    if not any(found.high > found.low for found in every):
         return []
+    nfes = sorted({nfe for by_nfe in gaps.values() for nfe in by_nfe})
     rows = []
-    for (solver, guidance, rho), found in gaps.items():
-        cells = [
-            Html(f"<b>{found[n]}</b>") if n in found and found[n].told else str(found.get(n, ABSENT)) for n in nfes
-        ]
+    for (solver, guidance, rho), by_nfe in gaps.items():
+        cells = [_bold_if_told(by_nfe[nfe]) if nfe in by_nfe else ABSENT for nfe in nfes]
         rows.append([solver, names[guidance], rho_name(rho), *cells])
     header = ["solver", "guidance", "SDE less ODE", *(f"NFE {nfe}" for nfe in nfes)]
-    text = (
-        "With 95 % intervals; under --jackknife images are left out of both cells at once, so what they share cancels."
-    )
+    text = f"With 95 % intervals; those that leave zero out in bold. {_pairing(every)}"
     return [subheading(f"{metric_named(metric).label}: SDE less ODE"), paragraph(text), table(header, rows, "cells")]
+
+
+def _bold_if_told(found: Gap) -> str:
+    return Html(f"<b>{found}</b>") if found.told else str(found)
+
+
+def _pairing(gaps: Sequence[Gap]) -> str:
+    """Return whether intervals know what two cells share."""
+    count = sum(not found.paired for found in gaps)
+    if not count:
+        return "What the cells share by their common seeds has cancelled."
+    which = "Errors" if count == len(gaps) else f"Errors of {count} of {len(gaps)}"
+    return f"{which} are added in quadrature, as if the cells shared nothing."
 
 
 def _rows(plots: Sequence[Sequence[str]]) -> list[str]:
