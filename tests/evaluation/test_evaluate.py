@@ -6,7 +6,7 @@ import sys
 import threading
 import weakref
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ import torch
 from test_images import KINDS, as_tensor, pictures, save
 
 from mvm import noise
-from mvm.evaluation import extractors
+from mvm.evaluation import extractors, gather
 from mvm.evaluation.evaluate import Reference, Side, evaluate, look, open_side, write_statistics
 from mvm.evaluation.extractors import EXTRACTORS, Extractor
 from mvm.evaluation.gather import Judge, block_of
@@ -263,6 +263,20 @@ def test_no_more_than_a_batch_of_pictures_is_alive():
     assert len(alive) == 8
 
 
+def test_a_large_batch_goes_through_a_network_in_parts(monkeypatch):
+    """Memory of a network of many layers; images are dealt into blocks by their own index all the same."""
+    seen, judge = [], Judge(batch=40, progress=False)
+    inner = judge.extractor("pixels")
+    judge.opened["pixels"] = replace(inner, compute=lambda images: seen.append(len(images)) or inner.compute(images))
+    monkeypatch.setattr(gather, "MOST", 15)
+    found = judge.gather(of_tensor(as_tensor(A)), {PIXELS: True}, 3)
+    assert seen == [15, 15, 10]
+    monkeypatch.undo()
+    want = Judge(batch=40, progress=False).gather(of_tensor(as_tensor(A)), {PIXELS: True}, 3)
+    assert torch.equal(found.features[PIXELS], want.features[PIXELS])
+    assert [block.count for block in found.blocks[PIXELS]] == [block.count for block in want.blocks[PIXELS]]
+
+
 def test_one_network_is_opened_once_and_run_once_for_several_figures(monkeypatch):
     opened, seen = [], []
 
@@ -451,7 +465,8 @@ def test_an_evaluation_tells_itself(tmp_path):
     a, b = (save(kind, arrays, folder) for kind, arrays in (("folder", A), ("npz", B)))
     found = json.loads(json.dumps(judged(open_side(str(a)), open_side(str(b)), blocks=2).as_dict()))
     assert set(found) == {"metrics", "images", "reference", "networks", "warnings", "software", "seconds"}
-    assert found["metrics"]["fd-pixels"].keys() == {"value", "error", "note"}
+    assert found["metrics"]["fd-pixels"].keys() == {"value", "error", "note", "parts"}
+    assert len(found["metrics"]["fd-pixels"]["parts"]) == 2
     assert (found["images"]["kind"], found["images"]["name"], found["images"]["count"]) == ("folder", "folder", 40)
     assert (found["reference"]["name"], found["reference"]["shape"]) == ("npz.npz", [3, 16, 16])
     assert found["networks"]["pixels"] == {

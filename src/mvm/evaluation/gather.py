@@ -1,6 +1,6 @@
 """Features of a set of images, batch by batch and process by process: moments in blocks, and what is kept whole."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from mvm.options import at_least
 from mvm.training.runtime import Processes
 
 BATCH = 250
+MOST = 1000  # images through a network at a time: Inception's first layers take 15 GB for these, and more are no faster
 
 
 @dataclass
@@ -52,7 +53,7 @@ class Judge:
         count = images.facts.get("count")
         bar = tqdm(total=count, desc="features", unit="image", disable=not (self.progress and self.place.main))
         with bar:
-            for indices, pictures in images.read(self.batch, self.place):
+            for indices, pictures in _at_most(MOST, images.read(self.batch, self.place)):
                 named = {name: extractor(pictures) for name, extractor in networks.items()}
                 for key, stream in streams.items():
                     stream.add(indices, _part(named[key.network], key))
@@ -64,6 +65,12 @@ class Judge:
     def facts(self, names: Sequence[str]) -> dict[str, Any]:
         """Return what tells the feature networks of these figures apart."""
         return {name: self.extractor(name).facts for name in dict.fromkeys(MEASURES[n].key.network for n in names)}
+
+
+def _at_most(count: int, chunks: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield (indices, images) in chunks of no more than so many."""
+    for indices, images in chunks:
+        yield from zip(indices.split(count), images.split(count), strict=True)
 
 
 def _check_blocks(blocks: int, count: int | None) -> None:
