@@ -434,7 +434,9 @@ def test_jackknife_of_unequal_blocks():
     squares = [
         ((7 / m) * value - (7 / m - 1) * v - corrected) ** 2 / (7 / m - 1) for m, v in zip(sizes, left, strict=True)
     ]
-    assert jackknife(lambda z: float(z.max()), x, 3) == pytest.approx((value, corrected, (sum(squares) / 3) ** 0.5))
+    found = jackknife(lambda z: float(z.max()), x, 3)
+    assert found[:3] == pytest.approx((value, corrected, (sum(squares) / 3) ** 0.5))
+    assert np.square(found.parts) == pytest.approx(np.array(squares) / 3)
 
 
 def test_jackknife_keeps_the_order_of_rows():
@@ -450,7 +452,8 @@ def test_jackknife_frechet_equals_leaving_out_features():
     x, reference = draw(130, 6, 1, 1.0, 50.0), moments(draw(200, 6, 2, 0.7, 50.4))
     direct = jackknife(lambda z: frechet_distance(moments(z), reference), x, blocks=7, seed=1)
     found = jackknife_frechet(accumulate_blocks(x, 7, seed=1), reference)
-    assert found == pytest.approx(direct, rel=1e-8)
+    assert found[:3] == pytest.approx(direct[:3], rel=1e-8)
+    assert found.parts == pytest.approx(direct.parts, rel=1e-7)
     assert found.value == pytest.approx(frechet_distance(moments(x), reference), rel=1e-10)
 
 
