@@ -3,8 +3,8 @@
     python benchmarks/study_figures.py tmin RESULTS           the t_min at which sa is best
     python benchmarks/study_figures.py best RESULTS...        the best cell, as options of mvm sweep
     python benchmarks/study_figures.py table RESULTS...       every cell as Markdown
-    python benchmarks/study_figures.py differences RESULTS... every SDE less its ODE, adams less sa at twice the NFE
-    python benchmarks/study_figures.py curves RESULTS... --out X.png      FID against NFE, ODE and SDE
+    python benchmarks/study_figures.py differences RESULTS... every SDE less its ODE, adams less sa at its NFE and twice
+    python benchmarks/study_figures.py curves RESULTS... --out X.png      FID against NFE, ODE and SDE; --top 15: up to
     python benchmarks/study_figures.py guidance RESULTS... --out X.png    FID against the scale of guidance
     python benchmarks/study_figures.py one-noise cifar10 --cfg 2 --interval 0.3,0.9 --out cifar10-one-noise.png
     python benchmarks/study_figures.py by-class cifar10 --cfg 2 --interval 0.3,0.9 --out cifar10-by-class.png
@@ -147,7 +147,7 @@ def table(results: Iterable[Result]) -> str:
 
 
 def pairs_to_compare(results: Sequence[Result]) -> list[tuple[Result, Result]]:
-    """Return (base, cell): every SDE beside its ODE, and adams beside sa with the same rho at twice its NFE."""
+    """Return (base, cell): every SDE beside its ODE, and adams beside sa of the same rho, at its NFE and twice."""
     whole = [r for r in in_order(results) if not reading(r, METRIC).failed]
     by_place = {(r.solver, guidance_of(r), r.rho, r.nfe): r for r in whole}
     by_sa = grouped((r for r in whole if parse_solver(r.solver)[0] == "sa"), lambda r: (guidance_of(r), r.rho, r.nfe))
@@ -156,7 +156,7 @@ def pairs_to_compare(results: Sequence[Result]) -> list[tuple[Result, Result]]:
         if rho and (ode := by_place.get((solver, guidance, 0.0, nfe))):
             pairs.append((ode, cell))
         if solver == "adams":
-            pairs += [(longer, cell) for longer in by_sa.get((guidance, rho, 2 * nfe), ())]
+            pairs += [(other, cell) for times in (1, 2) for other in by_sa.get((guidance, rho, times * nfe), ())]
     return pairs
 
 
@@ -192,11 +192,14 @@ def _curve(label: str, cells: Sequence[Result], of: Callable[[Result], float], l
     return Curve(label, [of(r) for r in cells], [math.nan if r.failed else r.value for r in found], errors, look)
 
 
-def curve_panels(results: Sequence[Result]) -> list[tuple[list[Curve], Axes]]:
-    """Return FID against NFE: a panel for each guidance, on common scales, a curve for each solver and rho."""
+def curve_panels(results: Sequence[Result], top: float = math.inf) -> list[tuple[list[Curve], Axes]]:
+    """Return FID against NFE: a panel for each guidance, on common scales, a curve for each solver and rho.
+
+    What is above `top` lies outside the picture: one bad cell would press all others together.
+    """
     look = _look(sorted({r.rho for r in results}))
     x = scale_of([r.evaluations for r in results], math.log10(3), exact=True)
-    y = scale_of([value(r) for r in results], decades=1)
+    y = scale_of([min(value(r), top) for r in results], decades=1)
     panels = []
     for _, cells in sorted(grouped(results, guidance_of).items()):
         ways = sorted(grouped(cells, lambda r: (r.solver, r.rho)).items())
@@ -300,6 +303,8 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("results", type=Path, nargs="+")
         if name in ("curves", "guidance"):
             command.add_argument("--out", type=Path, required=True)
+        if name == "curves":
+            command.add_argument("--top", type=float, default=math.inf, help="where the axis of FID ends")
     for name in ("one-noise", "by-class", "scales"):
         command = commands.add_parser(name)
         command.add_argument("model")
@@ -313,7 +318,16 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    arguments = _parser().parse_args()
+    parser = _parser()
+    arguments = parser.parse_args()
+    try:
+        run(arguments)
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Do what was asked."""
     match arguments.command:
         case "tmin":
             print(f"{best_t_min(read_results(arguments.results)):g}")
@@ -325,7 +339,7 @@ def main() -> None:
             check_alike(arguments.results)
             print(differences(read_results(arguments.results)))
         case "curves":
-            write_figure(curve_panels(read_results(arguments.results)), arguments.out)
+            write_figure(curve_panels(read_results(arguments.results), arguments.top), arguments.out)
         case "guidance":
             write_figure(guidance_panels(read_results(arguments.results)), arguments.out)
         case "one-noise":

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 import subprocess
 from pathlib import Path
 
@@ -58,9 +59,24 @@ def test_results_come_back_from_csv(study, tmp_path):
     )
 
 
-def test_the_page_of_the_study_says_what_was_measured(study):
+GRID, MANY = ("adams.csv", "grid-adams.json", "grid-sa.json"), ("table.json", "best.json")  # of the study that was run
+
+
+@pytest.mark.parametrize("files", [GRID, MANY, ("guidance.json",)])
+def test_the_page_of_the_study_says_what_was_measured(study, files):
     results = Path(study.__file__).parent / "results"
-    assert study.table(study.read_results([results / "sde-ode.csv"])) in (results / "sde-ode.md").read_text("utf-8")
+    cells = study.read_results([results / "sde-ode" / name for name in files])
+    assert study.table(cells) in (results / "sde-ode.md").read_text("utf-8")
+
+
+def test_intervals_on_the_page_of_the_study_are_those_of_its_cells(study):
+    results = Path(study.__file__).parent / "results"
+    sweeps = [[results / "sde-ode" / name for name in files] for files in (GRID, MANY[:1])]
+    told = "".join(study.differences(study.read_results(paths)) for paths in sweeps)
+    page = (results / "sde-ode.md").read_text("utf-8").replace("−", "-")
+    quoted = set(re.findall(r"[+-][\d.]+ \([+-][\d.]+ to [+-][\d.]+\)", page))
+    assert len(quoted) > 30
+    assert not {interval for interval in quoted if interval not in told}
 
 
 def test_seconds_that_were_not_noted_are_no_number(study, tmp_path):
@@ -70,7 +86,7 @@ def test_seconds_that_were_not_noted_are_no_number(study, tmp_path):
     assert study.table(study.read_results([tmp_path / "a.csv"])).splitlines()[-1].endswith("| 3.250 | - |")
 
 
-def test_differences_are_of_sdes_and_of_sa_at_twice_the_evaluations(study, tmp_path):
+def test_differences_are_of_sdes_and_of_sa_at_as_many_evaluations_and_twice_as_many(study, tmp_path):
     cells = [
         cell(nfe=26, fid=3.0, error=0.1),
         cell(nfe=26, rho=1.0, fid=3.5, error=0.1),
@@ -82,6 +98,8 @@ def test_differences_are_of_sdes_and_of_sa_at_twice_the_evaluations(study, tmp_p
     (tmp_path / "results.json").write_text(json.dumps(written))
     (tmp_path / "results.csv").write_text("not read where both are there")
     assert study.differences(study.read_results([tmp_path])).splitlines()[2:] == [
+        "| adams, ODE (rho 0), NFE 26, no guidance | 3.00 | sa, ODE (rho 0), NFE 26, no guidance | 3.10 "
+        "| -0.10 (-0.30 to +0.10) | level |",
         "| adams, ODE (rho 0), NFE 26, no guidance | 3.00 | sa, t_min 0.0001, ODE (rho 0), NFE 52, no guidance | 3.10 "
         "| -0.10 (-0.38 to +0.18) | level |",
         "| adams, SDE (rho 1), NFE 26, no guidance | 3.50 | adams, ODE (rho 0), NFE 26, no guidance | 3.00 "
@@ -165,6 +183,20 @@ def test_curves_tell_solver_by_dash_and_rho_by_colour(study, tmp_path):
     assert (curves[1].x, curves[1].y) == ([13, 26], [6.13, 6.26])
     study.write_figure(panels, tmp_path / "x.png")
     assert Image.open(tmp_path / "x.png").width > 1000
+
+
+def test_a_figure_may_end_below_its_worst_cell(study):
+    cells = [cell(fid=3.0), cell(nfe=13, fid=4.0), cell("sa", 13, fid=90.0), cell("sa", fid=3.5)]
+    [(curves, axes)] = study.curve_panels(cells, top=5.0)
+    assert axes.range_y[1] < 10 < study.curve_panels(cells)[0][1].range_y[1]
+    assert max(curves[1].y) == 90.0  # the line goes there
+
+
+def test_misuse_is_answered_in_a_line(study, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["study_figures.py", "differences", "nowhere"])
+    with pytest.raises(SystemExit, match="2"):
+        study.main()
+    assert "No such file or directory: 'nowhere'" in capsys.readouterr().err
 
 
 def test_every_interval_begins_without_guidance(study):
