@@ -6,8 +6,8 @@
     python benchmarks/study_figures.py differences RESULTS... every SDE less its ODE, adams less sa at its NFE and twice
     python benchmarks/study_figures.py curves RESULTS... --out X.png      FID against NFE, ODE and SDE; --top 15: up to
     python benchmarks/study_figures.py guidance RESULTS... --out X.png    FID against the scale of guidance
-    python benchmarks/study_figures.py one-noise cifar10 --cfg 2 --interval 0.3,0.9 --out cifar10-one-noise.png
-    python benchmarks/study_figures.py by-class cifar10 --cfg 2 --interval 0.3,0.9 --out cifar10-by-class.png
+    python benchmarks/study_figures.py one-noise cifar10 --cfg 3 --interval 0.6,0.8 --out cifar10-one-noise.png
+    python benchmarks/study_figures.py by-class cifar10 --cfg 3 --interval 0.6,0.8 --out cifar10-by-class.png
     python benchmarks/study_figures.py scales cifar10 --out cifar10-scales.png    the same noise, more and more guided
 
 RESULTS: a sweep's folder, its results.json or results.csv; what blocks of images tell of a difference is not in CSV.
@@ -55,8 +55,8 @@ DIGITS = {"nfe": int, "grid": str, "solver": str}  # the others are float
 NOISE_NFES = (5, 8, 13, 26, 52)
 NOISE_RHOS = (0.0, 0.75, 1.0)
 SCALES = (  # and intervals
-    (1.0, 0.0, 1.0), (1.2, 0.6, 0.8), (1.5, 0.3, 0.9), (2.0, 0.3, 0.9), (3.0, 0.3, 0.9), (5.0, 0.3, 0.9),
-    (3.0, 0.0, 1.0),
+    (1.0, 0.0, 1.0), (1.2, 0.6, 0.8), (2.0, 0.6, 0.8), (3.0, 0.6, 0.8), (5.0, 0.6, 0.8), (2.0, 0.3, 0.9),
+    (3.0, 0.3, 0.9), (3.0, 0.0, 1.0),
 )  # fmt: skip
 GAP = 2  # pixels between two images
 

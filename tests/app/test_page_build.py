@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import mvm
 from mvm.app.shelf import Shelf
 from mvm.cli import run
 from mvm.cli.web import web
@@ -24,6 +25,14 @@ def test_the_theme_names_no_font_to_fetch():
 def test_a_page_sends_no_statistics():
     blocks = page.build(Shelf(["digits"], torch.device("cpu")), 1)
     assert blocks.analytics_enabled is False
+
+
+def test_a_page_starts_with_the_first_model_s_own_guidance():
+    blocks = page.build(Shelf(["cifar10", "digits"], torch.device("cpu")), 1)
+    own = mvm.load("cifar10").recipe.sample
+    starts = {part.label: part.value for part in blocks.blocks.values() if part.__class__.__name__ == "Number"}
+    assert (starts["Guidance"], starts["Guide from"], starts["Guide to"]) == (own.cfg, own.low, own.high)
+    assert own.guided
 
 
 @pytest.mark.parametrize(

@@ -99,8 +99,12 @@ def field(page, name):
     return page.locator(f"#mvm-pictures-{name}")
 
 
+def entry(page, name):
+    return field(page, name).locator("input, textarea")
+
+
 def ask(page, name, value):
-    field(page, name).locator("input, textarea").fill(str(value))
+    entry(page, name).fill(str(value))
 
 
 def choose(page, name, value):
@@ -161,7 +165,14 @@ def test_the_first_image_of_the_larger_shipped_model_comes_within_ten_seconds(vi
     page.wait_for_function("() => document.querySelector('#mvm-sde figcaption')?.innerText.includes('airplane')")
     wait_for(page, 13)
     assert time.perf_counter() - start < 10 * BESIDE_OTHERS  # the model's loading included
-    assert save(page, "sde")[1] == wanted(load("cifar10"), Form("cifar10", images=1), SDE)
+    model = load("cifar10")
+    own = {name: getattr(model.recipe.sample, name) for name in ("cfg", "low", "high")}
+    assert own["cfg"] > 1
+    assert {name: float(entry(page, name).input_value()) for name in own} == own  # the model's own guidance
+    assert save(page, "sde")[1] == wanted(model, Form("cifar10", images=1, **own), SDE)
+    choose(page, "model", "digits")
+    page.wait_for_function("() => document.querySelector('#mvm-sde figcaption')?.innerText.includes('class 0')")
+    assert float(entry(page, "cfg").input_value()) == 1
 
 
 def test_solver_classes_and_guidance_are_those_chosen(visit, digits):

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
@@ -40,6 +41,7 @@ class Fields:
     def __init__(self, place: str) -> None:
         self.place = place
         self.parts: dict[str, Any] = {}
+        self.sliders: dict[str, Any] = {}
         self.problems: dict[str, Any] = {}
 
     def add(self, name: str, part: Any) -> Any:
@@ -78,9 +80,14 @@ class Fields:
             typed = self.typed(name, bounds)
             how: dict[str, Any] = {"show_label": False, "container": False, "buttons": [], "elem_classes": "mvm-slider"}
             slider = gr.Slider(low, high, bounds.start, step=bounds.step, label=bounds.label, **how)
+        self.sliders[name] = slider
         slider.input(None, slider, typed, js="x => x", show_progress="hidden")
         clamp = f"x => Math.min(Math.max(x ?? {low}, {low}), {high})"
         typed.input(None, typed, slider, js=clamp, show_progress="hidden")
+
+    def put(self, name: str, value: float) -> Updates:
+        """Return the updates that put a number into a field, and its slider where it has one."""
+        return {part: value for part in (self.parts[name], self.sliders.get(name)) if part is not None}
 
     def told(self, problems: dict[str, str]) -> Updates:
         """Return the updates that put each problem beside its field, and take away those that are solved."""
@@ -112,23 +119,30 @@ def class_choices(model: Model) -> list[tuple[str, int]]:
     return [(name, number) for number, name in enumerate(model.classes)]
 
 
+def own_guidance(model: Model) -> dict[str, float]:
+    """Return the guidance a model is sampled with unless told otherwise, by field."""
+    own = model.recipe.sample
+    return {"cfg": own.cfg, "low": own.low, "high": own.high}
+
+
 def _picture_fields(service: Service) -> tuple[Fields, Any]:
     """Add the column of fields; return them and the button."""
     fields, names = Fields("pictures"), service.shelf.names
+    first = service.shelf.get(names[0])
+    ranges = RANGES | {name: replace(RANGES[name], start=value) for name, value in own_guidance(first).items()}
     with gr.Column(elem_classes="mvm-controls", min_width=260):
         go = gr.Button("Make pictures", variant="primary", elem_id="mvm-go")
         fields.choice("model", names, "Model", "a run or a shipped one")
-        classes = class_choices(service.shelf.get(names[0]))
-        fields.choice("classes", classes, "Classes", "none: all of them in turn", multiselect=True, value=[])
+        fields.choice("classes", class_choices(first), "Classes", "none: all of them in turn", multiselect=True, value=[])
         fields.number("images", RANGES["images"])
         fields.seed("a whole number; picture i has seed + i")
         fields.solver()
         for name in ("nfe", "rho", "cfg"):
-            fields.number(name, RANGES[name])
+            fields.number(name, ranges[name])
         with gr.Row():
             for name in ("low", "high"):
                 with gr.Column(min_width=110):
-                    fields.typed(name, RANGES[name])
+                    fields.typed(name, ranges[name])
         info = f"how far the pictures are from a run with {REFERENCE_NFE} evaluations"
         fields.add("reference", gr.Checkbox(False, label="Compare with a long run", info=info))
     return fields, go
@@ -160,16 +174,23 @@ def _pictures_tab(service: Service, blocks: gr.Blocks) -> None:
         fields, go = _picture_fields(service)
         places = _picture_places()
 
-    def classes_of(name: str) -> tuple[Any, str]:
+    model, classes = fields.parts["model"], fields.parts["classes"]
+
+    def taken(name: str) -> Updates:
         try:
-            return gr.update(choices=class_choices(service.shelf.get(name)), value=[]), ""
+            found = service.shelf.get(name)
         except FAILURES as error:
-            return gr.update(choices=[], value=[]), show.problem_html(str(error))
+            return {classes: gr.update(choices=[], value=[]), places[PROBLEM]: show.problem_html(str(error))}
+        updates = {classes: gr.update(choices=class_choices(found), value=[]), places[PROBLEM]: ""}
+        for field, value in own_guidance(found).items():
+            updates |= fields.put(field, value)
+        return updates
 
     answers = _answers(service, fields, places, Form, service.pictures)
     gr.on([blocks.load, go.click, *fields.changes(but="model")], **answers)
-    model, classes = fields.parts["model"], fields.parts["classes"]
-    model.change(classes_of, model, [classes, places[PROBLEM]], show_progress="hidden").success(**answers)
+    guidance = [*(fields.parts[name] for name in ("cfg", "low", "high")), fields.sliders["cfg"]]
+    changed = [classes, places[PROBLEM], *guidance]
+    model.change(taken, model, changed, show_progress="hidden").success(**answers)
 
 
 def _plane_tab(service: Service, tab: gr.Tab) -> None:
