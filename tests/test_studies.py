@@ -73,7 +73,7 @@ def test_intervals_on_the_page_of_the_study_are_those_of_its_cells(study):
     results = Path(study.__file__).parent / "results"
     sweeps = [[results / "sde-ode" / name for name in files] for files in (GRID, MANY[:1])]
     told = "".join(study.differences(study.read_results(paths)) for paths in sweeps)
-    page = (results / "sde-ode.md").read_text("utf-8").replace("−", "-")
+    page = (results / "sde-ode.md").read_text("utf-8").replace("\N{MINUS SIGN}", "-")
     quoted = set(re.findall(r"[+-][\d.]+ \([+-][\d.]+ to [+-][\d.]+\)", page))
     assert len(quoted) > 30
     assert not {interval for interval in quoted if interval not in told}

@@ -133,7 +133,8 @@ def _picture_fields(service: Service) -> tuple[Fields, Any]:
     with gr.Column(elem_classes="mvm-controls", min_width=260):
         go = gr.Button("Make pictures", variant="primary", elem_id="mvm-go")
         fields.choice("model", names, "Model", "a run or a shipped one")
-        fields.choice("classes", class_choices(first), "Classes", "none: all of them in turn", multiselect=True, value=[])
+        classes = class_choices(first)
+        fields.choice("classes", classes, "Classes", "none: all of them in turn", multiselect=True, value=[])
         fields.number("images", RANGES["images"])
         fields.seed("a whole number; picture i has seed + i")
         fields.solver()
