@@ -3,8 +3,8 @@
     python benchmarks/study_figures.py tmin RESULTS           the t_min at which sa is best
     python benchmarks/study_figures.py best RESULTS...        the best cell, as options of mvm sweep
     python benchmarks/study_figures.py table RESULTS...       every cell as Markdown
-    python benchmarks/study_figures.py differences RESULTS... every SDE less its ODE, adams less sa at its NFE and twice
-    python benchmarks/study_figures.py curves RESULTS... --out X.png      FID against NFE, ODE and SDE; --top 15: up to
+    python benchmarks/study_figures.py differences RESULTS... SDE less ODE, adams less sa, each less itself at 26
+    python benchmarks/study_figures.py curves RESULTS... --out X.png      FID against NFE, ODE and SDE
     python benchmarks/study_figures.py guidance RESULTS... --out X.png    FID against the scale of guidance
     python benchmarks/study_figures.py one-noise cifar10 --cfg 3 --interval 0.6,0.8 --out cifar10-one-noise.png
     python benchmarks/study_figures.py by-class cifar10 --cfg 3 --interval 0.6,0.8 --out cifar10-by-class.png
@@ -21,6 +21,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from PIL import Image, ImageDraw, ImageFont
@@ -30,8 +31,8 @@ import mvm
 from mvm.evaluation.report import COLOURS, DASHES, MARKERS, Axes, Curve, Style, figure_of, legend_rows, save_figure
 from mvm.evaluation.sweep_curves import EVALUATIONS, WIDTH, scale_of
 from mvm.evaluation.sweep_findings import (
+    Gap,
     Result,
-    cell_name,
     gap,
     grouped,
     guidance_name,
@@ -47,7 +48,7 @@ from mvm.files import put_in_place, temporary_beside
 from mvm.generate import class_numbers, cycle_labels, generate_all
 from mvm.pictures import grid
 from mvm.recipes import SampleConfig
-from mvm.solver import DEFAULT_T_MIN
+from mvm.solver import DEFAULT_NFE, DEFAULT_T_MIN
 
 METRIC = "fid"
 DRAWN = ("num", "seed", "labels", "classes", "repeats")  # that cells must share to be compared
@@ -127,8 +128,6 @@ def best_t_min(results: Iterable[Result]) -> float:
 
 def best_options(results: Sequence[Result]) -> str:
     """Return the options of mvm sweep that make the cell with the lowest FID again."""
-    if not results:
-        raise ValueError("results: there is no cell to choose from")
     cell = min(results, key=value)
     name, t_min = parse_solver(cell.solver)
     options = f"--solvers {name} --nfe {cell.nfe} --rho {cell.rho:g} --cfg {cell.cfg:g}"
@@ -146,30 +145,65 @@ def table(results: Iterable[Result]) -> str:
     return "\n".join(lines)
 
 
-def pairs_to_compare(results: Sequence[Result]) -> list[tuple[Result, Result]]:
-    """Return (base, cell): every SDE beside its ODE, and adams beside sa of the same rho, at its NFE and twice."""
+class Place(NamedTuple):
+    """Where a cell stands under one guidance."""
+
+    solver: str
+    rho: float
+    nfe: int
+
+
+Bases = Callable[[Place, Sequence[str]], list[Place]]  # what a cell is compared with, given the names sa goes by
+
+
+def _beside_sa(cell: Place, sa: Sequence[str], times: int) -> list[Place]:
+    return [Place(name, cell.rho, times * cell.nfe) for name in sa] if cell.solver == "adams" else []
+
+
+COMPARED: dict[str, Bases] = {
+    "SDE less ODE": lambda cell, _: [cell._replace(rho=0.0)] if cell.rho else [],
+    "adams less sa at as many evaluations": lambda cell, sa: _beside_sa(cell, sa, 1),
+    "adams less sa at twice as many": lambda cell, sa: _beside_sa(cell, sa, 2),
+    f"less the same at {DEFAULT_NFE} evaluations": lambda cell, _: (
+        [cell._replace(nfe=DEFAULT_NFE)] if cell.nfe != DEFAULT_NFE else []
+    ),
+}
+
+
+def gaps_between(results: Sequence[Result], bases: Bases) -> dict[tuple[str, ...], dict[int, Gap]]:
+    """Return (solver, process, guidance) -> NFE -> difference, for cells whose base is there and neither failed."""
     whole = [r for r in in_order(results) if not reading(r, METRIC).failed]
-    by_place = {(r.solver, guidance_of(r), r.rho, r.nfe): r for r in whole}
-    by_sa = grouped((r for r in whole if parse_solver(r.solver)[0] == "sa"), lambda r: (guidance_of(r), r.rho, r.nfe))
-    pairs = []
-    for (solver, guidance, rho, nfe), cell in by_place.items():
-        if rho and (ode := by_place.get((solver, guidance, 0.0, nfe))):
-            pairs.append((ode, cell))
-        if solver == "adams":
-            pairs += [(other, cell) for times in (1, 2) for other in by_sa.get((guidance, rho, times * nfe), ())]
-    return pairs
+    by_place = {(Place(r.solver, r.rho, r.nfe), guidance_of(r)): r for r in whole}
+    sa = sorted({r.solver for r in whole if parse_solver(r.solver)[0] == "sa"})
+    found: dict[tuple[str, ...], dict[int, Gap]] = {}
+    for (place, guidance), cell in by_place.items():
+        for other in bases(place, sa):
+            if base := by_place.get((other, guidance)):
+                name = cell.solver if other.solver == cell.solver else f"{cell.solver} less {other.solver}"
+                row = found.setdefault((name, rho_name(cell.rho), guidance_text(cell)), {})
+                row[cell.nfe] = gap(reading(base, METRIC), reading(cell, METRIC))
+    return found
 
 
-def differences(results: Sequence[Result]) -> str:
-    """Return what cells differ by as a Markdown table, with 95 % intervals, block of images by block where told."""
-    lines = ["| cell | FID | less | FID | difference (95 % interval) | |", "|---|---|---|---|---|---|"]
-    for base, cell in pairs_to_compare(results):
-        a, b = (reading(r, METRIC) for r in (base, cell))
-        found = gap(a, b)
-        verdict = "level" if not found.told else "lower" if found.value < 0 else "higher"
-        sides = [cell_name(cell), f"{b.value:.2f}", cell_name(base), f"{a.value:.2f}"]
-        lines.append(f"| {' | '.join(sides)} | {found} | {verdict} |")
-    return "\n".join(lines)
+def gap_text(found: Gap) -> str:
+    """Return a difference with its 95 % interval, bold where that leaves out zero, † where it is not paired."""
+    words = f"{found}" + ("" if found.paired else "†")
+    return f"**{words}**" if found.told else words
+
+
+def differences(results: Sequence[Result]) -> dict[str, str]:
+    """Return Markdown tables of what cells differ by, a column for each NFE of the cell, by title."""
+    tables = {}
+    for title, bases in COMPARED.items():
+        rows = gaps_between(results, bases)
+        nfes = sorted({nfe for row in rows.values() for nfe in row})
+        lines = [f"| solver | process | guidance | {' | '.join(map(str, nfes))} |", "|---" * (3 + len(nfes)) + "|"]
+        for names, row in rows.items():
+            cells = [gap_text(row[nfe]) if nfe in row else "-" for nfe in nfes]
+            lines.append(f"| {' | '.join([*names, *cells])} |")
+        if rows:
+            tables[title] = "\n".join(lines)
+    return tables
 
 
 # ---- figures
@@ -304,7 +338,7 @@ def _parser() -> argparse.ArgumentParser:
         if name in ("curves", "guidance"):
             command.add_argument("--out", type=Path, required=True)
         if name == "curves":
-            command.add_argument("--top", type=float, default=math.inf, help="where the axis of FID ends")
+            command.add_argument("--top", type=float, default=math.inf, help="FID at which the axis ends")
     for name in ("one-noise", "by-class", "scales"):
         command = commands.add_parser(name)
         command.add_argument("model")
@@ -317,31 +351,44 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def results_asked_for(arguments: argparse.Namespace) -> list[Result]:
+    """Return the cells of the files that were named; sweeps that do not compare are refused."""
+    if arguments.command == "differences":
+        check_alike(arguments.results)
+    found = read_results(arguments.results)
+    if not found:
+        raise ValueError(f"results: no cell of {', '.join(map(str, arguments.results))} holds {METRIC}")
+    return found
+
+
 def main() -> None:
     parser = _parser()
     arguments = parser.parse_args()
+    if "results" not in arguments:
+        draw_pictures(arguments)
+        return
     try:
-        run(arguments)
+        results = results_asked_for(arguments)
     except (ValueError, OSError) as error:
         parser.error(str(error))
-
-
-def run(arguments: argparse.Namespace) -> None:
-    """Do what was asked."""
     match arguments.command:
         case "tmin":
-            print(f"{best_t_min(read_results(arguments.results)):g}")
+            print(f"{best_t_min(results):g}")
         case "best":
-            print(best_options(read_results(arguments.results)))
+            print(best_options(results))
         case "table":
-            print(table(read_results(arguments.results)))
+            print(table(results))
         case "differences":
-            check_alike(arguments.results)
-            print(differences(read_results(arguments.results)))
+            print("\n\n".join(f"{title}\n\n{rows}" for title, rows in differences(results).items()))
         case "curves":
-            write_figure(curve_panels(read_results(arguments.results), arguments.top), arguments.out)
+            write_figure(curve_panels(results, arguments.top), arguments.out)
         case "guidance":
-            write_figure(guidance_panels(read_results(arguments.results)), arguments.out)
+            write_figure(guidance_panels(results), arguments.out)
+
+
+def draw_pictures(arguments: argparse.Namespace) -> None:
+    """Draw with a model what was asked for."""
+    match arguments.command:
         case "one-noise":
             model = mvm.load(arguments.model)
             classes = class_numbers(arguments.classes, model.classes)

@@ -169,6 +169,8 @@ def test_the_first_image_of_the_larger_shipped_model_comes_within_ten_seconds(vi
     own = {name: getattr(model.recipe.sample, name) for name in ("cfg", "low", "high")}
     assert own["cfg"] > 1
     assert {name: float(entry(page, name).input_value()) for name in own} == own  # the model's own guidance
+    slider = page.locator(".mvm-number").filter(has=field(page, "cfg")).locator("input[type=range]")
+    assert float(slider.input_value()) == own["cfg"]
     assert save(page, "sde")[1] == wanted(model, Form("cifar10", images=1, **own), SDE)
     choose(page, "model", "digits")
     page.wait_for_function("() => document.querySelector('#mvm-sde figcaption')?.innerText.includes('class 0')")

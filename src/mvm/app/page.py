@@ -177,7 +177,7 @@ def _pictures_tab(service: Service, blocks: gr.Blocks) -> None:
 
     model, classes = fields.parts["model"], fields.parts["classes"]
 
-    def taken(name: str) -> Updates:
+    def model_chosen(name: str) -> Updates:
         try:
             found = service.shelf.get(name)
         except FAILURES as error:
@@ -191,7 +191,7 @@ def _pictures_tab(service: Service, blocks: gr.Blocks) -> None:
     gr.on([blocks.load, go.click, *fields.changes(but="model")], **answers)
     guidance = [*(fields.parts[name] for name in ("cfg", "low", "high")), fields.sliders["cfg"]]
     changed = [classes, places[PROBLEM], *guidance]
-    model.change(taken, model, changed, show_progress="hidden").success(**answers)
+    model.change(model_chosen, model, changed, show_progress="hidden").success(**answers)
 
 
 def _plane_tab(service: Service, tab: gr.Tab) -> None:
