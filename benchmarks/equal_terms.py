@@ -152,6 +152,8 @@ class Range:
 def read_runs(work: Path) -> dict[str, list[Told]]:
     """Return the finished runs by method, seed by seed, in the order of METHODS."""
     found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(work.glob("*-[0-9]*.json"))]
+    if not found:
+        raise SystemExit(f"work={work}: no run is finished there; see the logs")
     terms = {(told["steps"], told["images"], told["metric"]) for told in found}
     if len(terms) != 1:
         raise ValueError(f"work={work} holds runs of {sorted(terms)} steps, images, figure; equal ones are compared")

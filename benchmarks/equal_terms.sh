@@ -12,8 +12,9 @@
 # the network puts out, and by the path the sampler knows. Literature's uniform t would be another law of lam on each path.
 # One rate serves all (1e-3; digits 2e-3); it was chosen for u in earlier trials. Muon and Adam do not feel the scale of a loss, clipping at norm 1 does.
 # WORK/METHOD-SEED.json: figures of a finished one, which is skipped; one that was stopped goes on. PACK=FILE.tgz: those files, packed.
-# Several calls may work in one WORK, each on methods of its own (seeds after the first need their method's seed 0).
-# OVERLAP=1: a run is judged while the next one is trained: starts and compilations cost less, but seconds and images/s are of two programs.
+# STREAMS=2: two runs at a time, each of a method of its own (seeds after the first need their method's seed 0); several calls may share a WORK so.
+# OVERLAP=1: a run is judged while the next one is trained. With either, starts and compilations cost less, but seconds and images/s are of
+# programs that share the machine.
 # EXTRA: more options of training. FAST: options of speed of sampling (empty on a CPU). NUM, BATCH: images judged, and at a time.
 set -euo pipefail
 data=$1 reference=$2 inception=$3 work=$4 steps=$5
@@ -68,6 +69,32 @@ judged() {  # judged METHOD SEED SECONDS: FID of a trained run; SECONDS are thos
 # seeds outside: after a third of the time there is one run of everything
 mapfile -t asked < <(printf '%s\n' "$@" | sort -s -t: -k2,2n)
 for pair in "${asked[@]}"; do
+  options "${pair%%:*}" > /dev/null  # an unknown one ends this before anything is trained
+done
+
+table_and_figure() {
+  python3 "$here/equal_terms.py" table "$work" | tee "$work/equal-terms.md"
+  python3 "$here/equal_terms.py" figure "$work" --out "$work/equal-terms.png"
+  pack
+}
+
+if [ "${STREAMS:-1}" -gt 1 ]; then
+  mapfile -t methods < <(printf '%s\n' "${asked[@]%%:*}" | awk '!seen[$0]++')
+  for ((stream = 0; stream < STREAMS; stream++)); do
+    mine=()
+    for ((i = stream; i < ${#methods[@]}; i += STREAMS)); do
+      for pair in "${asked[@]}"; do
+        [ "${pair%%:*}" != "${methods[i]}" ] || mine+=("$pair")
+      done
+    done
+    # without any pair a call would run them all
+    [ ${#mine[@]} -eq 0 ] || STREAMS=1 bash "$0" "$data" "$reference" "$inception" "$work" "$steps" "${mine[@]}" | grep -v '^|' &
+  done
+  wait
+  table_and_figure
+  exit
+fi
+for pair in "${asked[@]}"; do
   method=${pair%%:*} seed=${pair##*:} name=${pair/:/-}
   if [ -f "$work/$name.json" ]; then
     echo "$name: finished before"
@@ -87,6 +114,4 @@ for pair in "${asked[@]}"; do
   [ -n "${OVERLAP:-}" ] || wait
 done
 wait
-python3 "$here/equal_terms.py" table "$work" | tee "$work/equal-terms.md"
-python3 "$here/equal_terms.py" figure "$work" --out "$work/equal-terms.png"
-pack
+table_and_figure

@@ -370,7 +370,7 @@ def test_the_figure_has_bars_over_seeds(terms, tmp_path):
     ("name", "tokens", "words"),
     [
         ("sde_ode_study", ["model", "ref", "weights", "W", "grids"], "unknown part 'grids'"),
-        ("equal_terms", ["data", "ref", "weights", "W", "3", "u:0"], "unknown method 'u'"),
+        ("equal_terms", ["data", "ref", "weights", "W", "3", "flow:0", "u:0"], "unknown method 'u'"),
     ],
 )
 def test_misuse_of_a_program_ends_it(tmp_path, name, tokens, words):
