@@ -68,6 +68,7 @@ judged() {  # judged METHOD SEED SECONDS: FID of a trained run; SECONDS are thos
 [ $# -gt 0 ] || set -- {mvm-u,mvm-v,mvm-x0,flow,vp-eps,vp-v}:{0,1,2}
 # seeds outside: after a third of the time there is one run of everything
 mapfile -t asked < <(printf '%s\n' "$@" | sort -s -t: -k2,2n)
+[[ ${STREAMS:-1} =~ ^[1-9][0-9]*$ ]] || { echo "STREAMS='$STREAMS' must be a whole number from 1 on" >&2; exit 2; }
 for pair in "${asked[@]}"; do
   options "${pair%%:*}" > /dev/null  # an unknown one ends this before anything is trained
 done

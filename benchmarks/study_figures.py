@@ -51,6 +51,7 @@ from mvm.recipes import SampleConfig
 from mvm.solver import DEFAULT_NFE, DEFAULT_T_MIN
 
 METRIC = "fid"
+FIGURES = (".png", ".svg")
 DRAWN = ("num", "seed", "labels", "classes", "repeats")  # that cells must share to be compared
 DIGITS = {"nfe": int, "grid": str, "solver": str}  # the others are float
 NOISE_NFES = (5, 8, 13, 26, 52)
@@ -356,6 +357,9 @@ def results_asked_for(arguments: argparse.Namespace) -> list[Result]:
     if arguments.command == "differences":
         check_alike(arguments.results)
     found = read_results(arguments.results)
+    out = getattr(arguments, "out", None)
+    if out is not None and out.suffix not in FIGURES:
+        raise ValueError(f"--out {out} must end in {' or '.join(FIGURES)}")
     if not found:
         raise ValueError(f"results: no cell of {', '.join(map(str, arguments.results))} holds {METRIC}")
     return found

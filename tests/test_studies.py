@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import os
 import subprocess
 from pathlib import Path
 
@@ -200,6 +201,17 @@ def test_a_figure_may_end_below_its_worst_cell(study):
     assert max(curves[1].y) == 90.0  # the line goes there
 
 
+def test_a_figure_of_another_kind_is_refused(study, tmp_path, monkeypatch, capsys):
+    from mvm.evaluation.sweep_report import csv_text
+
+    monkeypatch.chdir(tmp_path)
+    Path("x.csv").write_text(csv_text([cell()]))
+    monkeypatch.setattr("sys.argv", ["study_figures.py", "curves", "x.csv", "--out", "x.xyz"])
+    with pytest.raises(SystemExit, match="2"):
+        study.main()
+    assert "--out x.xyz must end in .png or .svg" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("written", "told"), [(None, "No such file or directory: 'x.csv'"), ("solver,nfe\n", "no cell of x.csv holds fid")]
 )
@@ -364,6 +376,13 @@ def test_the_figure_has_bars_over_seeds(terms, tmp_path):
 
 
 # ---- the shell programs
+
+
+def test_streams_are_a_number(tmp_path):
+    command = ["bash", BENCHMARKS / "equal_terms.sh", "data", "ref", "weights", str(tmp_path / "W"), "3", "flow:0"]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=30, env={**os.environ, "STREAMS": "two"})
+    assert found.returncode == 2
+    assert "STREAMS='two' must be a whole number" in found.stderr
 
 
 @pytest.mark.parametrize(
