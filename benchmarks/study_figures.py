@@ -1,4 +1,4 @@
-"""Choices, tables and figures of benchmarks/sde_ode_study.sh from the results of its sweeps; pictures of a model.
+"""Choices, tables and figures of benchmarks/sde_ode_study.sh from the results of its sweeps.
 
     python benchmarks/study_figures.py tmin RESULTS           the t_min at which sa is best
     python benchmarks/study_figures.py best RESULTS...        the best cell, as options of mvm sweep
@@ -6,12 +6,8 @@
     python benchmarks/study_figures.py differences RESULTS... SDE less ODE, adams less sa, each less itself at 26
     python benchmarks/study_figures.py curves RESULTS... --out X.png      FID against NFE, ODE and SDE
     python benchmarks/study_figures.py guidance RESULTS... --out X.png    FID against the scale of guidance
-    python benchmarks/study_figures.py one-noise cifar10 --cfg 3 --interval 0.6,0.8 --out cifar10-one-noise.png
-    python benchmarks/study_figures.py by-class cifar10 --cfg 3 --interval 0.6,0.8 --out cifar10-by-class.png
-    python benchmarks/study_figures.py scales cifar10 --out cifar10-scales.png    the same noise, more and more guided
 
 RESULTS: a sweep's folder, its results.json or results.csv; what blocks of images tell of a difference is not in CSV.
-The three pictures take minutes on a CPU, and nothing in them is picked: seeds are 0, 1, 2, ...
 """
 
 import argparse
@@ -19,15 +15,9 @@ import csv
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-from PIL import Image, ImageDraw, ImageFont
-from tqdm import tqdm
-
-import mvm
 from mvm.evaluation.report import COLOURS, DASHES, MARKERS, Axes, Curve, Style, figure_of, legend_rows, save_figure
 from mvm.evaluation.sweep_curves import EVALUATIONS, WIDTH, scale_of
 from mvm.evaluation.sweep_findings import (
@@ -45,22 +35,12 @@ from mvm.evaluation.sweep_findings import (
     rho_name,
 )
 from mvm.files import put_in_place, temporary_beside
-from mvm.generate import class_numbers, cycle_labels, generate_all
-from mvm.pictures import grid
-from mvm.recipes import SampleConfig
 from mvm.solver import DEFAULT_NFE, DEFAULT_T_MIN
 
 METRIC = "fid"
 FIGURES = (".png", ".svg")
 DRAWN = ("num", "seed", "labels", "classes", "repeats")  # that cells must share to be compared
 DIGITS = {"nfe": int, "grid": str, "solver": str}  # the others are float
-NOISE_NFES = (5, 8, 13, 26, 52)
-NOISE_RHOS = (0.0, 0.75, 1.0)
-SCALES = (  # and intervals
-    (1.0, 0.0, 1.0), (1.2, 0.6, 0.8), (2.0, 0.6, 0.8), (3.0, 0.6, 0.8), (5.0, 0.6, 0.8), (2.0, 0.3, 0.9),
-    (3.0, 0.3, 0.9), (3.0, 0.0, 1.0),
-)  # fmt: skip
-GAP = 2  # pixels between two images
 
 
 # ---- results of sweeps
@@ -269,67 +249,6 @@ def write_figure(panels: Sequence[tuple[list[Curve], Axes]], out: Path) -> None:
     put_in_place(temporary, out)
 
 
-# ---- pictures of a model
-
-
-def labelled(body: Image.Image, rows: Sequence[str], columns: Sequence[str], size: int = 13) -> Image.Image:
-    """Return a grid of images with a name before every row and, where given, above every column."""
-    font = ImageFont.load_default(size)
-    left = 10 + round(max(font.getlength(name) for name in rows))
-    top = 2 * size if columns else 0
-    picture = Image.new("RGB", (left + body.width, top + body.height), "white")
-    picture.paste(body, (left, top))
-    pen = ImageDraw.Draw(picture)
-    for i, name in enumerate(rows):
-        pen.text((left - 5, top + (i + 0.5) * body.height / len(rows)), name, "black", font, anchor="rm")
-    for i, name in enumerate(columns):
-        pen.text((left + (i + 0.5) * body.width / len(columns), top / 2), name, "black", font, anchor="mm")
-    return picture
-
-
-def write_picture(picture: Image.Image, out: Path) -> None:
-    temporary = temporary_beside(out)
-    picture.save(temporary, format="PNG", optimize=True)
-    put_in_place(temporary, out)
-
-
-def one_noise(model: mvm.Model, classes: Sequence[int], guided: Mapping[str, float]) -> Image.Image:
-    """Return a row for each class and process, a column for each NFE; one class keeps one noise throughout."""
-    labels, seeds = torch.tensor(classes), torch.arange(len(classes))
-    made: dict[tuple[float, int], torch.Tensor] = {}
-    for rho, nfe in tqdm(list(product(NOISE_RHOS, NOISE_NFES)), desc="one noise", unit="setting"):
-        settings = SampleConfig(nfe=nfe, rho=rho, **guided)
-        made[rho, nfe] = generate_all(model, labels, seeds, settings, progress=False).images
-    cells = [made[rho, nfe][i] for i in range(len(classes)) for rho in NOISE_RHOS for nfe in NOISE_NFES]
-    rows = [f"{model.classes[c]}, {rho_name(rho)}" for c in classes for rho in NOISE_RHOS]
-    body = grid(torch.stack(cells), len(NOISE_NFES), 3, GAP)
-    return labelled(body, rows, [f"NFE {nfe}" for nfe in NOISE_NFES])
-
-
-def by_class(model: mvm.Model, columns: int, settings: SampleConfig) -> Image.Image:
-    """Return a row for each class; image i in reading order by column has seed i, as `mvm sample` numbers them."""
-    count = model.num_classes * columns
-    labels = cycle_labels((), count, model.num_classes)
-    images = generate_all(model, labels, torch.arange(count), settings, batch=20).images
-    rows = images.unflatten(0, (columns, model.num_classes)).transpose(0, 1).flatten(0, 1)
-    return labelled(grid(rows, columns, 2, GAP), model.classes, ())
-
-
-def scales(model: mvm.Model, nfe: int) -> Image.Image:
-    """Return a row for each guidance, a column for each class; a column has one noise, the class's number its seed."""
-    every = [SampleConfig(nfe=nfe, cfg=cfg, low=low, high=high) for cfg, low, high in SCALES]
-    labels = cycle_labels((), model.num_classes, model.num_classes)
-    shown = tqdm(every, desc="scales", unit="row")
-    images = [generate_all(model, labels, labels, settings, progress=False).images for settings in shown]
-    body = grid(torch.cat(images), model.num_classes, 2, GAP)
-    return labelled(body, [guidance_text(settings) for settings in every], model.classes)
-
-
-def _guided(arguments: argparse.Namespace) -> dict[str, float]:
-    low, high = map(float, arguments.interval.split(","))
-    return {"cfg": arguments.cfg, "low": low, "high": high}
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -340,15 +259,6 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("--out", type=Path, required=True)
         if name == "curves":
             command.add_argument("--top", type=float, default=math.inf, help="FID at which the axis ends")
-    for name in ("one-noise", "by-class", "scales"):
-        command = commands.add_parser(name)
-        command.add_argument("model")
-        command.add_argument("--cfg", type=float, default=1.0)
-        command.add_argument("--interval", default="0,1")
-        command.add_argument("--nfe", type=int, default=26, help="of by-class and scales")
-        command.add_argument("--columns", type=int, default=8, help="of by-class")
-        command.add_argument("--classes", default="7,8", help="of one-noise, e.g. horse,ship")
-        command.add_argument("--out", type=Path, required=True)
     return parser
 
 
@@ -368,9 +278,6 @@ def results_asked_for(arguments: argparse.Namespace) -> list[Result]:
 def main() -> None:
     parser = _parser()
     arguments = parser.parse_args()
-    if "results" not in arguments:
-        draw_pictures(arguments)
-        return
     try:
         results = results_asked_for(arguments)
     except (ValueError, OSError) as error:
@@ -388,20 +295,6 @@ def main() -> None:
             write_figure(curve_panels(results, arguments.top), arguments.out)
         case "guidance":
             write_figure(guidance_panels(results), arguments.out)
-
-
-def draw_pictures(arguments: argparse.Namespace) -> None:
-    """Draw with a model what was asked for."""
-    match arguments.command:
-        case "one-noise":
-            model = mvm.load(arguments.model)
-            classes = class_numbers(arguments.classes, model.classes)
-            write_picture(one_noise(model, classes, _guided(arguments)), arguments.out)
-        case "by-class":
-            settings = SampleConfig(nfe=arguments.nfe, **_guided(arguments))
-            write_picture(by_class(mvm.load(arguments.model), arguments.columns, settings), arguments.out)
-        case "scales":
-            write_picture(scales(mvm.load(arguments.model), arguments.nfe), arguments.out)
 
 
 if __name__ == "__main__":

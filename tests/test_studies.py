@@ -21,6 +21,11 @@ def study():
 
 
 @pytest.fixture(scope="module")
+def pictures():
+    return imported("model_pictures")
+
+
+@pytest.fixture(scope="module")
 def terms():
     return imported("equal_terms")
 
@@ -234,7 +239,10 @@ def test_every_interval_begins_without_guidance(study):
     assert axes.title == "adams, ODE (rho 0), NFE 26"
 
 
-def test_pictures_of_the_shipped_digits(study, tmp_path, monkeypatch):
+# ---- model_pictures
+
+
+def test_pictures_of_the_shipped_digits(pictures, tmp_path, monkeypatch):
     import torch
 
     import mvm
@@ -244,24 +252,24 @@ def test_pictures_of_the_shipped_digits(study, tmp_path, monkeypatch):
     from mvm.recipes import SampleConfig
 
     model, settings = mvm.load("digits"), SampleConfig(nfe=2)
-    picture = study.by_class(model, 3, settings)
+    picture = pictures.by_class(model, 3, settings)
     images = grid_of_classes(model, settings, rows=3)  # column = class
     rows = torch.cat([images[label::10] for label in range(10)])
     body = grid(rows, 3, 2, 2).convert("RGB")
     assert picture.crop((picture.width - body.width, 0, *picture.size)).tobytes() == body.tobytes()
-    monkeypatch.setattr(study, "NOISE_NFES", (1, 2))
-    picture = study.one_noise(model, (3, 5), {"cfg": 2.0, "low": 0.3, "high": 0.9})
+    monkeypatch.setattr(pictures, "NOISE_NFES", (1, 2))
+    picture = pictures.one_noise(model, (3, 5), {"cfg": 2.0, "low": 0.3, "high": 0.9})
     assert picture.height == 26 + 6 * (3 * 8 + 2) + 2
-    monkeypatch.setattr(study, "SCALES", ((1.0, 0.0, 1.0), (2.0, 0.3, 0.9)))
+    monkeypatch.setattr(pictures, "SCALES", ((1.0, 0.0, 1.0), (2.0, 0.3, 0.9)))
     labels = torch.arange(10)
     rows = [
         generate_all(model, labels, labels, SampleConfig(nfe=2, **way), progress=False).images
         for way in ({}, {"cfg": 2.0, "low": 0.3, "high": 0.9})
     ]
     body = grid(torch.cat(rows), 10, 2, 2).convert("RGB")
-    scales = study.scales(model, 2)
+    scales = pictures.scales(model, 2)
     assert scales.crop((scales.width - body.width, 26, *scales.size)).tobytes() == body.tobytes()
-    study.write_picture(picture, tmp_path / "x.png")
+    pictures.write_picture(picture, tmp_path / "x.png")
     assert Image.open(tmp_path / "x.png").size == picture.size
 
 
