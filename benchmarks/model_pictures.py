@@ -22,6 +22,7 @@ from mvm.files import put_in_place, temporary_beside
 from mvm.generate import class_numbers, cycle_labels, generate_all
 from mvm.pictures import grid
 from mvm.recipes import SampleConfig
+from mvm.solver import DEFAULT_NFE
 
 NOISE_NFES = (5, 8, 13, 26, 52)
 NOISE_RHOS = (0.0, 0.75, 1.0)
@@ -98,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("model")
         command.add_argument("--cfg", type=float, default=1.0)
         command.add_argument("--interval", default="0,1")
-        command.add_argument("--nfe", type=int, default=26, help="of by-class and scales")
+        command.add_argument("--nfe", type=int, default=DEFAULT_NFE, help="of by-class and scales")
         command.add_argument("--columns", type=int, default=8, help="of by-class")
         command.add_argument("--classes", default="7,8", help="of one-noise, e.g. horse,ship")
         command.add_argument("--out", type=Path, required=True)

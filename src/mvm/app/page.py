@@ -24,6 +24,7 @@ from mvm.app.walk import REFERENCE_NFE
 from mvm.model import Model
 
 REMEMBERED = 64  # visitors that gradio keeps what they saw of, a third of a MiB each; it would keep 10,000
+GUIDANCE = ("cfg", "low", "high")  # fields that a model has values of its own for
 Places = dict[str, Any]  # the component that shows a part, by the part's name
 Updates = dict[Any, Any]
 # every request starts at once: of one visitor's the newest alone goes on (mvm.app.turns)
@@ -85,9 +86,9 @@ class Fields:
         clamp = f"x => Math.min(Math.max(x ?? {low}, {low}), {high})"
         typed.input(None, typed, slider, js=clamp, show_progress="hidden")
 
-    def put(self, name: str, value: float) -> Updates:
-        """Return the updates that put a number into a field, and its slider where it has one."""
-        return {part: value for part in (self.parts[name], self.sliders.get(name)) if part is not None}
+    def holders(self, name: str) -> list[Any]:
+        """Return what holds a number: its field, and its slider where it has one."""
+        return [part for part in (self.parts[name], self.sliders.get(name)) if part is not None]
 
     def told(self, problems: dict[str, str]) -> Updates:
         """Return the updates that put each problem beside its field, and take away those that are solved."""
@@ -121,8 +122,7 @@ def class_choices(model: Model) -> list[tuple[str, int]]:
 
 def own_guidance(model: Model) -> dict[str, float]:
     """Return the guidance a model is sampled with unless told otherwise, by field."""
-    own = model.recipe.sample
-    return {"cfg": own.cfg, "low": own.low, "high": own.high}
+    return {name: getattr(model.recipe.sample, name) for name in GUIDANCE}
 
 
 def _picture_fields(service: Service) -> tuple[Fields, Any]:
@@ -183,14 +183,11 @@ def _pictures_tab(service: Service, blocks: gr.Blocks) -> None:
         except FAILURES as error:
             return {classes: gr.update(choices=[], value=[]), places[PROBLEM]: show.problem_html(str(error))}
         updates = {classes: gr.update(choices=class_choices(found), value=[]), places[PROBLEM]: ""}
-        for field, value in own_guidance(found).items():
-            updates |= fields.put(field, value)
-        return updates
+        return updates | {part: value for name, value in own_guidance(found).items() for part in fields.holders(name)}
 
     answers = _answers(service, fields, places, Form, service.pictures)
     gr.on([blocks.load, go.click, *fields.changes(but="model")], **answers)
-    guidance = [*(fields.parts[name] for name in ("cfg", "low", "high")), fields.sliders["cfg"]]
-    changed = [classes, places[PROBLEM], *guidance]
+    changed = [classes, places[PROBLEM], *(part for name in GUIDANCE for part in fields.holders(name))]
     model.change(model_chosen, model, changed, show_progress="hidden").success(**answers)
 
 
