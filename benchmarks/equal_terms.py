@@ -11,15 +11,17 @@ are FID, of grey images the Frechet distance of pixels.
 """
 
 import argparse
+import fcntl
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from mvm.evaluation.evaluate import open_side
+from mvm.evaluation.evaluate import open_side, software
 from mvm.evaluation.extractors import Sources
 from mvm.evaluation.gather import Judge
 from mvm.evaluation.report import Axes, Curve, figure_of, legend_rows, save_figure
@@ -32,7 +34,7 @@ from mvm.model import choose_device, load
 from mvm.recipes import SampleConfig
 from mvm.samples import Draw
 from mvm.training.logs import METRICS
-from mvm.training.runtime import processes
+from mvm.training.runtime import Processes, processes
 
 NFES = (13, 26, 52)
 COMMON = ("adams", 0.0)
@@ -111,23 +113,39 @@ def _cell(result: Result, metric: str) -> dict[str, Any]:
     return {**told, "value": result.metrics[metric]["value"]}
 
 
+@contextmanager
+def in_turn(work: Path) -> Iterator[None]:
+    """Wait until no other run of this folder is judged: two feature networks beside trainings may fill a GPU."""
+    with (work / ".judging").open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def sweep_of(arguments: argparse.Namespace, place: Processes) -> Sweep:
+    """Return the sweep of a trained run."""
+    run = arguments.work / f"{arguments.method}-{arguments.seed}"
+    model = load(str(run)).to(place.device)
+    if arguments.compile:
+        compile_network(model)
+    judging = Judge(Sources(inception=arguments.inception), place, arguments.batch)
+    draw = Draw(arguments.num, 0, "balanced", batch=arguments.batch)
+    folder, metrics = run.with_name(f"{run.name}-sweep"), (default_metrics(model),)
+    return Sweep(model, draw, judging, open_side(arguments.ref), metrics, folder, arguments.precision)
+
+
 def judge(arguments: argparse.Namespace) -> None:
     """Sample and judge a trained run, and write all that is told of it."""
     work, name = arguments.work, f"{arguments.method}-{arguments.seed}"
     ways = ways_to_judge(work, arguments.method, arguments.seed)
     lines = [json.loads(line) for line in (work / name / METRICS).read_text(encoding="utf-8").splitlines()]
-    with processes(choose_device("auto")) as place:
-        model = load(str(work / name)).to(place.device)
-        if arguments.compile:
-            compile_network(model)
-        judging = Judge(Sources(inception=arguments.inception), place, arguments.batch)
-        draw = Draw(arguments.num, 0, "balanced", batch=arguments.batch)
-        folder, metric = work / f"{name}-sweep", default_metrics(model)
-        sweep = Sweep(model, draw, judging, open_side(arguments.ref), (metric,), folder, arguments.precision)
+    with in_turn(work), processes(choose_device("auto")) as place:
+        sweep = sweep_of(arguments, place)
         results = sweep.run([SampleConfig(solver, nfe, rho) for nfe, (solver, rho) in ways])
+        made_by = software(place.device)
+    (metric,) = sweep.metrics
     told = {"method": arguments.method, "seed": arguments.seed, "images": arguments.num, "seconds": arguments.trained}
     told |= {**training_facts(lines), "metric": metric, "cells": [_cell(result, metric) for result in results]}
-    write_text(work / f"{name}.json", json.dumps(told, indent=2) + "\n")
+    write_text(work / f"{name}.json", json.dumps({**told, "software": made_by}, indent=2) + "\n")
 
 
 # ---- all of them

@@ -14,7 +14,8 @@
 # WORK/METHOD-SEED.json: figures of a finished one, which is skipped; one that was stopped goes on. PACK=FILE.tgz: those files, packed.
 # STREAMS=2: two runs at a time, each of a method of its own (seeds after the first need their method's seed 0); several calls may share a WORK so.
 # OVERLAP=1: a run is judged while the next one is trained. With either, starts and compilations cost less, but seconds and images/s are of
-# programs that share the machine.
+# programs that share the machine. One run is judged at a time, whatever the streams: the FID network takes 28 GB for a batch of 1,000.
+# UNTIL=SECONDS: no training is begun later than that after the start, on a machine lent for a while; call again with the same WORK.
 # EXTRA: more options of training. FAST: options of speed of sampling (empty on a CPU). NUM, BATCH: images judged, and at a time.
 set -euo pipefail
 data=$1 reference=$2 inception=$3 work=$4 steps=$5
@@ -69,6 +70,8 @@ judged() {  # judged METHOD SEED SECONDS: FID of a trained run; SECONDS are thos
 # seeds outside: after a third of the time there is one run of everything
 mapfile -t asked < <(printf '%s\n' "$@" | sort -s -t: -k2,2n)
 [[ ${STREAMS:-1} =~ ^[1-9][0-9]*$ ]] || { echo "STREAMS='$STREAMS' must be a whole number from 1 on" >&2; exit 2; }
+[[ ${UNTIL:-0} =~ ^[0-9]+$ ]] || { echo "UNTIL='$UNTIL' must be whole seconds" >&2; exit 2; }
+export BEGUN=${BEGUN:-$(date +%s)}  # streams are calls of this program, and share its start
 for pair in "${asked[@]}"; do
   options "${pair%%:*}" > /dev/null  # an unknown one ends this before anything is trained
 done
@@ -99,6 +102,10 @@ for pair in "${asked[@]}"; do
   method=${pair%%:*} seed=${pair##*:} name=${pair/:/-}
   if [ -f "$work/$name.json" ]; then
     echo "$name: finished before"
+    continue
+  fi
+  if [ -n "${UNTIL:-}" ] && [ $(($(date +%s) - BEGUN)) -ge "$UNTIL" ]; then
+    echo "$name: not begun, $UNTIL s are over"
     continue
   fi
   chosen=$(options "$method")

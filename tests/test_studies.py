@@ -5,6 +5,8 @@ import json
 import math
 import os
 import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -383,14 +385,48 @@ def test_the_figure_has_bars_over_seeds(terms, tmp_path):
     assert Image.open(tmp_path / "x.png").width > 1000
 
 
+def test_runs_are_judged_in_turn(terms, tmp_path):
+    seen = []
+
+    def second():
+        with terms.in_turn(tmp_path):
+            seen.append("second")
+
+    with terms.in_turn(tmp_path):
+        waiting = threading.Thread(target=second)
+        waiting.start()
+        waiting.join(0.2)
+        seen.append("first")
+    waiting.join(10)
+    assert seen == ["first", "second"]
+
+
 # ---- the shell programs
 
 
-def test_streams_are_a_number(tmp_path):
-    command = ["bash", BENCHMARKS / "equal_terms.sh", "data", "ref", "weights", str(tmp_path / "W"), "3", "flow:0"]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=30, env={**os.environ, "STREAMS": "two"})
+def equal_terms(work, *pairs, **variables):
+    command = ["bash", BENCHMARKS / "equal_terms.sh", "data", "ref", "weights", str(work), "3", *pairs]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # its python3 is the one that runs the tests
+    environment = {**os.environ, "PATH": path, **variables}
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+
+
+@pytest.mark.parametrize(("name", "value"), [("STREAMS", "two"), ("UNTIL", "1h")])
+def test_streams_and_seconds_are_numbers(tmp_path, name, value):
+    found = equal_terms(tmp_path / "W", "flow:0", **{name: value})
     assert found.returncode == 2
-    assert "STREAMS='two' must be a whole number" in found.stderr
+    assert f"{name}='{value}' must be" in found.stderr
+
+
+@pytest.mark.parametrize("streams", ["1", "2"])
+def test_no_training_begins_when_the_time_is_up(terms, tmp_path, streams):
+    write_runs(tmp_path, told("flow"))
+    found = equal_terms(tmp_path, "flow:0", "flow:1", "mvm-u:0", STREAMS=streams, UNTIL="0")
+    assert "flow-0: finished before" in found.stdout
+    assert "flow-1: not begun, 0 s are over" in found.stdout
+    assert "mvm-u-0: not begun" in found.stdout
+    assert not (tmp_path / "mvm-u-0.log").exists()
+    assert "| flow matching, linear | 1 |" in found.stdout
 
 
 @pytest.mark.parametrize(

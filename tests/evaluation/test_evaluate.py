@@ -450,6 +450,24 @@ def test_few_images_are_told_with_the_size_of_the_bias():
     assert judged(side(A), side(B), ("kd-pixels",)).warnings == []
 
 
+def test_the_size_of_the_bias_is_computed_once_for_a_reference(monkeypatch):
+    calls = []
+    monkeypatch.setattr("mvm.evaluation.measures.sampling_bias", lambda *given: calls.append(given) or 80.0)
+    target = Reference(Judge(progress=False), side(B), ("fd-pixels",))
+    for arrays in (A, A[:20]):
+        told = judged(side(arrays), target, ("fd-pixels",)).warnings
+        assert [warning.rsplit(" ", 1)[1] for warning in told] == [f"{80 / len(arrays):.3g}", "1.6"]
+    assert [count for _, count in calls] == [1]
+
+
+def test_moments_of_a_file_are_kept_where_features_are_computed(tmp_path):
+    write_statistics(Judge(progress=False), side(B), "pixels", tmp_path / "b.npz")
+    judge = Judge(place=Processes(device=torch.device("meta")), progress=False)  # stands for a GPU
+    found, _ = look(judge, open_side(str(tmp_path / "b.npz")), ("fd-pixels",), reference=True)
+    known = found.moments(PIXELS)
+    assert (known.mean.device.type, known.covariance.device.type) == ("meta", "meta")
+
+
 def test_many_images_are_not_warned_of(monkeypatch):
     monkeypatch.setattr("mvm.evaluation.moments.ENOUGH", 300)
     found = judged(side(pictures(300)[..., :1]), side(pictures(310)[..., :1]), ("fd-pixels",))

@@ -13,6 +13,7 @@ from mvm.evaluation.metrics import (
     jackknife_frechet,
     kernel_distance,
     precision_recall,
+    sampling_bias,
 )
 from mvm.evaluation.moments import Accumulator, Moments
 from mvm.options import choose
@@ -85,6 +86,7 @@ class Gathered:
     blocks: dict[Key, list[Accumulator]] = field(default_factory=dict)
     known: dict[Key, Moments] = field(default_factory=dict)  # read from a file, in place of blocks
     features: dict[Key, Tensor] = field(default_factory=dict)
+    biases: dict[Key, float] = field(default_factory=dict)  # of a distance to one sample
 
     def moments(self, key: Key) -> Moments:
         """Return the moments of all features of a key; computed once."""
@@ -95,6 +97,12 @@ class Gathered:
                 total.merge(block)
             self.known[key] = total.result()
         return self.known[key]
+
+    def sampling_bias(self, key: Key, count: int) -> float:
+        """Return by how much `count` samples of these features are too far from them; eigenvalues are found once."""
+        if key not in self.biases:
+            self.biases[key] = sampling_bias(self.moments(key).covariance, 1)
+        return self.biases[key] / count
 
 
 def _frechet(key: Key, images: Gathered, reference: Gathered) -> Figure:
