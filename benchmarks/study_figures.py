@@ -16,14 +16,14 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from mvm.evaluation.report import COLOURS, DASHES, MARKERS, Axes, Curve, Style, figure_of, legend_rows, save_figure
 from mvm.evaluation.sweep_curves import EVALUATIONS, WIDTH, scale_of
 from mvm.evaluation.sweep_findings import (
     Gap,
+    Place,
     Result,
-    gap,
+    gaps_to,
     grouped,
     guidance_name,
     guidance_of,
@@ -31,6 +31,7 @@ from mvm.evaluation.sweep_findings import (
     in_order,
     in_words,
     metric_named,
+    ode_of,
     reading,
     rho_name,
 )
@@ -126,23 +127,15 @@ def table(results: Iterable[Result]) -> str:
     return "\n".join(lines)
 
 
-class Place(NamedTuple):
-    """Where a cell stands under one guidance."""
-
-    solver: str
-    rho: float
-    nfe: int
-
-
 Bases = Callable[[Place, Sequence[str]], list[Place]]  # what a cell is compared with, given the names sa goes by
 
 
 def _beside_sa(cell: Place, sa: Sequence[str], times: int) -> list[Place]:
-    return [Place(name, cell.rho, times * cell.nfe) for name in sa] if cell.solver == "adams" else []
+    return [cell._replace(solver=name, nfe=times * cell.nfe) for name in sa] if cell.solver == "adams" else []
 
 
 COMPARED: dict[str, Bases] = {
-    "SDE less ODE": lambda cell, _: [cell._replace(rho=0.0)] if cell.rho else [],
+    "SDE less ODE": lambda cell, _: ode_of(cell),
     "adams less sa at as many evaluations": lambda cell, sa: _beside_sa(cell, sa, 1),
     "adams less sa at twice as many": lambda cell, sa: _beside_sa(cell, sa, 2),
     f"less the same at {DEFAULT_NFE} evaluations": lambda cell, _: (
@@ -153,17 +146,13 @@ COMPARED: dict[str, Bases] = {
 
 def gaps_between(results: Sequence[Result], bases: Bases) -> dict[tuple[str, ...], dict[int, Gap]]:
     """Return (solver, process, guidance) -> NFE -> difference, for cells whose base is there and neither failed."""
-    whole = [r for r in in_order(results) if not reading(r, METRIC).failed]
-    by_place = {(Place(r.solver, r.rho, r.nfe), guidance_of(r)): r for r in whole}
-    sa = sorted({r.solver for r in whole if parse_solver(r.solver)[0] == "sa"})
-    found: dict[tuple[str, ...], dict[int, Gap]] = {}
-    for (place, guidance), cell in by_place.items():
-        for other in bases(place, sa):
-            if base := by_place.get((other, guidance)):
-                name = cell.solver if other.solver == cell.solver else f"{cell.solver} less {other.solver}"
-                row = found.setdefault((name, rho_name(cell.rho), guidance_text(cell)), {})
-                row[cell.nfe] = gap(reading(base, METRIC), reading(cell, METRIC))
-    return found
+    sa = sorted({r.solver for r in results if parse_solver(r.solver)[0] == "sa"})
+    guidances = {guidance_of(r): guidance_text(r) for r in results}
+    rows: dict[tuple[str, ...], dict[int, Gap]] = {}
+    for (cell, base), found in gaps_to(results, METRIC, lambda place: bases(place, sa)).items():
+        name = cell.solver if base.solver == cell.solver else f"{cell.solver} less {base.solver}"
+        rows.setdefault((name, rho_name(cell.rho), guidances[cell.guidance]), {})[cell.nfe] = found
+    return rows
 
 
 def gap_text(found: Gap) -> str:

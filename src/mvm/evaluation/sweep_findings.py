@@ -230,18 +230,43 @@ def _where(chosen: Sequence[int], tried: Sequence[int]) -> str:
     return f"at NFE {', '.join(map(str, chosen[:-1]))} and {chosen[-1]}"
 
 
+class Place(NamedTuple):
+    """Where a cell stands among the others."""
+
+    solver: str
+    guidance: tuple[float, float, float, float]
+    rho: float
+    nfe: int
+
+
+def gaps_to(
+    results: Iterable[Result], metric: str, bases: Callable[[Place], Iterable[Place]]
+) -> dict[tuple[Place, Place], Gap]:
+    """Return (cell, base) -> cell less base, for each base of a cell that is there; cells that failed have none."""
+    found = {
+        Place(r.solver, guidance_of(r), r.rho, r.nfe): value
+        for r in in_order(results)
+        if (value := reading(r, metric)) and not value.failed
+    }
+    return {
+        (place, base): gap(found[base], value)
+        for place, value in found.items()
+        for base in bases(place)
+        if base in found
+    }
+
+
+def ode_of(place: Place) -> list[Place]:
+    """Return the ODE beside an SDE."""
+    return [place._replace(rho=0.0)] if place.rho else []
+
+
 def gaps_to_ode(results: Iterable[Result], metric: str) -> dict[tuple, dict[int, Gap]]:
     """Return every SDE less its ODE at common NFEs: (solver, guidance, rho) -> NFE -> difference."""
-    curves = {
-        key: {r.nfe: found for r in cells if (found := reading(r, metric)) and not found.failed}
-        for key, cells in grouped(results, lambda r: (r.solver, guidance_of(r), r.rho)).items()
-    }
-    found = {}
-    for (solver, guidance, rho), sde in curves.items():
-        ode = curves.get((solver, guidance, 0), {})
-        if rho and (tried := sorted(ode.keys() & sde.keys())):
-            found[solver, guidance, rho] = {nfe: gap(ode[nfe], sde[nfe]) for nfe in tried}
-    return found
+    rows: dict[tuple, dict[int, Gap]] = {}
+    for (sde, _), found in gaps_to(results, metric, ode_of).items():
+        rows.setdefault((sde.solver, sde.guidance, sde.rho), {})[sde.nfe] = found
+    return rows
 
 
 def _compared(gaps: Mapping[int, Gap], rho: float, lower: bool | None) -> str:
