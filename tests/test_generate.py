@@ -29,8 +29,9 @@ from mvm.generate import (
     write_images,
 )
 from mvm.model import Model, load
-from mvm.network.blocks import FUSED, Block
+from mvm.network.blocks import Block
 from mvm.network.branches import RotaryAttention, SwiGLU
+from mvm.network.layers import ByKernels
 from mvm.precision import full_float32
 from mvm.recipes import SampleConfig
 
@@ -279,7 +280,7 @@ def test_kernels_are_for_a_gpu_and_can_be_left_out(monkeypatch, device, how, ask
     model = load("digits")
     assert computed_by(model, "bf16") == {"precision": "bf16", "compiled": False}
     compile_network(model, **how)
-    found = {type(module): module.kernels for module in model.network.modules() if isinstance(module, FUSED)}
+    found = {type(module): module.kernels for module in model.network.modules() if isinstance(module, ByKernels)}
     given = by_hand if asked else None
     assert found == {Block: None, RotaryAttention: given, SwiGLU: given}
     told = {"kernels": True} if asked else {}

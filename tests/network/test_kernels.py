@@ -3,6 +3,8 @@
 And, everywhere, the layers that use them: with stand-ins in plain torch they answer as they do without.
 """
 
+import copy
+import pickle
 from types import SimpleNamespace
 
 import pytest
@@ -10,9 +12,10 @@ import torch
 from kernel_code import WRITTEN, run
 from torch.nn.functional import gelu, silu
 
-from mvm.network import branches
+from mvm.network import DiT, DiTConfig, branches
+from mvm.network.blocks import use_kernels
 from mvm.network.branches import GELU, Attention, PlainAttention, RotaryAttention, SwiGLU
-from mvm.network.layers import NORM_EPS, norm_rotate, rotary_table, rotary_waves
+from mvm.network.layers import NORM_EPS, ByKernels, norm_rotate, rotary_table, rotary_waves
 
 CODE = """
 import torch, triton
@@ -172,3 +175,23 @@ def test_one_product_by_kernels_is_several_without(layer, monkeypatch):
         found.append((answer, *torch.autograd.grad(answer.sin().sum(), (x, *layer.parameters()))))
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=2e-6 * float(other.detach().abs().max()))
+
+
+@pytest.mark.parametrize("way", [copy.deepcopy, lambda network: pickle.loads(pickle.dumps(network))])
+@pytest.mark.parametrize("kernels", [None, branches])  # any Python module stands for them
+def test_a_network_is_copied_with_its_kernels(way, kernels):
+    torch.manual_seed(0)
+    network = DiT(DiTConfig(size="tiny", depth=2, width=32, heads=2), (1, 8, 8), 10)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.normal_(0, 0.2)  # some begin as zeros, and so would the answer
+    use_kernels(network, kernels)
+    network.compile(backend="eager")
+    other = way(network)
+    asked = [module.kernels for module in other.modules() if isinstance(module, ByKernels)]
+    assert asked == [kernels] * 6  # a block, its attention and its MLP, twice
+    given = torch.randn(2, 1, 8, 8), torch.rand(2), torch.tensor([3, 7])
+    assert torch.equal(other(*given).prediction, network(*given).prediction)
+    with torch.no_grad():
+        next(other.parameters()).add_(1.0)
+    assert not torch.equal(next(other.parameters()), next(network.parameters()))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mvm.network.branches import GELU, MLP, Attention, PlainAttention, RotaryAttention, SwiGLU
-from mvm.network.layers import NORM_EPS, add_gated, modulate, product_bias_apart, takes_kernels
+from mvm.network.layers import NORM_EPS, ByKernels, add_gated, modulate, product_bias_apart, takes_kernels
 
 
 class Design(NamedTuple):
@@ -28,7 +28,7 @@ DESIGNS = {
 Pending = tuple[Tensor, Tensor, Tensor]
 
 
-class ModulatedBlock(nn.Module, ABC):
+class ModulatedBlock(ByKernels, ABC):
     """Attention and MLP, each modulated and gated by the condition (adaLN-Zero)."""
 
     def __init__(self, width: int, heads: int, design: str = "modern") -> None:
@@ -36,7 +36,6 @@ class ModulatedBlock(nn.Module, ABC):
         attention, mlp, self.centred = DESIGNS[design]
         self.attention = attention(width, heads)
         self.mlp = mlp(width)
-        self.kernels: ModuleType | None = None  # by hand, where an engine asks for them
 
     @abstractmethod
     def modulated(self, condition: Tensor) -> Tensor:
@@ -105,7 +104,6 @@ class SharedBlock(ModulatedBlock):
         return (condition + self.offset.to(condition.dtype))[:, None]
 
 
-FUSED = (ModulatedBlock, Attention, MLP)
 BLOCKS: dict[str, type[ModulatedBlock]] = {"own": Block, "shared": SharedBlock}
 
 
@@ -127,8 +125,8 @@ class Head(nn.Module):
         return self.linear(modulate(x, shift, scale, self.centred))
 
 
-def use_kernels(network: nn.Module, kernels: ModuleType, of: tuple[type[nn.Module], ...] = FUSED) -> None:
-    """Compute modules `of` these classes, among FUSED, by kernels written by hand, where precision suits them."""
+def use_kernels(network: nn.Module, kernels: ModuleType, of: tuple[type[ByKernels], ...] = (ByKernels,)) -> None:
+    """Compute modules `of` these classes by kernels written by hand, where precision suits them."""
     for module in network.modules():
         if isinstance(module, of):
-            module.kernels = kernels  # ty: ignore[invalid-assignment]
+            module.kernels = kernels

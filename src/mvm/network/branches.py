@@ -6,7 +6,6 @@ and values, no positions here (tokens have theirs from the start), GELU. Both co
 
 import math
 from abc import ABC, abstractmethod
-from types import ModuleType
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +14,7 @@ from torch.nn.functional import gelu, scaled_dot_product_attention, silu
 from mvm.network.float8 import product_dtype
 from mvm.network.layers import (
     NORM_EPS,
+    ByKernels,
     RMSNorm,
     norm_rotate,
     product,
@@ -26,7 +26,7 @@ from mvm.network.layers import (
 from mvm.precision import way_of
 
 
-class Attention(nn.Module, ABC):
+class Attention(ByKernels, ABC):
     """Multi-head self-attention; a subclass has the layers, and says how queries and keys are made."""
 
     qkv: nn.Linear
@@ -35,8 +35,7 @@ class Attention(nn.Module, ABC):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.kernels: ModuleType | None = None  # by hand, where an engine asks for them
-        self.fp8 = "off"  # of the products, likewise
+        self.fp8 = "off"  # of the products, where an engine asks for it
 
     @abstractmethod
     def _parts(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
@@ -94,15 +93,14 @@ class PlainAttention(Attention):
         return kernels.parted(qkv, self.qkv.bias)
 
 
-class MLP(nn.Module, ABC):
+class MLP(ByKernels, ABC):
     """Two layers for each token; a subclass has them, and says what lies between."""
 
     down: nn.Linear
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.kernels: ModuleType | None = None  # by hand, where an engine asks for them
-        self.fp8 = "off"  # of the products, likewise
+        self.fp8 = "off"  # of the products, where an engine asks for it
 
     @abstractmethod
     def hidden(self, x: Tensor) -> Tensor:

@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Sequence
+from importlib import import_module
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -84,6 +86,22 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """
     swapped = x.unflatten(-1, (2, -1)).flip(-2).flatten(-2)
     return x * cos + swapped * sin
+
+
+class ByKernels(nn.Module):
+    """A module that kernels written by hand may compute, where an engine asks for them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernels: ModuleType | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy, or a pickle, is made of: Python modules go by their names."""
+        return {**super().__getstate__(), "kernels": self.kernels and self.kernels.__name__}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        name = state["kernels"]
+        super().__setstate__({**state, "kernels": name and import_module(name)})
 
 
 def takes_kernels(kernels: ModuleType | None, x: Tensor) -> bool:
