@@ -57,6 +57,11 @@ def test_an_interval_counts_with_guidance_alone():
     assert Form("digits", cfg=1.5, low=0.2, high=0.8).settings(ODE) == SampleConfig("adams", 13, 0.0, 1.5, 0.2, 0.8)
 
 
+def test_internal_guidance_is_guidance_on_the_interval():
+    found = Form("digits", internal=1.5, low=0.2, high=0.8).settings(ODE)
+    assert found == SampleConfig("adams", 13, 0.0, 1.0, 0.2, 0.8, internal=1.5)
+
+
 def test_solvers_offered_have_steps_and_ode_solvers_one_side():
     assert step_solvers() == ["adams", "sa", "heun", "euler", "euler-maruyama"]
     assert [takes_noise(name) for name in step_solvers()] == [True, True, False, False, True]

@@ -14,6 +14,7 @@ from mvm.app.lines import command, file_name, number, python
 from mvm.app.show import side_html
 from mvm.app.walk import look
 from mvm.cli import run
+from mvm.model import load
 
 GUIDED = Form("digits", (3, 5), 3, "11", "adams", 4, 0.75, 1.5, 0.1, 0.9)
 FORMS = [(Form("digits", nfe=3), SDE), (GUIDED, ODE), (GUIDED, SDE), (Form("digits", nfe=4, solver="heun"), ODE)]
@@ -27,17 +28,33 @@ def saved(model, form, side):
     return name, base64.b64decode(content)
 
 
-@pytest.mark.parametrize(("form", "side"), FORMS)
-def test_command_and_python_write_the_saved_picture(digits, form, side, tmp_path, monkeypatch):
-    name, content = saved(digits, form, side)
-    monkeypatch.chdir(tmp_path)
-    words = shlex.split(command(form, side, digits))
+def check_lines(model, form, side, folder):
+    """Check that command and Python lines write what the page saves; return that."""
+    name, content = saved(model, form, side)
+    words = shlex.split(command(form, side, model))
     assert words[0] == "mvm"
     assert run(words[1:]) == 0
-    assert (tmp_path / name).read_bytes() == content
-    (tmp_path / name).unlink()
-    exec(compile(python(form, side, digits.device), "shown", "exec"), {})
-    assert (tmp_path / name).read_bytes() == content
+    assert (folder / name).read_bytes() == content
+    (folder / name).unlink()
+    exec(compile(python(form, side, model.device), "shown", "exec"), {})
+    assert (folder / name).read_bytes() == content
+    return content
+
+
+@pytest.mark.parametrize(("form", "side"), FORMS)
+def test_command_and_python_write_the_saved_picture(digits, form, side, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    check_lines(digits, form, side, tmp_path)
+
+
+def test_internal_guidance_is_in_the_lines(inner, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model, plain = load(inner), Form(inner, nfe=3)
+    pictures = {
+        check_lines(model, replace(plain, cfg=cfg, internal=internal, low=low), ODE, tmp_path)
+        for cfg, internal, low in ((1.0, 1.0, 0.0), (1.0, 4.0, 0.0), (1.0, 4.0, 0.5), (2.0, 4.0, 0.0))
+    }
+    assert len(pictures) == 4
 
 
 def test_the_lines_run_in_a_process_of_their_own(digits, tmp_path):
@@ -55,9 +72,9 @@ def test_the_command_in_full(digits):
 
 
 def test_what_a_recipe_has_beyond_the_page_is_undone(digits, monkeypatch):
-    recipe = replace(digits.recipe, sample=replace(digits.recipe.sample, internal=1.3, share=0.5))
+    recipe = replace(digits.recipe, sample=replace(digits.recipe.sample, share=0.5))
     monkeypatch.setattr(digits, "recipe", recipe)
-    assert "--internal 1 --share 0" in command(GUIDED, ODE, digits)
+    assert "--share 0" in command(GUIDED, ODE, digits)
 
 
 def test_names_with_spaces_are_quoted(digits):

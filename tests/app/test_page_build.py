@@ -35,6 +35,20 @@ def test_a_page_starts_with_the_first_model_s_own_guidance():
     assert own.guided
 
 
+def holds(blocks, label):
+    """Return whether a field can be seen, and what it holds."""
+    part = next(part for part in blocks.blocks.values() if getattr(part, "label", "") == label)
+    above = part
+    while above is not None and getattr(above, "visible", True):
+        above = above.parent
+    return above is None, part.value
+
+
+def test_internal_guidance_is_offered_where_a_model_has_an_inner_head(inner):
+    assert holds(page.build(Shelf(["digits"], torch.device("cpu")), 1), "Internal guidance") == (False, 1.0)
+    assert holds(page.build(Shelf([inner], torch.device("cpu")), 1), "Internal guidance") == (True, 1.0)
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

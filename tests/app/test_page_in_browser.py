@@ -46,8 +46,8 @@ def reached():
 
 
 @pytest.fixture(scope="module")
-def address(reached):
-    blocks, address = serve(Shelf(offered([]), torch.device("cpu")), 4, LOCAL, None, wait=False)
+def address(reached, inner):
+    blocks, address = serve(Shelf([*offered([]), inner], torch.device("cpu")), 4, LOCAL, None, wait=False)
     yield address
     blocks.close(verbose=False)
 
@@ -175,6 +175,23 @@ def test_the_first_image_of_the_larger_shipped_model_comes_within_ten_seconds(vi
     choose(page, "model", "digits")
     page.wait_for_function("() => document.querySelector('#mvm-sde figcaption')?.innerText.includes('class 0')")
     assert float(entry(page, "cfg").input_value()) == 1
+
+
+def test_internal_guidance_is_for_models_with_an_inner_head(visit, inner):
+    page = visit()
+    assert not field(page, "internal").is_visible()
+    choose(page, "model", inner)
+    field(page, "internal").wait_for(state="visible")
+    ask(page, "internal", 4)
+    ask(page, "nfe", 5)
+    wait_for(page, 5)
+    assert "--internal 4 " in command_of(page, "ode")
+    assert save(page, "ode")[1] == wanted(load(inner), Form(inner, nfe=5, internal=4), ODE)
+    choose(page, "model", "digits")
+    field(page, "internal").wait_for(state="hidden")
+    ask(page, "nfe", 6)
+    wait_for(page, 6)
+    assert save(page, "ode")[1] == wanted(load("digits"), Form("digits", nfe=6), ODE)  # nothing of it is left
 
 
 def test_solver_classes_and_guidance_are_those_chosen(visit, digits):

@@ -1,7 +1,7 @@
 """What a visitor asks for, as it comes from the fields of the page: odd values are told field by field, in words."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any
 
@@ -46,6 +46,7 @@ RANGES = {
     "nfe": Range("NFE", 1, 100, 13, 1, "evaluations of the network, each side", whole=True),
     "rho": Range("rho", 0, 2, 1.0, 0.05, "noise of the SDE side; 0: none, 1: the reverse SDE"),
     "cfg": Range("Guidance", 0, 10, 1.0, 0.1, "scale of classifier-free guidance; 1: none"),
+    "internal": Range("Internal guidance", 0, 10, 1.0, 0.1, "scale of guidance by the inner head; 1: none"),
     "low": Range("Guide from", 0, 1, 0.0, 0.05, GUIDED),
     "high": Range("Guide to", 0, 1, 1.0, 0.05, GUIDED),
 }
@@ -85,6 +86,7 @@ class Form:
     low: Any = RANGES["low"].start
     high: Any = RANGES["high"].start
     reference: bool = False
+    internal: Any = RANGES["internal"].start
 
     def problems(self) -> dict[str, str]:
         """Return what is wrong, by field."""
@@ -106,5 +108,5 @@ class Form:
     def settings(self, side: str) -> SampleConfig:
         """Return how one side is made; without guidance there is no interval to speak of."""
         rho = 0.0 if side == ODE else float(self.rho)
-        how = SampleConfig(self.solver, int(self.nfe), rho, float(self.cfg))
-        return SampleConfig(how.solver, how.nfe, rho, how.cfg, float(self.low), float(self.high)) if how.guided else how
+        how = SampleConfig(self.solver, int(self.nfe), rho, float(self.cfg), internal=float(self.internal))
+        return replace(how, low=float(self.low), high=float(self.high)) if how.guided else how

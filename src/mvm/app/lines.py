@@ -7,7 +7,6 @@ import torch
 
 from mvm.app.form import Form
 from mvm.model import Model, choose_device
-from mvm.recipes import SampleConfig
 
 
 def number(value: float) -> str:
@@ -18,16 +17,6 @@ def number(value: float) -> str:
 def file_name(form: Form, side: str) -> str:
     """Return the name of a picture: MODEL-seed-SEED-ode.png."""
     return f"{Path(form.model).name}-seed-{int(form.seed)}-{side.lower()}.png"
-
-
-def _other_options(model: Model) -> dict[str, str]:
-    """Return options that undo what a recipe has beyond the fields of the page."""
-    plain, own = SampleConfig(), model.recipe.sample
-    return {
-        f"--{name}": number(getattr(plain, name))
-        for name in ("internal", "share")
-        if getattr(own, name) != getattr(plain, name)
-    }
 
 
 def command(form: Form, side: str, model: Model) -> str:
@@ -42,7 +31,8 @@ def command(form: Form, side: str, model: Model) -> str:
         "--rho": number(how.rho),
         "--cfg": number(how.cfg),
         "--interval": f"{number(how.low)},{number(how.high)}" if how.guided else "",
-        **_other_options(model),
+        "--internal": number(how.internal) if model.recipe.network.inner_block else "",
+        "--share": "0" if model.recipe.sample.share else "",  # not on the page: a recipe's own is undone
         "--device": "" if choose_device("auto").type == model.device.type else str(model.device),
         "--out": file_name(form, side),
     }
@@ -54,7 +44,8 @@ def python(form: Form, side: str, device: torch.device) -> str:
     """Return the Python lines that make this side's picture."""
     how, draw = form.settings(side), form.draw()
     where = "" if device.type == "cpu" else f".to({str(device)!r})"
-    guided = f", cfg={number(how.cfg)}, low={number(how.low)}, high={number(how.high)}" if how.guided else ""
+    names = [name for name in ("cfg", "internal") if getattr(how, name) != 1]
+    guided = "".join(f", {name}={number(getattr(how, name))}" for name in (*names, *(("low", "high") if names else ())))
     classes = f", classes={draw.classes!r}" if draw.classes else ""
     return f"""from pathlib import Path
 

@@ -24,7 +24,7 @@ from mvm.app.walk import REFERENCE_NFE
 from mvm.model import Model
 
 REMEMBERED = 64  # visitors that gradio keeps what they saw of, a third of a MiB each; it would keep 10,000
-GUIDANCE = ("cfg", "low", "high")  # fields that a model has values of its own for
+GUIDANCE = ("cfg", "internal", "low", "high")  # fields that a model has values of its own for
 Places = dict[str, Any]  # the component that shows a part, by the part's name
 Updates = dict[Any, Any]
 # every request starts at once: of one visitor's the newest alone goes on (mvm.app.turns)
@@ -125,8 +125,13 @@ def own_guidance(model: Model) -> dict[str, float]:
     return {name: getattr(model.recipe.sample, name) for name in GUIDANCE}
 
 
-def _picture_fields(service: Service) -> tuple[Fields, Any]:
-    """Add the column of fields; return them and the button."""
+def has_inner_head(model: Model) -> bool:
+    """Return whether internal guidance can be asked for."""
+    return model.recipe.network.inner_block > 0
+
+
+def _picture_fields(service: Service) -> tuple[Fields, Any, Any]:
+    """Add the column of fields; return them, what holds those of internal guidance, and the button."""
     fields, names = Fields("pictures"), service.shelf.names
     first = service.shelf.get(names[0])
     ranges = RANGES | {name: replace(RANGES[name], start=value) for name, value in own_guidance(first).items()}
@@ -140,13 +145,15 @@ def _picture_fields(service: Service) -> tuple[Fields, Any]:
         fields.solver()
         for name in ("nfe", "rho", "cfg"):
             fields.number(name, ranges[name])
+        with gr.Column(visible=has_inner_head(first), min_width=110) as inner:
+            fields.number("internal", ranges["internal"])
         with gr.Row():
             for name in ("low", "high"):
                 with gr.Column(min_width=110):
                     fields.typed(name, ranges[name])
         info = f"how far the pictures are from a run with {REFERENCE_NFE} evaluations"
         fields.add("reference", gr.Checkbox(False, label="Compare with a long run", info=info))
-    return fields, go
+    return fields, inner, go
 
 
 def _code_box(side: str, kind: str, words: str, language: Any) -> Places:
@@ -172,7 +179,7 @@ def _picture_places() -> Places:
 def _pictures_tab(service: Service, blocks: gr.Blocks) -> None:
     """Build the tab of pictures, which makes some as soon as it is opened."""
     with gr.Row(elem_classes="mvm-body"):
-        fields, go = _picture_fields(service)
+        fields, inner, go = _picture_fields(service)
         places = _picture_places()
 
     model, classes = fields.parts["model"], fields.parts["classes"]
@@ -183,11 +190,12 @@ def _pictures_tab(service: Service, blocks: gr.Blocks) -> None:
         except FAILURES as error:
             return {classes: gr.update(choices=[], value=[]), places[PROBLEM]: show.problem_html(str(error))}
         updates = {classes: gr.update(choices=class_choices(found), value=[]), places[PROBLEM]: ""}
+        updates[inner] = gr.update(visible=has_inner_head(found))
         return updates | {part: value for name, value in own_guidance(found).items() for part in fields.holders(name)}
 
     answers = _answers(service, fields, places, Form, service.pictures)
     gr.on([blocks.load, go.click, *fields.changes(but="model")], **answers)
-    changed = [classes, places[PROBLEM], *(part for name in GUIDANCE for part in fields.holders(name))]
+    changed = [classes, inner, places[PROBLEM], *(part for name in GUIDANCE for part in fields.holders(name))]
     model.change(model_chosen, model, changed, show_progress="hidden").success(**answers)
 
 
