@@ -42,6 +42,7 @@ OTHERS = (("adams", 1.0), ("heun", 0.0))
 FIRST = 0  # the seed on which a method's best sampler is chosen
 METHODS = {
     "mvm-u": "MVM, u",
+    "mvm-u-as-flow": "MVM, u, weighted as flow",
     "mvm-v": "MVM, unscaled v",
     "mvm-x0": "MVM path, x0",
     "flow": "flow matching, linear",

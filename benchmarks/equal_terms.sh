@@ -6,6 +6,7 @@
 #
 # DATA: prepared CIFAR-10. REFERENCE: its moments (mvm data stats). WEIGHTS: of the FID network. STEPS: of each training (2600: 2 minutes
 # at 12,000 images/s). METHOD: mvm-u, mvm-v, mvm-x0, flow, vp-eps, vp-v; without any, all six with seed 0, then with 1, then with 2.
+# A seventh, mvm-u-as-flow, is mvm-u with its error weighted as flow's is: what of their difference is the weight's.
 # DATA may be `digits`, the set in the package: its recipe's network and rate, and the Frechet distance of pixels of 1,000 images.
 # Equal terms are an equal law of log-SNR: lam ~ N(0.5, 1.5^2) for every path, whatever t that is there, and the plain square error of
 # the method's own target. In x0 at equal lam all losses are weights of lam times one error, so methods differ by that weight, by what
@@ -36,6 +37,7 @@ options() {  # options METHOD: its path, and what the network predicts
   case $1 in
     mvm-u) echo "--path.schedule mean-velocity --objective.kind u" ;;
     mvm-v) echo "--path.schedule mean-velocity --objective.kind v" ;;  # u / sqrt(t): the velocity as it is, unscaled
+    mvm-u-as-flow) echo "--path.schedule mean-velocity --objective.kind u --objective.weight flow" ;;
     mvm-x0) echo "--path.schedule mean-velocity --objective.kind x0" ;;
     flow) echo "--path.schedule linear-flow --objective.kind flow" ;;
     vp-eps) echo "--path.schedule variance-preserving --objective.kind eps" ;;

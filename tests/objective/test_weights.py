@@ -9,7 +9,7 @@ from scipy.integrate import quad
 from mvm import noise
 from mvm.network import Output
 from mvm.objective import WEIGHTS, Batch, Matching, ObjectiveConfig
-from mvm.objective.matching import likelihood_weight, noise_weight
+from mvm.objective.matching import flow_weight, likelihood_weight, noise_weight
 from mvm.oracle import gaussian
 from mvm.path import KINDS, MEAN_VELOCITY_KINDS, LinearFlow, MeanVelocity, TimeLaw, VariancePreserving, convert
 from mvm.path.convert import per_noise
@@ -77,6 +77,32 @@ def test_weighting_by_likelihood_is_drawing_lam_uniformly(f):
     drawn = TimeLaw("lam-uniform", t_min=t_min).quantile(p, VP)
     by_law = sum(f(float(lam)) for lam in VP.lam(drawn)) / len(p)
     assert by_weight == pytest.approx(2 * (first - last) / (1 - t_min) * by_law, rel=1e-5)
+
+
+ENDS = torch.tensor([0.0, 1.0], dtype=torch.float64)
+
+
+def test_flow_weight_in_closed_form():
+    equal(flow_weight("u", T, MV), (1 - T + T.sqrt()) ** 2)
+    equal(flow_weight("x0", T, MV), ((1 - T + T.sqrt()) / T.sqrt()) ** 2)
+    equal(flow_weight("diffusion_v", T, VP), (VP.alpha(T) + VP.sigma(T)) ** 2)
+    assert torch.equal(flow_weight("u", ENDS, MV), torch.ones(2, dtype=torch.float64))  # finite at both ends
+    assert torch.equal(flow_weight("flow", torch.cat((T, ENDS)), FLOW), torch.ones(8, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(("schedule", "kind"), CASES, ids=str)
+def test_flow_weight_makes_the_error_one_of_the_linear_path_s_velocity(schedule, kind):
+    """Sample by sample: an error of x0 shows in eps - x0 as it does on the linear path at the same log-SNR."""
+    batch = BATCH.cut(slice(200))
+    t = LAW.draw(batch.seeds, schedule)
+    s = FLOW.t_from_lam(schedule.lam(t))
+    wrong = lambda x, t: torch.tanh(x)  # noqa: E731
+    eps = noise.normal(batch.seeds, noise.TRAIN, (4,), torch.float64)
+    x = schedule.alpha(t)[:, None] * batch.x0 + schedule.sigma(t)[:, None] * eps
+    found = wrong(x, t)
+    there = (1 - s)[:, None] * batch.x0 + s[:, None] * eps
+    error = ((convert(found, "x0", "flow", there, s, FLOW) - (eps - batch.x0)) ** 2).mean(1)
+    assert float(loss(schedule, kind, "flow", wrong, batch).total) == pytest.approx(float(error.mean()), rel=1e-9)
 
 
 class Stub:

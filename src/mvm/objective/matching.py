@@ -11,7 +11,7 @@ from mvm import noise
 from mvm.network import Output
 from mvm.objective.auxiliary import RepaConfig, alignment, match_grid, spatial_norm
 from mvm.options import between, choose
-from mvm.path import KINDS, Schedule, TimeLaw, like, perturb
+from mvm.path import KINDS, Pair, Schedule, TimeLaw, from_pair, like, perturb
 from mvm.path.convert import per_noise
 
 
@@ -68,22 +68,36 @@ def likelihood_weight(kind: str, t: Tensor, schedule: Schedule) -> Tensor:
     return forward / variance * noise_weight(kind, t, schedule)
 
 
+def flow_weight(kind: str, t: Tensor, schedule: Schedule) -> Tensor:
+    """Return the weight that makes the error one of eps - x0, flow matching's velocity at the same signal-to-noise.
+
+    At fixed x, x0 moves by -sigma where eps moves by alpha, and eps - x0 by alpha + sigma: (1 - t + sqrt(t))^2 for u.
+    """
+    alpha, sigma = schedule.alpha(t), schedule.sigma(t)
+    return ((alpha + sigma) / from_pair(kind, Pair(-sigma, alpha), t, schedule)) ** 2
+
+
 # Weights are not normalised: the constant would depend on the law of t, and Adam divides it out.
-WEIGHTS: dict[str, Weight | None] = {"none": None, "noise": noise_weight, "likelihood": likelihood_weight}
+WEIGHTS: dict[str, Weight | None] = {
+    "none": None,
+    "noise": noise_weight,
+    "likelihood": likelihood_weight,
+    "flow": flow_weight,
+}
 
 
 @dataclass(frozen=True)
 class ObjectiveConfig:
     """kind: what the network predicts. label_drop: share of samples trained as the null class.
 
-    label_drop = 1 trains an unconditional model. weight: none takes the squared error of the kind as it is, noise and
-    likelihood weight it by t; they change what counts, not the optimum.
+    label_drop = 1 trains an unconditional model. weight: none takes the squared error of the kind as it is, the others
+    weight it by t; they change what counts, not the optimum.
     """
 
     kind: str = "u"
     label_drop: float = 0.1
     inner_weight: float = 0.5  # of the inner head's loss, where the network has one
-    weight: str = "none"  # or "noise", "likelihood"
+    weight: str = "none"  # or "noise", "likelihood", "flow"
 
     @property
     def conditional(self) -> bool:
