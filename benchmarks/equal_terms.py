@@ -2,6 +2,7 @@
 
     python benchmarks/equal_terms.py judge WORK METHOD SEED --ref REFERENCE --inception WEIGHTS  WORK/METHOD-SEED.json
     python benchmarks/equal_terms.py table WORK
+    python benchmarks/equal_terms.py differences WORK [--less METHOD]      by the common sampler, pairs of equal seeds
     python benchmarks/equal_terms.py figure WORK --out X.png
 
 The common sampler is adams at rho 0. A method's best may also be adams at rho 1, or Heun's method in the path's own
@@ -24,10 +25,11 @@ import numpy as np
 from mvm.evaluation.evaluate import open_side, software
 from mvm.evaluation.extractors import Sources
 from mvm.evaluation.gather import Judge
+from mvm.evaluation.metrics import student_95
 from mvm.evaluation.report import Axes, Curve, figure_of, legend_rows, save_figure
 from mvm.evaluation.sweep import Sweep, default_metrics
 from mvm.evaluation.sweep_curves import WIDTH, scale_of
-from mvm.evaluation.sweep_findings import Result, metric_named
+from mvm.evaluation.sweep_findings import Gap, Result, metric_named
 from mvm.files import put_in_place, temporary_beside, write_text
 from mvm.generate import compile_network
 from mvm.model import choose_device, load
@@ -180,10 +182,15 @@ def read_runs(work: Path) -> dict[str, list[Told]]:
     return {method: told for method, told in runs.items() if told}
 
 
+def figures_by_seed(runs: Sequence[Told], nfe: int, way: Way) -> dict[int, float]:
+    """Return the figure at one setting by seed, of those that have it."""
+    cells = ((told["seed"], cell) for told in runs for cell in told["cells"])
+    return {seed: c["value"] for seed, c in cells if (c["nfe"], c["solver"], c["rho"]) == (nfe, *way)}
+
+
 def over_seeds(runs: Sequence[Told], nfe: int, way: Way) -> Range:
     """Return the figure at one setting over the seeds that have it."""
-    cells = (cell for told in runs for cell in told["cells"])
-    values = tuple(c["value"] for c in cells if (c["nfe"], c["solver"], c["rho"]) == (nfe, *way))
+    values = tuple(figures_by_seed(runs, nfe, way).values())
     return Range(values, decimals=2 if runs[0]["metric"] == "fid" else 3)
 
 
@@ -209,6 +216,32 @@ def table(runs: Mapping[str, Sequence[Told]]) -> str:
         shown += [_over([r["grad_norm"][part] for r in told], 3) for part in ("mean", "relative", "largest")]
         shown += [_over([r["images_per_second"] for r in told], 0), _over([r["seconds"] for r in told], 0)]
         lines.append(f"| {' | '.join([METHODS[method], *shown])} |")
+    return "\n".join(lines)
+
+
+def difference(runs: Sequence[Told], base: Sequence[Told], nfe: int) -> Gap | None:
+    """Return by how much a method's figure is above another's by the common sampler; None of fewer than two pairs.
+
+    Runs of one seed have their initial weights, images and noise in common. The 95 % interval is Student's, of the
+    differences of pairs: it knows trainings, not other images than those judged.
+    """
+    ours, theirs = (figures_by_seed(told, nfe, COMMON) for told in (runs, base))
+    pairs = [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
+    if len(pairs) < 2:
+        return None
+    middle, reach = float(np.mean(pairs)), student_95(len(pairs)) * float(np.std(pairs, ddof=1)) / len(pairs) ** 0.5
+    return Gap(middle, middle - reach, middle + reach, paired=True)
+
+
+def differences(runs: Mapping[str, Sequence[Told]], less: str) -> str:
+    """Return every method less one of them as Markdown, bold where the interval leaves out zero."""
+    lines = [f"| less {METHODS[less]} | pairs | {' | '.join(f'NFE {nfe}' for nfe in NFES)} |", "|---" * 5 + "|"]
+    for method, told in runs.items():
+        gaps = [difference(told, runs[less], nfe) for nfe in NFES]
+        if method != less and None not in gaps:
+            pairs = {run["seed"] for run in told} & {run["seed"] for run in runs[less]}
+            cells = [f"**{gap}**" if gap.told else f"{gap}" for gap in gaps]
+            lines.append(f"| {' | '.join([METHODS[method], str(len(pairs)), *cells])} |")
     return "\n".join(lines)
 
 
@@ -247,9 +280,12 @@ def figure(runs: Mapping[str, Sequence[Told]], out: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    judging, tabling, drawing = (commands.add_parser(name) for name in ("judge", "table", "figure"))
-    for command in (judging, tabling, drawing):
+    judging, comparing, drawing, tabling = (
+        commands.add_parser(name) for name in ("judge", "differences", "figure", "table")
+    )
+    for command in (judging, comparing, drawing, tabling):
         command.add_argument("work", type=Path)
+    comparing.add_argument("--less", choices=METHODS, default="mvm-u")
     drawing.add_argument("--out", type=Path, required=True)
     judging.add_argument("method", choices=METHODS)
     judging.add_argument("seed", type=int)
@@ -265,6 +301,11 @@ def main() -> None:
         judge(arguments)
     elif arguments.command == "table":
         print(table(read_runs(arguments.work)))
+    elif arguments.command == "differences":
+        runs = read_runs(arguments.work)
+        if arguments.less not in runs:
+            parser.error(f"--less {arguments.less}: no run of it is finished in {arguments.work}")
+        print(differences(runs, arguments.less))
     else:
         figure(read_runs(arguments.work), arguments.out)
 

@@ -372,6 +372,21 @@ def test_distances_of_pixels_have_three_digits(terms, tmp_path):
     assert terms.panels(runs)[0][1].y == "FD-pixels (lower is better)"
 
 
+def test_differences_are_of_pairs_of_seeds(terms, tmp_path):
+    write_runs(tmp_path, *(told(seed=seed, shift=float(seed)) for seed in range(4)))
+    gains = (0.5, 0.7, 0.9)
+    write_runs(tmp_path, *(told("flow", seed, seed - gain) for seed, gain in enumerate(gains)), told("vp-v"))
+    runs = terms.read_runs(tmp_path)
+    found = terms.difference(runs["flow"], runs["mvm-u"], 26)
+    reach = 4.3027 * 0.2 / 3**0.5  # Student's quantile of two degrees of freedom
+    assert found[:3] == pytest.approx((-0.7, -0.7 - reach, -0.7 + reach), abs=1e-6)
+    assert found.told
+    assert terms.difference(runs["vp-v"], runs["mvm-u"], 26) is None
+    lines = terms.differences(runs, "mvm-u").splitlines()
+    cell = "**-0.70 (-1.20 to -0.20)**"
+    assert lines[2:] == [f"| flow matching, linear | 3 | {cell} | {cell} | {cell} |"]
+
+
 def test_the_figure_has_bars_over_seeds(terms, tmp_path):
     write_runs(tmp_path, told("flow"), told(), told(seed=1, shift=2.0))
     runs = terms.read_runs(tmp_path)
