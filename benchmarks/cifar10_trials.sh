@@ -4,7 +4,7 @@
 #   bash benchmarks/cifar10_trials.sh DATA REFERENCE WEIGHTS WORK STEPS TRIAL...
 #
 # DATA: prepared CIFAR-10. REFERENCE: its moments (mvm data stats). WEIGHTS: of the FID network. EXTRA: more options for all of them.
-# ENCODER: of the trials with alignment, a folder or name with 16x16 tokens at 224 pixels (DINOv2 ViT-S/14 here).
+# RECIPE: cifar10, or cifar10-small. ENCODER: of the trials with alignment, a folder or name with 16x16 tokens at 224 pixels (DINOv2 ViT-S/14 here).
 # FID of 5,000 images has a bias of about +5: good for comparing trials, not with published figures. WORK/TRIAL.json holds each result.
 set -euo pipefail
 data=$1 reference=$2 inception=$3 work=$4 steps=$5
@@ -22,6 +22,13 @@ options() {  # options TRIAL: what differs from the recipe
     skip) echo "--network.local false" ;;
     local) ;;
     clean) echo "--path.law.mean 1.2 --path.law.std 1.2" ;;
+    noisy) echo "--path.law.mean 0" ;;
+    narrow) echo "--path.law.std 1.2" ;;
+    as-flow) echo "--objective.weight flow" ;;
+    slow) echo "--train.lr 5e-4" ;;
+    fast) echo "--train.lr 2e-3" ;;
+    local-adamw) echo "--train.optimizer adamw" ;;
+    local-adamw-slow) echo "--train.optimizer adamw --train.lr 3e-4" ;;
     small-batch) echo "--train.batch 256" ;;
     repa) echo "$aligned" ;;
     repa-conv) echo "$aligned --repa.projector conv --repa.normalise 0.6" ;;
@@ -38,7 +45,7 @@ for trial in "$@"; do
   changes=$(options "$trial")
   SECONDS=0
   # shellcheck disable=SC2086
-  python3 -m mvm train cifar10 --data.path "$data" --train.steps "$steps" --train.warmup 200 --train.save_every "$steps" --train.snapshot_every 0 \
+  python3 -m mvm train "${RECIPE:-cifar10}" --data.path "$data" --train.steps "$steps" --train.warmup 200 --train.save_every "$steps" --train.snapshot_every 0 \
     --train.power 0.1 --train.keep_best false --preview.every 0 $changes ${EXTRA:-} --out "$work/$trial" > "$work/$trial.log" 2>&1
   trained=$SECONDS
   python3 -m mvm sweep "$work/$trial" --ref "$reference" --metrics fid --inception "$inception" --num "${NUM:-5000}" --batch "${BATCH:-1000}" \

@@ -8,8 +8,10 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from PIL import Image
 
 pytest.importorskip("matplotlib", reason="figures are drawn with matplotlib")
@@ -457,3 +459,49 @@ def test_misuse_of_a_program_ends_it(tmp_path, name, tokens, words):
     assert found.returncode == 2
     assert words in found.stderr
     assert list((tmp_path / "W").iterdir()) == []
+
+
+# ---- seen_and_unseen
+
+
+@pytest.fixture(scope="module")
+def seen():
+    return imported("seen_and_unseen")
+
+
+def answering(answer):
+    """A model whose guess of x0 is a function of x, on flow matching's path."""
+    from mvm.path import LinearFlow
+
+    model = lambda x, t: answer(x)  # noqa: E731
+    model.schedule, model.recipe = LinearFlow(), SimpleNamespace(name="x")
+    return model
+
+
+def test_errors_are_of_u_whatever_the_path(seen):
+    from mvm.path import MeanVelocity, TimeLaw
+
+    lams = seen.log_snrs(TimeLaw("lam-normal", 0.5, 1.5), 4)
+    assert torch.all(lams.diff() < 0)
+    assert float(lams.mean()) == pytest.approx(0.5)
+    images = torch.full((5, 3, 2, 2), 0.5)
+    found = seen.errors(answering(torch.zeros_like), images, lams, batch=2)
+    torch.testing.assert_close(found, (0.25 / MeanVelocity().t_from_lam(lams)).expand(5, 4), rtol=1e-6, atol=0)
+    assert float(seen.errors(answering(lambda x: torch.full_like(x, 0.5)), images, lams).max()) == 0
+    once, again = (seen.errors(answering(torch.tanh), images, lams, batch=batch) for batch in (2, 5))
+    assert torch.equal(once, again)  # noise is an image's own
+
+
+def test_a_control_takes_out_how_hard_images_are(seen):
+    torch.manual_seed(0)
+    hard = [torch.rand(400, 6).add(0.1).double() for _ in range(2)]  # errors of any model on train and test images
+    overfit = [hard[0] * 0.9, hard[1]]
+    lams = torch.arange(6.0).flip(0)
+    plain, controlled = (seen.table(overfit, control, lams).splitlines() for control in (None, hard))
+    assert controlled[2] == f"| +0.00 to +5.00 | {math.log(1 / 0.9):+.4f} (+0.1054 to +0.1054) |"
+    assert [line.split(" | ")[0] for line in controlled[3:]] == [
+        "| +4.00 to +5.00",
+        "| +2.00 to +3.00",
+        "| +0.00 to +1.00",
+    ]
+    assert "(+0.1054 to +0.1054)" not in plain[2]
