@@ -33,9 +33,10 @@ from mvm.evaluation.sweep_findings import Gap, Result, metric_named
 from mvm.files import put_in_place, temporary_beside, write_text
 from mvm.generate import compile_network
 from mvm.model import choose_device, load
-from mvm.recipes import SampleConfig
+from mvm.recipes import SampleConfig, options
 from mvm.samples import Draw
 from mvm.training.logs import METRICS
+from mvm.training.rundir import FREE
 from mvm.training.runtime import Processes, processes
 
 NFES = (13, 26, 52)
@@ -44,13 +45,16 @@ OTHERS = (("adams", 1.0), ("heun", 0.0))
 FIRST = 0  # the seed on which a method's best sampler is chosen
 METHODS = {
     "mvm-u": "MVM, u",
-    "mvm-u-as-flow": "MVM, u, weighted as flow",
     "mvm-v": "MVM, unscaled v",
     "mvm-x0": "MVM path, x0",
     "flow": "flow matching, linear",
     "vp-eps": "VP, eps",
     "vp-v": "VP, v",
+    "mvm-u-as-flow": "MVM, u, weighted as flow",
+    "mvm-v-as-flow": "MVM, unscaled v, weighted as flow",
+    "mvm-x0-as-flow": "MVM path, x0, weighted as flow",
 }
+OF_A_METHOD = ("seed", "path.schedule", "objective.kind", "objective.weight")  # in which runs may differ
 
 Way = tuple[str, float]  # a solver and its rho
 Told = Mapping[str, Any]  # of a METHOD-SEED.json
@@ -116,6 +120,14 @@ def _cell(result: Result, metric: str) -> dict[str, Any]:
     return {**told, "value": result.metrics[metric]["value"]}
 
 
+def terms_of(sweep: Sweep) -> dict[str, Any]:
+    """Return all that runs must have in common to be compared: options of training, reference, images, arithmetic."""
+    free = tuple(name for name in FREE if name != "engine.") + OF_A_METHOD
+    trained = {name: value for name, value in options(sweep.model.recipe).items() if not name.startswith(free)}
+    judged = {name: value for name, value in sweep.shared().items() if name not in ("origin", "repeats")}
+    return json.loads(json.dumps({**trained, **judged, "data": sweep.model.origin.get("data_stamp", "")}))
+
+
 @contextmanager
 def in_turn(work: Path) -> Iterator[None]:
     """Wait until no other run of this folder is judged: two feature networks beside trainings may fill a GPU."""
@@ -148,7 +160,8 @@ def judge(arguments: argparse.Namespace) -> None:
     (metric,) = sweep.metrics
     told = {"method": arguments.method, "seed": arguments.seed, "images": arguments.num, "seconds": arguments.trained}
     told |= {**training_facts(lines), "metric": metric, "cells": [_cell(result, metric) for result in results]}
-    write_text(work / f"{name}.json", json.dumps({**told, "software": made_by}, indent=2) + "\n")
+    told |= {"terms": terms_of(sweep), "software": made_by}
+    write_text(work / f"{name}.json", json.dumps(told, indent=2) + "\n")
 
 
 # ---- all of them
@@ -175,11 +188,22 @@ def read_runs(work: Path) -> dict[str, list[Told]]:
     found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(work.glob("*-[0-9]*.json"))]
     if not found:
         raise SystemExit(f"work={work}: no run is finished there; see the logs")
-    terms = {(told["steps"], told["images"], told["metric"]) for told in found}
-    if len(terms) != 1:
-        raise ValueError(f"work={work} holds runs of {sorted(terms)} steps, images, figure; equal ones are compared")
+    for told in found:
+        if other := _differing(found[0], told):
+            names = [f"{run['method']}-{run['seed']}" for run in (found[0], told)]
+            raise ValueError(
+                f"work={work}: {' and '.join(names)} differ in {', '.join(other)}; equal ones are compared"
+            )
     runs = {method: sorted((r for r in found if r["method"] == method), key=lambda r: r["seed"]) for method in METHODS}
     return {method: told for method, told in runs.items() if told}
+
+
+def _differing(a: Told, b: Told) -> list[str]:
+    """Return in what two runs differ that they must have in common."""
+    first, second = (
+        {**told["terms"], **{name: told[name] for name in ("steps", "images", "metric")}} for told in (a, b)
+    )
+    return sorted(name for name in first.keys() | second.keys() if first.get(name) != second.get(name))
 
 
 def figures_by_seed(runs: Sequence[Told], nfe: int, way: Way) -> dict[int, float]:
@@ -201,8 +225,9 @@ def chosen_ways(runs: Sequence[Told]) -> dict[int, Way]:
 
 def table(runs: Mapping[str, Sequence[Told]]) -> str:
     """Return the figure by method, and how loss and gradient scatter, as Markdown."""
-    ends = [f"NFE {nfe}" for nfe in NFES]
-    lines = [f"| method | seeds | {' | '.join(ends)} | {' | '.join(f'best, {end}' for end in ends)} |"]
+    ends, any_run = [f"NFE {nfe}" for nfe in NFES], next(iter(runs.values()))[0]
+    lines = [f"{any_run['steps']:,} steps; {metric_named(any_run['metric']).label} of {any_run['images']:,} images", ""]
+    lines += [f"| method | seeds | {' | '.join(ends)} | {' | '.join(f'best, {end}' for end in ends)} |"]
     lines.append("|---" * (2 + 2 * len(NFES)) + "|")
     for method, told in runs.items():
         best = chosen_ways(told)

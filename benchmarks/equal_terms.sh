@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
-# Predictions and paths on equal terms: one small network, one optimizer, the same images, steps, batch and seeds; FID of 10,000 images.
+# Predictions and paths on equal terms: one small network, one optimizer, the same images, steps, batch and seeds; FID of NUM images.
 #
 #   bash benchmarks/equal_terms.sh DATA REFERENCE WEIGHTS WORK STEPS [METHOD:SEED...]
 #   bash benchmarks/equal_terms.sh digits data:digits:held-out "" WORK 1500                     (on a CPU, an hour)
 #
 # DATA: prepared CIFAR-10. REFERENCE: its moments (mvm data stats). WEIGHTS: of the FID network. STEPS: of each training (2600: 2 minutes
 # at 12,000 images/s). METHOD: mvm-u, mvm-v, mvm-x0, flow, vp-eps, vp-v; without any, all six with seed 0, then with 1, then with 2.
-# A seventh, mvm-u-as-flow, is mvm-u with its error weighted as flow's is: what of their difference is the weight's.
+# Controls: mvm-u-as-flow, mvm-v-as-flow, mvm-x0-as-flow are those with their error weighted as flow's is: of these and flow the loss is one
+# function of x0_hat and lam, and only what the network puts out (and on what path it looks) differs.
 # DATA may be `digits`, the set in the package: its recipe's network and rate, and the Frechet distance of pixels of 1,000 images.
 # Equal terms are an equal law of log-SNR: lam ~ N(0.5, 1.5^2) for every path, whatever t that is there, and the plain square error of
 # the method's own target. In x0 at equal lam all losses are weights of lam times one error, so methods differ by that weight, by what
-# the network puts out, and by the path the sampler knows. Literature's uniform t would be another law of lam on each path.
-# One rate serves all (1e-3; digits 2e-3); it was chosen for u in earlier trials. Muon and Adam do not feel the scale of a loss, clipping at norm 1 does.
+# the network puts out, by the scale of what it is given, and by the path the sampler knows. Literature's uniform t would be another law of lam on each path.
+# One rate serves all (1e-3; digits 2e-3); it was tuned for none. Muon and Adam do not feel the scale of a loss, clipping at norm 1 does.
 # WORK/METHOD-SEED.json: figures of a finished one, which is skipped; one that was stopped goes on. PACK=FILE.tgz: those files, packed.
 # STREAMS=2: two runs at a time, each of a method of its own (seeds after the first need their method's seed 0); several calls may share a WORK so.
 # OVERLAP=1: a run is judged while the next one is trained. With either, starts and compilations cost less, but seconds and images/s are of
@@ -27,7 +28,7 @@ law="--path.law.name lam-normal --path.law.mean 0.5 --path.law.std 1.5"
 if [ "$data" = digits ]; then
   setting=(digits) num=${NUM:-1000} fast=${FAST-}
 else
-  # the network and the optimizer of the model that ships, for a short run: averages of fewer steps, and no alignment
+  # the network and the optimizer of the model that ships, without alignment; averages of 2,000 steps reach back 200 whatever their decay
   setting=(cifar10-small --data.path "$data" --train.warmup 200 --train.ema 0.998 --train.power= --repa.encoder=)
   num=${NUM:-10000} fast=${FAST---precision bf16 --compile}
 fi
@@ -35,9 +36,9 @@ kept="--train.save_every 1000 --train.keep 1 --train.snapshot_every 0 --train.ke
 
 options() {  # options METHOD: its path, and what the network predicts
   case $1 in
+    mvm-*-as-flow) options "${1%-as-flow}" && echo "--objective.weight flow" ;;
     mvm-u) echo "--path.schedule mean-velocity --objective.kind u" ;;
     mvm-v) echo "--path.schedule mean-velocity --objective.kind v" ;;  # u / sqrt(t): the velocity as it is, unscaled
-    mvm-u-as-flow) echo "--path.schedule mean-velocity --objective.kind u --objective.weight flow" ;;
     mvm-x0) echo "--path.schedule mean-velocity --objective.kind x0" ;;
     flow) echo "--path.schedule linear-flow --objective.kind flow" ;;
     vp-eps) echo "--path.schedule variance-preserving --objective.kind eps" ;;
@@ -103,6 +104,7 @@ fi
 for pair in "${asked[@]}"; do
   method=${pair%%:*} seed=${pair##*:} name=${pair/:/-}
   if [ -f "$work/$name.json" ]; then
+    grep -q "\"steps\": $steps," "$work/$name.json" || { echo "$work/$name.json is of another number of steps than $steps; give another WORK" >&2; exit 2; }
     echo "$name: finished before"
     continue
   fi

@@ -296,6 +296,7 @@ def told(method="mvm-u", seed=0, shift=0.0, **more):
         "images_per_second": 12_000.0,
         "loss": part,
         "grad_norm": part,
+        "terms": {"train.lr": 0.001, "engine.kernels": False},
     }
     return {"method": method, "seed": seed, "cells": cells, **facts, **more}
 
@@ -349,7 +350,8 @@ def test_the_table_has_mean_and_ends_over_seeds(terms, tmp_path):
         ("mvm-u", [0, 1, 2]),
         ("vp-v", [0]),
     ]
-    lines = terms.table(runs).splitlines()
+    first, empty, *lines = terms.table(runs).splitlines()
+    assert (first, empty) == ("4 steps; FID of 8 images", "")
     assert lines[2] == (
         "| MVM, u | 3 | 32.00 [30.00, 34.00] | 22.00 [20.00, 24.00] | 12.00 [10.00, 14.00] "
         "| 32.00 [30.00, 34.00], adams, rho 0 | 21.00 [19.00, 23.00], adams, rho 1 "
@@ -360,17 +362,47 @@ def test_the_table_has_mean_and_ends_over_seeds(terms, tmp_path):
     assert len({line.count("|") for line in lines[:4]}) == len({line.count("|") for line in lines[5:]}) == 1
 
 
-@pytest.mark.parametrize("other", [{"steps": 5}, {"images": 9}, {"metric": "fd-pixels"}])
-def test_runs_on_other_terms_are_not_compared(terms, tmp_path, other):
+@pytest.mark.parametrize(
+    ("other", "names"),
+    [
+        ({"steps": 5}, "steps"),
+        ({"images": 9, "metric": "fd-pixels"}, "images, metric"),
+        ({"terms": {"train.lr": 0.002, "engine.kernels": False}}, "train.lr"),
+        ({"terms": {"train.lr": 0.001}}, "engine.kernels"),
+    ],
+)
+def test_runs_on_other_terms_are_not_compared(terms, tmp_path, other, names):
     write_runs(tmp_path, told(), told(seed=1, **other))
-    with pytest.raises(ValueError, match="equal ones are compared"):
+    with pytest.raises(ValueError, match=f"mvm-u-0 and mvm-u-1 differ in {names}; equal ones are compared"):
         terms.read_runs(tmp_path)
+
+
+def test_terms_are_all_but_a_method_s_own(terms, tmp_path):
+    from mvm import load
+    from mvm.evaluation.evaluate import open_side
+    from mvm.evaluation.gather import Judge
+    from mvm.evaluation.sweep import Sweep
+    from mvm.samples import Draw
+
+    def found(**changes):
+        model = load("digits")
+        recipe = model.recipe
+        for place, change in changes.items():
+            recipe = dataclasses.replace(recipe, **{place: dataclasses.replace(getattr(recipe, place), **change)})
+        model.recipe = recipe
+        side = open_side("data:digits:held-out")
+        return terms.terms_of(Sweep(model, Draw(4, 0), Judge(), side, ("fd-pixels",), tmp_path))
+
+    assert found()["train.lr"] == load("digits").recipe.train.lr
+    assert found() == found(objective={"weight": "flow"}) == found(preview={"every": 7})
+    assert found() != found(train={"lr": 0.5})
+    assert found() != found(engine={"precision": "bf16"})
 
 
 def test_distances_of_pixels_have_three_digits(terms, tmp_path):
     write_runs(tmp_path, told(metric="fd-pixels"), told(seed=1, shift=0.5, metric="fd-pixels"))
     runs = terms.read_runs(tmp_path)
-    assert terms.table(runs).splitlines()[2].startswith("| MVM, u | 2 | 30.250 [30.000, 30.500] |")
+    assert terms.table(runs).splitlines()[4].startswith("| MVM, u | 2 | 30.250 [30.000, 30.500] |")
     assert terms.panels(runs)[0][1].y == "FD-pixels (lower is better)"
 
 
@@ -436,8 +468,8 @@ def test_streams_and_seconds_are_numbers(tmp_path, name, value):
 
 
 @pytest.mark.parametrize("streams", ["1", "2"])
-def test_no_training_begins_when_the_time_is_up(terms, tmp_path, streams):
-    write_runs(tmp_path, told("flow"))
+def test_no_training_begins_when_the_time_is_up(tmp_path, streams):
+    write_runs(tmp_path, told("flow", steps=3))
     found = equal_terms(tmp_path, "flow:0", "flow:1", "mvm-u:0", STREAMS=streams, UNTIL="0")
     assert "flow-0: finished before" in found.stdout
     assert "flow-1: not begun, 0 s are over" in found.stdout
@@ -446,11 +478,19 @@ def test_no_training_begins_when_the_time_is_up(terms, tmp_path, streams):
     assert "| flow matching, linear | 1 |" in found.stdout
 
 
+def test_a_folder_of_other_steps_is_refused(tmp_path):
+    write_runs(tmp_path, told("flow", steps=30))
+    found = equal_terms(tmp_path, "flow:0")
+    assert found.returncode == 2
+    assert "flow-0.json is of another number of steps than 3; give another WORK" in found.stderr
+
+
 @pytest.mark.parametrize(
     ("name", "tokens", "words"),
     [
         ("sde_ode_study", ["model", "ref", "weights", "W", "grids"], "unknown part 'grids'"),
         ("equal_terms", ["data", "ref", "weights", "W", "3", "flow:0", "u:0"], "unknown method 'u'"),
+        ("equal_terms", ["data", "ref", "weights", "W", "3", "mvm-w-as-flow:0"], "unknown method 'mvm-w'"),
     ],
 )
 def test_misuse_of_a_program_ends_it(tmp_path, name, tokens, words):

@@ -11,7 +11,17 @@ from mvm.network import Output
 from mvm.objective import WEIGHTS, Batch, Matching, ObjectiveConfig
 from mvm.objective.matching import flow_weight, likelihood_weight, noise_weight
 from mvm.oracle import gaussian
-from mvm.path import KINDS, MEAN_VELOCITY_KINDS, LinearFlow, MeanVelocity, TimeLaw, VariancePreserving, convert
+from mvm.path import (
+    KINDS,
+    MEAN_VELOCITY_KINDS,
+    LinearFlow,
+    MeanVelocity,
+    Pair,
+    TimeLaw,
+    VariancePreserving,
+    convert,
+    from_pair,
+)
 from mvm.path.convert import per_noise
 
 MV, FLOW, VP = MeanVelocity(), LinearFlow(), VariancePreserving()
@@ -77,6 +87,25 @@ def test_weighting_by_likelihood_is_drawing_lam_uniformly(f):
     drawn = TimeLaw("lam-uniform", t_min=t_min).quantile(p, VP)
     by_law = sum(f(float(lam)) for lam in VP.lam(drawn)) / len(p)
     assert by_weight == pytest.approx(2 * (first - last) / (1 - t_min) * by_law, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "kind", "want"),
+    [
+        (MV, "u", torch.ones_like(T)),
+        (MV, "v", 1 / T),
+        (MV, "x0", T),
+        (FLOW, "flow", (1 - T + T.sqrt()) ** 2),
+        (VP, "eps", (1 - T) ** 2),
+        (VP, "diffusion_v", (1 - T) ** 2 + T),
+    ],
+)
+def test_what_an_error_of_x0_weighs_at_equal_log_snr_less_than_u_or_more(schedule, kind, want):
+    """The table of docs/baselines.md: T is the mean-velocity path's time, whatever path the kind is on."""
+    t = schedule.t_from_lam(MV.lam(T))
+    alpha, sigma = schedule.alpha(t), schedule.sigma(t)
+    per_x0 = from_pair(kind, Pair(-sigma, alpha), t, schedule) / -sigma
+    torch.testing.assert_close(per_x0**2 * T, want, rtol=1e-8, atol=0)
 
 
 ENDS = torch.tensor([0.0, 1.0], dtype=torch.float64)

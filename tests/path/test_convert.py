@@ -1,6 +1,7 @@
 """Prediction kinds: the formulas of method.md, every round trip, and what is stated of both ends."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mvm.path import KINDS, LinearFlow, MeanVelocity, Pair, VariancePreserving, convert, from_pair, to_pair, to_x0
+from mvm.path.convert import Moment
 
 FINITE = ("u", "x0", "eps", "diffusion_v")
 DIVERGENT = ("v", "score", "flow")
@@ -230,3 +232,12 @@ def test_dtype_is_kept_and_times_differ_by_row():
         for i in range(4):
             row = from_pair(kind, Pair(pair.x0[i : i + 1], pair.eps[i : i + 1]), float(t[i]), MeanVelocity())
             torch.testing.assert_close(value[i : i + 1], row)
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_times_are_not_looked_at_while_a_gpu_s_work_is_recorded(monkeypatch, recorded):
+    looks = []
+    where = SimpleNamespace(is_cuda=True, any=lambda: bool(looks.append(1)))  # no answer can be had of a real one
+    monkeypatch.setattr("torch.cuda.is_current_stream_capturing", lambda: recorded)
+    Moment(MeanVelocity(), torch.tensor(0.5), torch.zeros(1)).refuse(where, "x")
+    assert looks == ([] if recorded else [1])

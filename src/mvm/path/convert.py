@@ -56,8 +56,11 @@ class Moment:
         return self.require_mean_velocity().T
 
     def refuse(self, where: Tensor, what: str) -> None:
-        """Raise if any t lies where the answer is indeterminate."""
-        if bool(where.any()):
+        """Raise if any t lies where the answer is indeterminate.
+
+        Not while a GPU's work is recorded, when nothing can be looked at: a loop is recorded at times it has run at.
+        """
+        if not (where.is_cuda and torch.cuda.is_current_stream_capturing()) and bool(where.any()):
             raise ValueError(f"t={float(self.t.reshape(-1)[int(where.reshape(-1).nonzero()[0])])}: {what}")
 
     # both judged in x's dtype: what is not 0 in float64 may be 0 in float16, and 0/0 no answer
