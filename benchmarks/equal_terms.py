@@ -5,6 +5,7 @@
     python benchmarks/equal_terms.py differences WORK [--less METHOD]      by the common sampler, pairs of equal seeds
     python benchmarks/equal_terms.py figure WORK --out X.png
 
+WORK: the folder of the runs; to all but judge also a file with a list of what their .json hold.
 The common sampler is adams at rho 0. A method's best may also be adams at rho 1, or Heun's method in the path's own
 time (an ODE solver: rho 0). All are judged on seed 0; the best there, at each NFE, is what other seeds are judged by
 besides the common one. Nothing guides. Brackets reach from the smallest to the largest value over the seeds. Figures
@@ -184,8 +185,10 @@ class Range:
 
 
 def read_runs(work: Path) -> dict[str, list[Told]]:
-    """Return the finished runs by method, seed by seed, in the order of METHODS."""
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(work.glob("*-[0-9]*.json"))]
+    """Return the finished runs of a folder, or of one file, by method, seed by seed, in the order of METHODS."""
+    paths = [work] if work.is_file() else sorted(work.glob("*-[0-9]*.json"))
+    stored = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    found = [told for told in stored for told in (told if isinstance(told, list) else [told])]
     if not found:
         raise SystemExit(f"work={work}: no run is finished there; see the logs")
     for told in found:
@@ -201,7 +204,7 @@ def read_runs(work: Path) -> dict[str, list[Told]]:
 def _differing(a: Told, b: Told) -> list[str]:
     """Return in what two runs differ that they must have in common."""
     first, second = (
-        {**told["terms"], **{name: told[name] for name in ("steps", "images", "metric")}} for told in (a, b)
+        {**told.get("terms", {}), **{name: told[name] for name in ("steps", "images", "metric")}} for told in (a, b)
     )
     return sorted(name for name in first.keys() | second.keys() if first.get(name) != second.get(name))
 

@@ -450,6 +450,20 @@ def test_runs_are_judged_in_turn(terms, tmp_path):
     assert seen == ["first", "second"]
 
 
+RESULTS = BENCHMARKS / "results"
+
+
+@pytest.mark.parametrize("name", ["digits", "digits-weights", "digits-controls"])
+def test_the_page_of_equal_terms_says_what_was_measured(terms, name):
+    runs = terms.read_runs(RESULTS / "equal-terms" / f"{name}.json")
+    said = (RESULTS / "equal-terms.md").read_text(encoding="utf-8").splitlines()
+    figures = terms.table(runs).split("\n\n")[1].splitlines()
+    assert len(figures) > 2
+    assert set(figures) <= set(said)
+    if "mvm-u" in runs:
+        assert set(terms.differences(runs, "mvm-u").splitlines()) <= set(said)
+
+
 # ---- the shell programs
 
 
