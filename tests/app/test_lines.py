@@ -16,7 +16,7 @@ from mvm.app.walk import look
 from mvm.cli import run
 from mvm.model import load
 
-GUIDED = Form("digits", (3, 5), 3, "11", "adams", 4, 0.75, 1.5, 0.1, 0.9)
+GUIDED = Form("digits", (3, 5), 3, "11", "adams", 4, 0.75, cfg=1.5, low=0.1, high=0.9)
 FORMS = [(Form("digits", nfe=3), SDE), (GUIDED, ODE), (GUIDED, SDE), (Form("digits", nfe=4, solver="heun"), ODE)]
 
 

@@ -83,10 +83,10 @@ class Form:
     nfe: Any = RANGES["nfe"].start
     rho: Any = RANGES["rho"].start
     cfg: Any = RANGES["cfg"].start
+    internal: Any = RANGES["internal"].start
     low: Any = RANGES["low"].start
     high: Any = RANGES["high"].start
     reference: bool = False
-    internal: Any = RANGES["internal"].start
 
     def problems(self) -> dict[str, str]:
         """Return what is wrong, by field."""
