@@ -23,10 +23,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mvm.evaluation.evaluate import open_side, software
+from mvm.evaluation.evaluate import Side, open_side, software
 from mvm.evaluation.extractors import Sources
 from mvm.evaluation.gather import Judge
 from mvm.evaluation.metrics import student_95
+from mvm.evaluation.moments import provenance_of
 from mvm.evaluation.report import Axes, Curve, figure_of, legend_rows, save_figure
 from mvm.evaluation.sweep import Sweep, default_metrics
 from mvm.evaluation.sweep_curves import WIDTH, scale_of
@@ -125,8 +126,17 @@ def terms_of(sweep: Sweep) -> dict[str, Any]:
     """Return all that runs must have in common to be compared: options of training, reference, images, arithmetic."""
     free = tuple(name for name in FREE if name != "engine.") + OF_A_METHOD
     trained = {name: value for name, value in options(sweep.model.recipe).items() if not name.startswith(free)}
-    judged = {name: value for name, value in sweep.shared().items() if name not in ("origin", "repeats")}
-    return json.loads(json.dumps({**trained, **judged, "data": sweep.model.origin.get("data_stamp", "")}))
+    judged = {name: value for name, value in sweep.shared().items() if name in ("draw", "sampling", "judge")}
+    data = sweep.model.origin.get("data_stamp", "")
+    return json.loads(json.dumps({**trained, **judged, "data": data, "reference": reference_told(sweep.reference)}))
+
+
+def reference_told(side: Side) -> dict[str, Any]:
+    """Return of what, and by which network, a reference is made: made again elsewhere, its last digits are others."""
+    if side.file is None:
+        return side.facts()
+    made = provenance_of(side.file)
+    return {name: made.get(name) for name in ("images", "network")}
 
 
 @contextmanager
@@ -187,8 +197,10 @@ class Range:
 def read_runs(work: Path) -> dict[str, list[Told]]:
     """Return the finished runs of a folder, or of one file, by method, seed by seed, in the order of METHODS."""
     paths = [work] if work.is_file() else sorted(work.glob("*-[0-9]*.json"))
-    stored = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-    found = [told for told in stored for told in (told if isinstance(told, list) else [told])]
+    found: list[Told] = []
+    for path in paths:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        found += stored if isinstance(stored, list) else [stored]
     if not found:
         raise SystemExit(f"work={work}: no run is finished there; see the logs")
     for told in found:
@@ -230,7 +242,7 @@ def table(runs: Mapping[str, Sequence[Told]]) -> str:
     """Return the figure by method, and how loss and gradient scatter, as Markdown."""
     ends, any_run = [f"NFE {nfe}" for nfe in NFES], next(iter(runs.values()))[0]
     lines = [f"{any_run['steps']:,} steps; {metric_named(any_run['metric']).label} of {any_run['images']:,} images", ""]
-    lines += [f"| method | seeds | {' | '.join(ends)} | {' | '.join(f'best, {end}' for end in ends)} |"]
+    lines.append(f"| method | seeds | {' | '.join(ends)} | {' | '.join(f'best, {end}' for end in ends)} |")
     lines.append("|---" * (2 + 2 * len(NFES)) + "|")
     for method, told in runs.items():
         best = chosen_ways(told)

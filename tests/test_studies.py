@@ -399,6 +399,20 @@ def test_terms_are_all_but_a_method_s_own(terms, tmp_path):
     assert found() != found(engine={"precision": "bf16"})
 
 
+def test_a_reference_is_known_by_what_it_is_made_of(terms, tmp_path):
+    from mvm.evaluation.evaluate import Side, open_side, write_statistics
+    from mvm.evaluation.gather import Judge
+    from mvm.evaluation.images import of_tensor
+
+    told = []
+    for name in ("a", "b", "c"):
+        images = torch.full((6, 3, 8, 8), ord(name), dtype=torch.uint8)
+        side = Side("x", of_tensor(images, "other" if name == "c" else "same"))
+        write_statistics(Judge(progress=False), side, "pixels", tmp_path / f"{name}.npz")
+        told.append(terms.reference_told(open_side(str(tmp_path / f"{name}.npz"))))
+    assert told[0] == told[1] != told[2]
+
+
 def test_distances_of_pixels_have_three_digits(terms, tmp_path):
     write_runs(tmp_path, told(metric="fd-pixels"), told(seed=1, shift=0.5, metric="fd-pixels"))
     runs = terms.read_runs(tmp_path)

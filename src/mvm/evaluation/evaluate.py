@@ -112,7 +112,7 @@ def look(judge: Judge, side: Side, names: Sequence[str], *, reference: bool = Fa
         assert side.file is not None
         stored = load_moments(side.file, suffix=SUFFIXES[key.part])
         _check_network(side.name, stored.provenance, judge.extractor(key.network).facts)
-        # beside the features: a CPU that trains and samples took half a minute for the eigenvalues of 2048-d ones
+        # beside the features: eigenvalues of 2048-d ones are slow on a CPU that has other work
         found.known[key] = stored.moments.to(judge.place.device)
         found.blocks.pop(key, None)
         found.count = found.count or stored.moments.count
