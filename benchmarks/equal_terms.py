@@ -3,9 +3,10 @@
     python benchmarks/equal_terms.py judge WORK METHOD SEED --ref REFERENCE --inception WEIGHTS  WORK/METHOD-SEED.json
     python benchmarks/equal_terms.py table WORK
     python benchmarks/equal_terms.py differences WORK [--less METHOD]      by the common sampler, pairs of equal seeds
-    python benchmarks/equal_terms.py figure WORK --out X.png
+    python benchmarks/equal_terms.py figure WORK --out X.png [--only METHOD...]
+    python benchmarks/equal_terms.py store WORK --out X.json               all runs in one file, a line each
 
-WORK: the folder of the runs; to all but judge also a file with a list of what their .json hold.
+WORK: the folder of the runs; to all but judge also a file that store has written.
 The common sampler is adams at rho 0. A method's best may also be adams at rho 1, or Heun's method in the path's own
 time (an ODE solver: rho 0). All are judged on seed 0; the best there, at each NFE, is what other seeds are judged by
 besides the common one. Nothing guides. Brackets reach from the smallest to the largest value over the seeds. Figures
@@ -317,16 +318,33 @@ def figure(runs: Mapping[str, Sequence[Told]], out: Path) -> None:
     put_in_place(temporary, out)
 
 
+def rounded(value: Any) -> Any:
+    """Return what was read from JSON with seven digits of every fraction: no figure here is better known."""
+    if isinstance(value, dict):
+        return {name: rounded(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [rounded(part) for part in value]
+    return float(f"{value:.7g}") if isinstance(value, float) else value
+
+
+def store(runs: Mapping[str, Sequence[Told]], out: Path) -> None:
+    """Write runs that compare into one file."""
+    lines = [json.dumps(rounded(run)) for told in runs.values() for run in told]
+    write_text(out, "[\n" + ",\n".join(lines) + "\n]\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    judging, comparing, drawing, tabling = (
-        commands.add_parser(name) for name in ("judge", "differences", "figure", "table")
+    judging, comparing, drawing, storing, tabling = (
+        commands.add_parser(name) for name in ("judge", "differences", "figure", "store", "table")
     )
-    for command in (judging, comparing, drawing, tabling):
+    for command in (judging, comparing, drawing, storing, tabling):
         command.add_argument("work", type=Path)
     comparing.add_argument("--less", choices=METHODS, default="mvm-u")
-    drawing.add_argument("--out", type=Path, required=True)
+    drawing.add_argument("--only", choices=METHODS, nargs="+", default=tuple(METHODS), metavar="METHOD")
+    for command in (drawing, storing):
+        command.add_argument("--out", type=Path, required=True)
     judging.add_argument("method", choices=METHODS)
     judging.add_argument("seed", type=int)
     judging.add_argument("--ref", required=True)
@@ -346,8 +364,11 @@ def main() -> None:
         if arguments.less not in runs:
             parser.error(f"--less {arguments.less}: no run of it is finished in {arguments.work}")
         print(differences(runs, arguments.less))
+    elif arguments.command == "store":
+        store(read_runs(arguments.work), arguments.out)
     else:
-        figure(read_runs(arguments.work), arguments.out)
+        runs = read_runs(arguments.work)
+        figure({method: told for method, told in runs.items() if method in arguments.only}, arguments.out)
 
 
 if __name__ == "__main__":

@@ -435,6 +435,26 @@ def test_differences_are_of_pairs_of_seeds(terms, tmp_path):
     assert lines[2:] == [f"| flow matching, linear | 3 | {cell} | {cell} | {cell} |"]
 
 
+def test_stored_runs_are_the_runs_with_seven_digits(terms, tmp_path, monkeypatch):
+    write_runs(tmp_path, told("flow", seconds=1 / 3), told(), told(seed=1, shift=2.0))
+    monkeypatch.setattr(sys, "argv", ["equal_terms.py", "store", str(tmp_path), "--out", str(tmp_path / "all.json")])
+    terms.main()
+    folder, file = terms.read_runs(tmp_path), terms.read_runs(tmp_path / "all.json")
+    assert file["mvm-u"] == folder["mvm-u"]
+    assert file["flow"] == [{**folder["flow"][0], "seconds": 0.3333333}]
+    assert len((tmp_path / "all.json").read_text().splitlines()) == 3 + 2
+
+
+def test_a_figure_of_some_methods(terms, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(terms, "figure", lambda runs, out: drawn.append(list(runs)))
+    write_runs(tmp_path, told("flow"), told(), told("vp-v"))
+    for only in ([], ["--only", "vp-v", "mvm-u"]):
+        monkeypatch.setattr(sys, "argv", ["equal_terms.py", "figure", str(tmp_path), "--out", "x.png", *only])
+        terms.main()
+    assert drawn == [["mvm-u", "flow", "vp-v"], ["mvm-u", "vp-v"]]
+
+
 def test_the_figure_has_bars_over_seeds(terms, tmp_path):
     write_runs(tmp_path, told("flow"), told(), told(seed=1, shift=2.0))
     runs = terms.read_runs(tmp_path)
@@ -467,7 +487,7 @@ def test_runs_are_judged_in_turn(terms, tmp_path):
 RESULTS = BENCHMARKS / "results"
 
 
-@pytest.mark.parametrize("name", ["digits", "digits-weights", "digits-controls"])
+@pytest.mark.parametrize("name", ["digits", "digits-weights", "digits-controls", "cifar10"])
 def test_the_page_of_equal_terms_says_what_was_measured(terms, name):
     runs = terms.read_runs(RESULTS / "equal-terms" / f"{name}.json")
     said = (RESULTS / "equal-terms.md").read_text(encoding="utf-8").splitlines()
