@@ -9,6 +9,7 @@ import torch
 from scipy.integrate import quad
 from scipy.stats import norm
 
+from mvm.latent import Pixels
 from mvm.likelihood import (
     T_MIN,
     bits_per_dim,
@@ -185,6 +186,21 @@ def test_bits_of_all_grey_levels_add_up_to_one():
     law = gaussian(0.0, 0.25, (1, 1, 1))
     bits = bits_per_dim(law.field(MeanVelocity()), images, seeds=range(256), steps=40)
     assert float((2.0**-bits).sum()) == pytest.approx(1, abs=2e-3)
+
+
+def test_bits_do_not_know_the_scale_of_pixels():
+    """The same images as numbers twice as large, under a law twice as wide; 3e-4 is the blur of T_MIN."""
+    images = torch.arange(0, 240, 10, dtype=torch.uint8).reshape(2, 1, 3, 4)
+    plain = bits_per_dim(gaussian(0.1, 0.4, (1, 3, 4)).field(MeanVelocity()), images, seeds=[1, 2], steps=60)
+    wide = gaussian(0.2, 0.8, (1, 3, 4)).field(MeanVelocity())
+
+    class Scaled:
+        codec = Pixels((1, 3, 4), 2.0)
+
+        def __call__(self, x, t, condition=None):
+            return wide(x, t, condition)
+
+    assert bits_per_dim(Scaled(), images, seeds=[1, 2], steps=60).tolist() == pytest.approx(plain.tolist(), abs=3e-4)
 
 
 def test_bits_on_another_schedule():

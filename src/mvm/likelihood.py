@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mvm import noise
+from mvm.latent.codec import Pixels
 from mvm.options import at_least, choose
 from mvm.path import MEAN_VELOCITY, Field, Schedule, equal_snr, full_time, require_schedule
 from mvm.pixels import GREY_SCALE
@@ -135,8 +136,14 @@ def log_likelihood(
     return prior + gained
 
 
+def pixel_scale(field: Field) -> float:
+    """Return the scale of the pixels that a field works on: a model's codec tells it, any other field has [-1, 1]."""
+    codec = getattr(field, "codec", None)
+    return codec.scale if isinstance(codec, Pixels) else 1.0
+
+
 def dequantise(images: Tensor, seeds: Tensor) -> Tensor:
-    """Return uint8 images on the codec's scale, each spread uniformly over the cell of its grey level."""
+    """Return uint8 images in [-1, 1], each spread uniformly over the cell of its grey level."""
     offset = noise.uniform(seeds, noise.DEQUANTISE, images.shape[1:]) - 0.5
     return (images.double() + offset) / GREY_SCALE - 1
 
@@ -156,9 +163,10 @@ def bits_per_dim(
     if images.dtype != torch.uint8:
         raise ValueError(f"images must be uint8; got {images.dtype}")
     seeds = noise.as_seeds(seeds, images.shape[0], images.device)
-    x = dequantise(images, seeds)
+    scale = pixel_scale(field)
+    x = dequantise(images, seeds) * scale
     nats = log_likelihood(
         field, x, schedule=schedule, steps=steps, method=method, probes=probes, seeds=seeds, condition=condition
     )
-    # the cell of a grey level is 1/GREY_SCALE wide
-    return -(nats / images[0].numel() - math.log(GREY_SCALE)) / math.log(2)
+    # the cell of a grey level is scale/GREY_SCALE wide
+    return -(nats / images[0].numel() - math.log(GREY_SCALE / scale)) / math.log(2)

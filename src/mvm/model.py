@@ -44,7 +44,7 @@ def build_codec(recipe: Recipe) -> Codec:
     """Return the codec of a recipe; an autoencoder of another latent or image shape is refused."""
     config = recipe.codec
     if config.kind == "pixels":
-        return Pixels(recipe.data.shape)
+        return Pixels(recipe.data.shape, config.scale)
     if not config.path:
         raise ValueError("codec.kind='rae' needs codec.path, the folder of an autoencoder (stage 1 writes RUN/rae)")
     codec = load_rae(Path(config.path), config.encoder)

@@ -13,6 +13,7 @@ from sklearn.datasets import load_digits
 from mvm import noise
 from mvm.data import Images, OnHost, Order, Resident, digits, mirror, mirrored, send
 from mvm.latent import Pixels
+from mvm.recipes.schema import CodecConfig
 
 
 def test_digits_are_scikit_learns():
@@ -81,15 +82,30 @@ def test_callers_cannot_spoil_the_data():
     assert torch.equal(digits().images, before)
 
 
-def test_pixels_codec_is_exact_on_every_grey_level():
-    codec = Pixels((1, 16, 16))
+@pytest.mark.parametrize("scale", [1.0, 2.0, 0.37])
+def test_pixels_codec_is_exact_on_every_grey_level(scale):
+    codec = Pixels((1, 16, 16), scale)
     levels = torch.arange(256, dtype=torch.uint8).reshape(1, 1, 16, 16)
     x = codec.encode(levels)
     assert x.dtype == torch.float32
-    assert (float(x.min()), float(x.max())) == (-1.0, 1.0)
+    assert (float(x.min()), float(x.max())) == pytest.approx((-scale, scale), rel=1e-7)
     assert torch.equal(codec.decode(x), levels)
-    assert torch.equal(codec.decode(x + 0.49 / 127.5), levels)  # the nearest level
+    assert torch.equal(codec.decode(x + 0.49 * scale / 127.5), levels)  # the nearest level
     assert codec.decode(torch.tensor([-3.0, 3.0])).tolist() == [0, 255]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"scale": 0.0}, r"codec.scale=0.0 is out of range; it must lie in \[0.01, 100\]"),
+        ({"scale": float("nan")}, r"codec.scale=nan is out of range"),
+        ({"scale": 2.0, "kind": "rae", "channels": 1, "side": 1}, r"codec.scale=2.0 is for pixels"),
+    ],
+    ids=str,
+)
+def test_scales_that_cannot_be(options, words):
+    with pytest.raises(ValueError, match=words):
+        CodecConfig(**options)
 
 
 @settings(max_examples=40, deadline=None)

@@ -230,6 +230,9 @@ def test_models_that_do_not_fit_are_refused(model):
     latent.codec = object()
     with pytest.raises(ValueError, match="MVMPipeline makes pixels, not latents"):
         MVMPipeline.from_mvm(latent)
+    bright = Model(replace(model.recipe, codec=replace(model.recipe.codec, scale=2.0)))
+    with pytest.raises(ValueError, match=r"codec.scale=2.0: MVMPipeline takes pixels in \[-1, 1\]"):
+        MVMPipeline.from_mvm(bright)
     slow = Model(replace(model.recipe, sample=replace(model.recipe.sample, solver="heun")))
     with pytest.raises(ValueError, match="solver='heun'"):
         MVMPipeline.from_mvm(slow)

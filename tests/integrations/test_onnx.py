@@ -159,6 +159,9 @@ def test_what_cannot_be_exported_is_refused(model, tmp_path, monkeypatch, capsys
     out = tmp_path / "no.onnx"
     with pytest.raises(ValueError, match=r"internal=1.5: the exported network has no inner head"):
         onnx.write_onnx(model, out, replace(model.recipe.sample, internal=1.5))
+    bright = Model(replace(model.recipe, codec=replace(model.recipe.codec, scale=2.0)))
+    with pytest.raises(ValueError, match=r"codec.scale=2.0: the exported sampler takes pixels in"):
+        onnx.write_onnx(bright, out, model.recipe.sample)
     assert run(["onnx", "digits", "--solver", "heun", "--out", str(out)]) == 2
     assert "use one of: adams, sa, euler, euler-maruyama" in capsys.readouterr().err
     assert run(["onnx", "digits", "--interval", "0.2,0.8", "--out", str(out)]) == 2

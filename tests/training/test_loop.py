@@ -11,8 +11,11 @@ import pytest
 import torch
 
 from mvm import noise
-from mvm.model import Model
+from mvm.generate import generate_all
+from mvm.model import Model, load
+from mvm.pixels import to_uint8
 from mvm.recipes import load_recipe, override, parse_recipe
+from mvm.solver import sample
 from mvm.training import checkpoint
 from mvm.training.data import training_data
 from mvm.training.ema import Averages
@@ -101,6 +104,19 @@ def interrupted(monkeypatch, owner, name, at, times=1):
         return inner(*args, **kwargs)
 
     monkeypatch.setattr(owner, name, wrapped)
+
+
+def test_a_run_in_scaled_pixels(whole, tmp_path):
+    run = tmp_path / "run"
+    go(tiny(codec_scale="2"), run)
+    assert metrics(run)[0]["loss"] != metrics(whole)[0]["loss"]
+    model = load(run)
+    assert model.codec.encode(torch.full((1, 1, 8, 8), 255, dtype=torch.uint8)).unique().tolist() == [2.0]
+    labels, seeds = torch.arange(4), torch.arange(4)
+    made = generate_all(model, labels, seeds, model.recipe.sample, progress=False).images
+    x = noise.initial(seeds, model.sample_shape)
+    samples = sample(model, x, schedule=model.schedule, nfe=model.recipe.sample.nfe, condition=labels, seeds=seeds)
+    assert torch.equal(made, to_uint8(samples / 2))
 
 
 def test_a_run_describes_itself(whole):
@@ -282,6 +298,7 @@ def test_checkpoints_without_a_recipe_are_not_continued_unasked(whole, tmp_path)
         ({"train_lr": "1e-3"}, ["train.lr"]),
         ({"seed": "3"}, ["seed"]),
         ({"network_width": "32", "objective_label_drop": "0.2"}, ["network.width", "objective.label_drop"]),
+        ({"codec_scale": "2"}, ["codec.scale"]),
         ({"path_law.name": "logit-normal"}, ["path.law.name"]),
     ],
 )

@@ -17,6 +17,7 @@ from torch.export import Dim, ExportedProgram
 
 from mvm.files import put_in_place, temporary_beside
 from mvm.integrations.course import Course, build_solver, course_of
+from mvm.latent.codec import require_unit_scale
 from mvm.model import Model
 from mvm.path import to_x0
 from mvm.recipes import SampleConfig
@@ -90,6 +91,7 @@ def sampler_tables(model: Model, settings: SampleConfig) -> dict[str, Any]:
     """Return everything but the network that a sampler needs, ready for JSON: who, what, and numbers for every step."""
     if settings.internal != 1:
         raise ValueError(f"internal={settings.internal}: the exported network has no inner head; use internal 1")
+    require_unit_scale(model.codec, "the exported sampler")
     solver = build_solver(settings.solver, {})
     plan = solver.plan(model.schedule, settings.nfe, settings.rho)
     assert isinstance(plan, TablePlan)

@@ -24,13 +24,19 @@ class Codec(ABC):
 
 
 class Pixels(Codec):
-    """The identity up to scale: 0..255 <-> [-1, 1], rounded and clipped on the way back."""
+    """The identity up to scale: 0..255 <-> [-scale, scale], rounded and clipped on the way back."""
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self.latent_shape = shape
+    def __init__(self, shape: tuple[int, ...], scale: float = 1.0) -> None:
+        self.latent_shape, self.scale = shape, scale
 
     def encode(self, images: Tensor) -> Tensor:
-        return to_unit(images)
+        return to_unit(images) * self.scale
 
     def decode(self, samples: Tensor) -> Tensor:
-        return to_uint8(samples)
+        return to_uint8(samples / self.scale)
+
+
+def require_unit_scale(codec: Codec, what: str) -> None:
+    """Refuse pixels of another scale than [-1, 1] where something else than the codec makes images of samples."""
+    if isinstance(codec, Pixels) and codec.scale != 1:
+        raise ValueError(f"codec.scale={codec.scale}: {what} takes pixels in [-1, 1]; sample with mvm.generate")

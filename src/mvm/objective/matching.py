@@ -90,8 +90,8 @@ WEIGHTS: dict[str, Weight | None] = {
 class ObjectiveConfig:
     """kind: what the network predicts. label_drop: share of samples trained as the null class.
 
-    label_drop = 1 trains an unconditional model. weight: none takes the squared error of the kind as it is, the others
-    weight it by t; they change what counts, not the optimum.
+    label_drop = 1 trains an unconditional model, 0 one without a null class, which nothing can guide from. weight: none
+    takes the squared error of the kind as it is, the others weight it by t; they change what counts, not the optimum.
     """
 
     kind: str = "u"
@@ -103,6 +103,13 @@ class ObjectiveConfig:
     def conditional(self) -> bool:
         """Whether the network ever saw a label."""
         return self.label_drop < 1
+
+    def require_guidance(self, option: str, scale: float) -> None:
+        """Refuse classifier-free guidance of a network that has never seen what it goes between."""
+        if scale == 1 or 0 < self.label_drop < 1:
+            return
+        missing = "null class to guide from" if self.conditional else "classes to guide to"
+        raise ValueError(f"{option}={scale}: objective.label_drop={self.label_drop:g} trains no {missing}; use cfg 1")
 
     def __post_init__(self) -> None:
         choose("objective.kind", self.kind, KINDS)

@@ -1,16 +1,18 @@
 """Recipes: frozen dataclasses from TOML, to JSON in the run directory; unknown keys are errors."""
 
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from pathlib import Path
 
 from mvm.data import DATA_SETS
 from mvm.network import DiTConfig
 from mvm.objective import ObjectiveConfig, RepaConfig
-from mvm.options import at_least, choose
+from mvm.options import at_least, between, choose
 from mvm.path import MEAN_VELOCITY_KINDS, NOISE_KINDS, SCHEDULES, MeanVelocity, Schedule, TimeLaw, schedule_named
 from mvm.solver import (
     DEFAULT_NFE,
     DEFAULT_T_MIN,
+    MAX_RHO,
     SOLVERS,
     Adaptive,
     ClassifierFree,
@@ -78,7 +80,8 @@ class CodecConfig:
 
     path: the autoencoder, as stage 1 wrote it. encoder: where its encoder's weights lie now, if elsewhere than then.
     channels, side: of a latent; they must be the autoencoder's. cache: where the latents of the data are kept:
-    device, disk, or none (encoded every step); latents: the folder, by default beside the data.
+    device, disk, or none (encoded every step); latents: the folder, by default beside the data. scale: pixels lie in
+    [-scale, scale]. A law of log-SNR is then one of scaled pixels: log(scale) lower for the same noise on an image.
     """
 
     kind: str = "pixels"
@@ -88,12 +91,16 @@ class CodecConfig:
     side: int = 0
     cache: str = "device"
     latents: str = ""
+    scale: float = 1.0
 
     def __post_init__(self) -> None:
         choose("codec.kind", self.kind, dict.fromkeys(("pixels", "rae")))
         choose("codec.cache", self.cache, dict.fromkeys(("device", "disk", "none")))
         for option in ("channels", "side"):
             at_least(f"codec.{option}", getattr(self, option), 1 if self.kind == "rae" else 0)
+        between("codec.scale", self.scale, 0.01, 100)
+        if self.kind == "rae" and self.scale != 1:
+            raise ValueError(f"codec.scale={self.scale} is for pixels; latents have the scale of their statistics")
 
 
 @dataclass(frozen=True)
@@ -143,7 +150,10 @@ class SampleConfig:
             raise ValueError(f"share={self.share} needs a fixed number of evaluations; '{self.solver}' is adaptive")
         choose("solver", self.solver, SOLVERS)
         at_least("nfe", self.nfe, 1)
-        at_least("rho", self.rho, 0)
+        between("rho", self.rho, 0, MAX_RHO)
+        for name in ("cfg", "internal"):
+            if not isfinite(getattr(self, name)):
+                raise ValueError(f"{name}={getattr(self, name)} must be a finite number; 1 is no guidance")
         self.guidance()
         self.build_solver()
 
@@ -253,10 +263,7 @@ class Recipe:
                 f"objective.weight='likelihood' is for uniform t cut off near 0, not for path.law.name='{law.name}' "
                 f"with path.law.t_min={law.t_min}; use uniform from 1e-5, or its equal: weight noise, law lam-uniform"
             )
-        if not objective.conditional and self.sample.cfg != 1:
-            raise ValueError(
-                f"sample.cfg={self.sample.cfg}: objective.label_drop=1 trains no classes to guide to; use cfg 1"
-            )
+        objective.require_guidance("sample.cfg", self.sample.cfg)
 
     def _check_best(self) -> None:
         every, save = self.preview.every, self.train.save_every

@@ -16,12 +16,23 @@ from mvm.solver.guidance import (
     progress,
 )
 from mvm.solver.onestep import Euler, EulerMaruyama, Heun
-from mvm.solver.sampling import DEFAULT_NFE, SOLVERS, Solution, check_request, integrate, sample, solve, solver_named
+from mvm.solver.sampling import (
+    DEFAULT_NFE,
+    MAX_RHO,
+    SOLVERS,
+    Solution,
+    check_request,
+    integrate,
+    sample,
+    solve,
+    solver_named,
+)
 from mvm.solver.table import LamVariable, PowerVariable, Variable
 
 __all__ = [
     "DEFAULT_NFE",
     "DEFAULT_T_MIN",
+    "MAX_RHO",
     "SOLVERS",
     "Adaptive",
     "Auto",

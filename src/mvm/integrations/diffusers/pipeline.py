@@ -16,6 +16,7 @@ from mvm.generate import asked_classes
 from mvm.integrations.diffusers.scheduler import Generators, MVMScheduler, check_generators
 from mvm.integrations.diffusers.transformer import MVMTransformer2DModel, PredictionField
 from mvm.latent import Pixels
+from mvm.latent.codec import require_unit_scale
 from mvm.model import Model, load
 from mvm.options import choose, nearest
 from mvm.path import full_time
@@ -51,6 +52,7 @@ def _as_model(model_or_run: Model | str | Path) -> Model:
     model = model_or_run if isinstance(model_or_run, Model) else load(model_or_run)
     if not isinstance(model.codec, Pixels):
         raise ValueError("codec.kind='rae': MVMPipeline makes pixels, not latents; sample this model with mvm.generate")
+    require_unit_scale(model.codec, "MVMPipeline")
     return model
 
 
