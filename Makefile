@@ -7,7 +7,7 @@ INSTALLED := .venv/.installed
 help:
 	@echo "make demo    train on the embedded digits, sample with ODE and SDE, write runs/demo/report.html"
 	@echo "make test    the whole test suite (9 to 12 minutes on 2 cores)"
-	@echo "make faults  kill, fill the disk, stop workers, spoil files, crowd the page: nothing is lost (under 15 minutes)"
+	@echo "make faults  kill, fill the disk, stop workers, spoil files, crowd the page: nothing is lost (about ten minutes)"
 	@echo "make verify  check the mathematics on exact oracles (under a minute)"
 	@echo "make lint    style, types, import layers, dependencies, spelling"
 	@echo "make docs    the API reference as HTML, site/index.html"

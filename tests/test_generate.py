@@ -33,7 +33,7 @@ from mvm.network.blocks import Block
 from mvm.network.branches import RotaryAttention, SwiGLU
 from mvm.network.layers import ByKernels
 from mvm.precision import full_float32
-from mvm.recipes import SampleConfig
+from mvm.recipes import SampleConfig, load_recipe, override
 
 SETTINGS = {
     "ode": SampleConfig(nfe=5),
@@ -437,3 +437,32 @@ def test_classes_by_number_and_name():
     assert class_numbers("7", names) == (2,)  # a name wins
     with pytest.raises(ValueError, match=r"classes=sihp is unknown \(did you mean 'ship'\?\); .*: cat, dog, 7, ship$"):
         class_numbers("cat,sihp", names)
+
+
+# --- settings that do not fit a model -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"solver": "heun", "rho": 1.0}, "ODE solver"),
+        ({"solver": "dopri5", "rho": 1.0}, "rho=1.0: solver 'dopri5' is an ODE solver; use rho=0"),
+        ({"internal": 1.5}, "internal=1.5 needs a network with an inner head"),
+        ({"share": 0.5}, r"share=0.5 needs network.kind='ddt'"),
+    ],
+    ids=str,
+)
+def test_settings_that_do_not_fit_are_refused_before_the_bar(settings, words, capsys):
+    model = load("digits")
+    with pytest.raises(ValueError, match=words):
+        generate_all(model, torch.zeros(2, dtype=torch.int64), torch.arange(2), SampleConfig(**settings))
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("drop", "words"), [("0", "no null class to guide from"), ("1", "no classes to guide to")])
+def test_guidance_needs_what_it_goes_between(drop, words):
+    model = Model(override(load_recipe("digits"), {"objective.label_drop": drop}))
+    labels, seeds = torch.zeros(2, dtype=torch.int64), torch.arange(2)
+    with pytest.raises(ValueError, match=rf"cfg=2.0: objective.label_drop={drop} trains {words}; use cfg 1"):
+        generate_all(model, labels, seeds, SampleConfig(nfe=1, cfg=2.0), progress=False)
+    assert generate_all(model, labels, seeds, SampleConfig(nfe=1), progress=False).nfe == 1

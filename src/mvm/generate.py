@@ -139,6 +139,20 @@ def sharing_plan(model: Model, settings: SampleConfig) -> SharingPlan:
     return model.plans[key]
 
 
+def check_settings(model: Model, settings: SampleConfig) -> None:
+    """Refuse settings that a model cannot be sampled with, before anything is made of it."""
+    solver, recipe = settings.build_solver(), model.recipe
+    if not isinstance(solver, Adaptive):
+        solver.plan(model.schedule, settings.nfe, settings.rho)
+    elif settings.rho:
+        raise ValueError(f"rho={settings.rho}: solver '{settings.solver}' is an ODE solver; use rho=0")
+    if settings.internal != 1 and not recipe.network.inner_block:
+        raise ValueError(f"internal={settings.internal} needs a network with an inner head (network.inner_block)")
+    if settings.share and not isinstance(model.network, DDT):
+        raise ValueError(f"share={settings.share} needs network.kind='ddt'")
+    recipe.objective.require_guidance("cfg", settings.cfg)
+
+
 def _field(model: Model, settings: SampleConfig) -> AbstractContextManager[Any]:
     """Return the model for one batch, its backbone shared between steps where that is asked for."""
     return shared(model, sharing_plan(model, settings)) if settings.share else nullcontext(model)
@@ -244,6 +258,7 @@ def generate(
 ) -> Iterator[Generated]:
     """Yield images batch by batch; an image depends on its own seed and label, not on the batch."""
     at_least("batch", batch, 1)
+    check_settings(model, settings)
     spans = (slice(start, start + batch) for start in range(0, len(labels), batch))
     parts = ((labels[span], seeds[span]) for span in spans)
     with tqdm(total=len(labels), desc="sample", unit="image", disable=not progress) as bar:

@@ -15,7 +15,15 @@ from tqdm import tqdm
 
 from mvm import __version__, noise
 from mvm.files import alone, put_in_place, temporary_beside, write_text
-from mvm.generate import Generated, asked_classes, computed_by, cycle_labels, generate_batches, mean_cost
+from mvm.generate import (
+    Generated,
+    asked_classes,
+    check_settings,
+    computed_by,
+    cycle_labels,
+    generate_batches,
+    mean_cost,
+)
 from mvm.model import Model
 from mvm.options import at_least, choose
 from mvm.pictures import channels_last, check_output, picture_name, write_stream
@@ -240,6 +248,7 @@ def sample_parts(
     """
     place, shape, spans = place or Processes(), model.recipe.data.shape, draw.spans()
     choose("precision", precision, PRECISIONS)
+    check_settings(model, settings)
     labels, seeds = draw.chosen_labels(model.num_classes), draw.chosen_seeds()
     provenance = _provenance(model, draw, settings, origin or {}, precision)
     missing: list[int] = []

@@ -74,6 +74,12 @@ def test_a_taken_port_is_told(capsys):
     assert f"--port {port}: cannot listen there" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("port", ["-5", "0", "99999"])
+def test_a_port_that_cannot_be_is_told(port, capsys):
+    assert run(["app", "--no-open", "--port", port]) == 2
+    assert f"port={port} is out of range; it must lie in [1, 65535]" in capsys.readouterr().err
+
+
 def test_without_gradio_the_command_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "gradio", None)
     monkeypatch.delitem(sys.modules, "mvm.app.page")

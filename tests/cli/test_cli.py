@@ -134,7 +134,7 @@ def test_version(capsys):
         (["sample", "digits", "--rho", "-1"], "rho=-1"),
         (["sample", "digits", "--rho", "nan"], "rho=nan"),
         (["sample", "digits", "--rho", "inf"], "rho=inf"),
-        (["sample", "digits", "--cfg", "nan"], "scale=nan"),
+        (["sample", "digits", "--cfg", "nan"], "cfg=nan must be a finite number"),
         (["sample", "digits", "--interval", "0.8,0.6"], "interval=[0.8, 0.6]"),
         (["sample", "digits", "--cfg", "2", "--interval", "0.8,0.6"], "interval=[0.8, 0.6]"),
         (["sample", "digits", "--interval", "0.6"], "--interval 0.6: two numbers"),
@@ -213,6 +213,27 @@ def test_an_output_that_cannot_be_made_is_a_message(command, tmp_path, monkeypat
     except OSError as error:
         pytest.fail(f"traceback for the user: {error!r}")
     assert code != 0
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (FileExistsError(17, "File exists", "x"), "'x': File exists; a file is in the way; name another path"),
+        (NotADirectoryError(20, "Not a directory", "x/y"), "'x/y': Not a directory; a file is in the way; name"),
+        (IsADirectoryError(21, "Is a directory", "x"), "'x': Is a directory; a folder is in the way; name another"),
+        (FileNotFoundError(2, "No such file or directory", "x"), "'x': No such file or directory; check the path"),
+        (PermissionError(13, "Permission denied", "x"), "'x': Permission denied; name another path, or ask"),
+        (OSError(28, "No space left on device", "x"), "'x': No space left on device"),
+        (OSError("torn"), "torn"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_the_system_refuses_has_a_remedy(error, words, monkeypatch, refused):
+    def fail():
+        raise error
+
+    monkeypatch.setattr(verify, "verify", fail)
+    assert refused("verify").startswith(f"mvm: {words}")
 
 
 @pytest.mark.parametrize(

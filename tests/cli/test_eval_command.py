@@ -228,7 +228,7 @@ def test_stats_do_not_replace_the_images(here):
         (["a.npy", "--ref", "data:digts", *FD], "did you mean 'digits'"),
         (["a.npy", "--ref", "data:digits", *FD], "images and reference are 3x16x16 and 1x8x8"),
         (["digits", "--num", "4", "--ref", "a.npy", *FD], "images and reference are 1x8x8 and 3x16x16"),
-        (["digits", "--num", "1", *FD], "there are 1"),
+        (["digits", "--num", "1", *FD], "num=1 is out of range; it must be at least 2"),
         (["a.npy", "--ref", "b.npz", *FD, "--device", "gpu"], "device='gpu'"),
         (["digits", "--num", "4", "--precision", "fp8", *FD], "precision='fp8'"),
         (["digits", "--num", "4", "--batch", "0", *FD], "batch=0"),

@@ -78,10 +78,12 @@ def test_a_run(trained, here, done):
         (["digits", "--nfe", "8,x"], "--nfe 8,x: values separated by commas are needed"),
         (["digits", "--nfe", "0"], "nfe=0"),
         (["digits", "--rho", "-1"], "rho=-1"),
+        (["digits", "--rho", "0,7"], "rho=7.0 is out of range; it must lie in [0, 5.0]"),
+        (["digits", "--cfg", "inf"], "cfg=inf must be a finite number; 1 is no guidance"),
         (["digits", "--cfg", "2", "--interval", "0.8"], "--interval 0.8: two numbers"),
         (["digits", "--cfg", "2", "--interval", "0.8,0.6"], "interval=[0.8, 0.6]"),
         (["digits", "--metrics", "fdd"], "metrics='fdd' is unknown"),
-        (["digits", "--num", "0"], "num=0"),
+        (["digits", "--num", "1"], "num=1 is out of range; it must be at least 2"),
         (["digits", "--batch", "0"], "batch=0"),
         (["digits", "--repeats", "0"], "repeats=0"),
         (["digits", "--jackknife", "-1"], "jackknife=-1"),
@@ -99,6 +101,14 @@ def test_mistakes_of_sweep(here, tokens, words, refused):
 def test_classes_out_of_range_are_refused(here, capsys):
     assert run(["sweep", "digits", *TINY, "--classes", "10"]) == 2
     assert "classes=10 out of range" in capsys.readouterr().err
+
+
+def test_a_sweep_does_not_go_into_a_run(trained, refused):
+    before = sorted(trained.iterdir())
+    said = refused("sweep", "digits", *TINY, "--out", trained)
+    assert "is a folder with other files in it (" in said
+    assert said.endswith("give another --out")
+    assert sorted(trained.iterdir()) == before
 
 
 def test_another_sweep_in_the_same_folder(here, done, refused):

@@ -75,7 +75,7 @@ def test_numbers_of_cifar10():
     network, training, memory, estimate = costs(load_recipe("cifar10"))
     assert re.match(r"network   3\d\.\d M parameters, [56]\.\d+ G multiply-adds", network)
     assert training == "training  5.12 M images, 10000 steps of 512"
-    assert re.match(r"memory    about 13\.?\d* GB for 256 images a GPU in bf16, compiled, of which 1\.?\d* GB", memory)
+    assert re.match(r"memory    about 25\.?\d* GB for 512 images a GPU in bf16, compiled, of which 1\.?\d* GB", memory)
     assert 0.1 <= float(estimate.split()[1]) < 0.4
 
 

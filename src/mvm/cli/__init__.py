@@ -44,6 +44,24 @@ def split_overrides(tokens: list[str]) -> tuple[list[str], Overrides]:
     return rest, found
 
 
+_IN_THE_WAY = "a file is in the way; name another path"
+REMEDIES: dict[type[OSError], str] = {
+    FileExistsError: _IN_THE_WAY,
+    NotADirectoryError: _IN_THE_WAY,
+    IsADirectoryError: "a folder is in the way; name another path",
+    FileNotFoundError: "check the path, and that this is a place where files can be made",
+    PermissionError: "name another path, or ask for the right to use it",
+}
+
+
+def _told(error: Exception) -> str:
+    """Return an error's words; of the system's, which name no remedy, with one."""
+    if not isinstance(error, OSError) or error.filename is None:
+        return str(error)
+    remedy = next((words for kind, words in REMEDIES.items() if isinstance(error, kind)), "")
+    return f"'{error.filename}': {error.strerror}" + (f"; {remedy}" if remedy else "")
+
+
 def run(tokens: list[str]) -> int:
     """Return the exit code of a command line."""
     options: dict[str, object] = {"exit_on_error": False, "print_error": False}
@@ -60,7 +78,7 @@ def run(tokens: list[str]) -> int:
     except (CycloptsError, ValueError, FloatingPointError, OSError) as error:
         from mvm.untrusted import printable
 
-        lines = (printable(line) for line in str(error).split("\n"))  # names in it may be another's
+        lines = (printable(line) for line in _told(error).split("\n"))  # names in it may be another's
         sys.stderr.write("mvm: " + "\n".join(lines) + "\n")  # one piece: torchrun's processes speak at once
         return USAGE_ERROR
     except KeyboardInterrupt:

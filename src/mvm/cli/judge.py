@@ -184,6 +184,8 @@ def evaluate(
     names = parse_metrics(metrics) if metrics else ()
     blocks = jackknife_blocks(jackknife)
     at_least("batch", batch, 1)
+    if num is not None:
+        at_least("num", num, 2)  # a covariance needs two
     asked = Asked(num, batch, precision, size, resize, channels, split)
     if num is not None and not (is_model(images) or is_model(ref)):
         raise ValueError(f"--num {num} says how many images a run samples; '{images}' is no run")

@@ -19,7 +19,7 @@ def demo(*, out: Path = Path("runs/demo"), quick: bool = False, seed: Whole = 0)
     out
         Run directory; an earlier demo there is replaced when the new one is complete.
     quick
-        A few seconds of everything, to see that it works; the digits will not be legible.
+        A little of everything, under a minute, to see that it works; the digits will not be legible.
     seed
         Seed of the whole run.
     """
@@ -44,13 +44,14 @@ def verify(*, json_file: Annotated[Path | None, Parameter(name="--json")] = None
     from mvm.verify import as_json
     from mvm.verify import verify as run_checks
 
+    if json_file is not None:
+        json_file.resolve().parent.mkdir(parents=True, exist_ok=True)  # if that fails, before the work
     results = run_checks()
     for check in results:
         sign = ">=" if check.at_least else "<="
         print(f"{'pass' if check.passed else 'FAIL'}  {check.value:10.3g} {sign} {check.limit:<8.3g} {check.name}")
     summary = as_json(results)
     if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
         write_text(json_file, json.dumps(summary, indent=2) + "\n")
     failed = sum(not check.passed for check in results)
     print(f"{len(results) - failed} of {len(results)} checks passed")

@@ -89,7 +89,7 @@ def sweep(
     metrics
         See: mvm eval. Default: fid for colour images, fd-pixels for grey ones.
     solvers
-        Names separated by commas: adams, sa, heun, euler, euler-maruyama.
+        Names separated by commas: adams, sa, heun, euler, euler-maruyama; and, with --rho 0, adaptive and dopri5.
     nfe
         Evaluations of the network, e.g. 13,26,39.
     rho
@@ -159,6 +159,7 @@ def sweep(
         *((_values("t-min", t_min, float),) if t_min else ()),
     )
     at_least("repeats", repeats, 1)
+    at_least("num", num, 2)  # a covariance needs two
     cells = axes.cells()
     if interval != ("0,1",) and not any(settings.guided for settings in cells):
         raise ValueError(f"--interval {' '.join(interval)} acts on guidance; give its scale too, e.g. --cfg 1,1.5")

@@ -2,6 +2,8 @@
 
 from mvm.cli.app import Whole, app
 
+MOST_PORT = 65_535
+
 
 @app.command(name="app")
 def web(
@@ -31,9 +33,11 @@ def web(
     """
     from mvm.app.shelf import Shelf, offered
     from mvm.model import choose_device
-    from mvm.options import at_least
+    from mvm.options import at_least, between
 
     at_least("queue", queue, 1)
+    if port is not None:
+        between("port", port, 1, MOST_PORT)
     try:
         from mvm.app.page import serve
     except ModuleNotFoundError as error:

@@ -136,7 +136,7 @@ def check_shapes(images: Mapping[str, Any], reference: Mapping[str, Any]) -> Non
         told = " and ".join("x".join(map(str, shape)) for shape in (a, b))
         raise ValueError(
             f"images and reference are {told} (channels x height x width); a distance between sizes says nothing. "
-            "Make the reference at the images' size: mvm data prepare ... --size, or --size here"
+            "Make the reference at the images' size: mvm data prepare ... --size (or, of pictures, eval's --size)"
         )
 
 

@@ -247,7 +247,10 @@ def of_training(model: Model) -> ImageSet:
     known = DATA_SETS.get(data.name)
     if known is not None and known.load is not None:
         return of_known(data.name)
-    prepared, trained = open_prepared(data.folder), model.origin.get("data_stamp")
+    try:
+        prepared, trained = open_prepared(data.folder), model.origin.get("data_stamp")
+    except ValueError as error:
+        raise ValueError(f"{error}; or name another reference with --ref") from None
     if trained and trained != prepared.stamp:
         raise ValueError(
             f"'{data.folder}' holds other images now than the model was trained on (stamp {prepared.stamp}, "

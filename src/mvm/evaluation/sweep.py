@@ -9,7 +9,7 @@ OUT/results.json, results.csv, report.html, plots/
 import json
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -25,20 +25,20 @@ from mvm.evaluation.measures import Figure, usual_metric
 from mvm.evaluation.report import provenance, require_plots
 from mvm.evaluation.sweep_report import Result, write_report
 from mvm.files import alone, mend, put_in_place, remove, temporary_beside, write_text
-from mvm.generate import computed_by, generate_batch, grid, png_bytes, sampling_precision, sharing_plan
+from mvm.generate import check_settings, computed_by, generate_batch, grid, png_bytes, sampling_precision, sharing_plan
 from mvm.model import Model
-from mvm.network import DDT
 from mvm.options import choose
 from mvm.precision import PRECISIONS
 from mvm.recipes import SampleConfig
 from mvm.samples import Draw, Parts, differences, sample_parts
-from mvm.solver import DEFAULT_NFE, DEFAULT_T_MIN, Adaptive
+from mvm.solver import DEFAULT_NFE, DEFAULT_T_MIN
 from mvm.training.runtime import Processes
 from mvm.untrusted import read_json, refusal
 
 SHOWN = 40  # images in a cell's grid: with balanced labels of ten classes, four rows
 COLUMNS = 10
 SHARED = "sweep.json"
+CELLS, WORK = "cells", "work"  # folders of results, and of images that are not judged yet
 
 
 @dataclass(frozen=True)
@@ -88,23 +88,9 @@ def check_cells(cells: Sequence[SampleConfig], model: Model) -> None:
     """Refuse combinations that cannot be sampled, before the first hour and not after it."""
     for settings in cells:
         try:
-            _check_cell(settings, model)
+            check_settings(model, settings)
         except ValueError as error:
             raise ValueError(f"cell {cell_name(settings)} cannot be sampled: {error}") from None
-
-
-def _check_cell(settings: SampleConfig, model: Model) -> None:
-    solver, recipe = settings.build_solver(), model.recipe
-    if not isinstance(solver, Adaptive):
-        solver.plan(model.schedule, settings.nfe, settings.rho)
-    elif settings.rho:
-        raise ValueError(f"rho={settings.rho}: solver '{settings.solver}' is an ODE solver; use rho=0")
-    if settings.internal != 1 and not recipe.network.inner_block:
-        raise ValueError(f"internal={settings.internal} needs a network with an inner head (network.inner_block)")
-    if settings.share and not isinstance(model.network, DDT):
-        raise ValueError(f"share={settings.share} needs network.kind='ddt'")
-    if settings.cfg != 1 and not recipe.objective.conditional:
-        raise ValueError(f"cfg={settings.cfg}: the model was trained without labels")
 
 
 @dataclass
@@ -143,6 +129,7 @@ class Sweep:
         """Return the results of the asked cells, computing what is missing; the report shows all of the folder."""
         require_plots()
         check_cells(cells, self.model)
+        _check_folder(self.folder)
         choose("precision", self.precision, PRECISIONS)
         check_side(self.metrics, self.reference, reference=True)
         check_shapes({"shape": self.model.recipe.data.shape}, self.reference.facts())
@@ -150,9 +137,9 @@ class Sweep:
             with self.place.main_first():
                 networks = self.judge.facts(self.metrics)  # opens them: weights may be missing
                 if self.place.main:
-                    (self.folder / "cells").mkdir(parents=True, exist_ok=True)
+                    (self.folder / CELLS).mkdir(parents=True, exist_ok=True)
                     stack.enter_context(_held(self.folder))
-                    for folder in (self.folder, self.folder / "cells", self.folder / "work"):
+                    for folder in (self.folder, self.folder / CELLS, self.folder / WORK):
                         mend(folder)
                     self._check_shared(networks)
             self._prepare([settings for settings in cells if not self._path(settings).is_file()])
@@ -162,12 +149,14 @@ class Sweep:
                 found.append(self._cell(settings))
             if self.place.main:
                 self._write()
+                with suppress(OSError):  # images that are kept lie there
+                    (self.folder / WORK).rmdir()
             self.place.any(False)  # past this, the report is there
         return [Result(**told["result"]) for told in found]
 
     def _write(self) -> None:
         """Write results.json and the report of all cells in the folder."""
-        found = [told for path in sorted((self.folder / "cells").glob("*.json")) if (told := _read_cell(path))]
+        found = [told for path in sorted((self.folder / CELLS).glob("*.json")) if (told := _read_cell(path))]
         facts, results = self._facts(found), [told["result"] for told in found]
         write_text(self.folder / "results.json", json.dumps({"facts": facts, "results": results}, indent=2) + "\n")
         write_report(self.folder, [Result(**result) for result in results], facts)
@@ -188,7 +177,7 @@ class Sweep:
         generate_batch(self.model, labels, seeds, SampleConfig(nfe=1), self.precision)
 
     def _path(self, settings: SampleConfig) -> Path:
-        return self.folder / "cells" / f"{cell_name(settings)}.json"
+        return self.folder / CELLS / f"{cell_name(settings)}.json"
 
     def _say(self, text: str) -> None:
         if self.judge.progress and self.place.main:
@@ -228,7 +217,7 @@ class Sweep:
         if self.place.main:
             write_text(path, json.dumps(told, indent=2) + "\n")
             if not self.keep_images:
-                remove(self.folder / "work" / cell_name(settings))
+                remove(self.folder / WORK / cell_name(settings))
         return told
 
     def _compute(self, settings: SampleConfig, names: Sequence[str]) -> dict[str, Any]:
@@ -258,7 +247,7 @@ class Sweep:
 
     def _round(self, settings: SampleConfig, names: Sequence[str], number: int) -> tuple[Parts, float, Evaluation]:
         """Return the images of one repeat, the seconds they took, and their figures."""
-        folder = self.folder / "work" / cell_name(settings) / str(number)
+        folder = self.folder / WORK / cell_name(settings) / str(number)
         draw = replace(self.draw, seed=self.draw.seed + number * self.draw.num)
         there, start = len(list(folder.glob("part-*.npy"))), time.perf_counter()
         parts = sample_parts(
@@ -294,6 +283,14 @@ class Sweep:
             "networks": networks,
             "software": {**dict(provenance()), **first["software"]},
         }
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse a folder of something else, such as a run, among whose files a sweep would lie."""
+    if folder.is_dir() and not (folder / SHARED).is_file():
+        other = [entry.name for entry in sorted(folder.iterdir()) if not entry.name.startswith((CELLS, WORK, "."))]
+        if other:
+            raise ValueError(f"{folder} is a folder with other files in it ({other[0]}); give another --out")
 
 
 def _held(folder: Path) -> AbstractContextManager[None]:

@@ -13,7 +13,8 @@ from mvm.recipes.schema import Recipe
 # Share of the matrix ceiling that training reached on one NVIDIA H200 (790 TFLOP/s), by network size;
 # measured by benchmarks/training_speed.py.
 H200_FLOPS = 790e12
-SHOWN_BATCH = 256  # images a GPU that memory is told for, at most
+ONE_GPU = 512  # images of a step that recipes give to one GPU
+SHOWN_BATCH = 256  # images a GPU that memory is told for where a step has more
 H200_MFU = {"S": 0.335, "B": 0.485, "L": 0.523, "XL": 0.518}  # L: benchmarks/cost_fit.py; XL: 16 heads, half recomputed
 
 
@@ -73,8 +74,8 @@ def _field_costs(recipe: Recipe, training: str) -> list[str]:
 
 
 def _memory_line(recipe: Recipe) -> str:
-    """Return the memory of a step of at most SHOWN_BATCH images a GPU."""
-    batch = min(recipe.train.batch, SHOWN_BATCH)
+    """Return the memory of a step, on one GPU where that is meant for one."""
+    batch = recipe.train.batch if recipe.train.batch <= ONE_GPU else SHOWN_BATCH
     need = training_memory(recipe, batch)
     return (
         f"memory    about {need.total / 1e9:.3g} GB for {batch} images a GPU in bf16, compiled, of which "

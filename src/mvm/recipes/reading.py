@@ -196,6 +196,8 @@ def parse_recipe(text: str, suffix: str, source: str) -> AnyRecipe:
     """Return the recipe in TOML or JSON text; errors name the source. TOML may name a shipped recipe as its base."""
     try:
         return recipe_of(_with_base(_parse_toml(text)) if suffix == ".toml" else parse_json(text))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{source}: no whole JSON ({error}); restore that file from a copy") from None
     except (ValueError, TypeError, OverflowError) as error:  # TOML and JSON errors are ValueErrors
         raise ValueError(f"{source}: {cut(error, LONGEST)}") from None
 
