@@ -16,6 +16,7 @@ are FID, of grey images the Frechet distance of pixels.
 import argparse
 import fcntl
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -56,6 +57,9 @@ METHODS = {
     "mvm-u-as-flow": "MVM, u, weighted as flow",
     "mvm-v-as-flow": "MVM, unscaled v, weighted as flow",
     "mvm-x0-as-flow": "MVM path, x0, weighted as flow",
+    "mvm-u-unit": "MVM, u, pixels doubled",
+    "mvm-u-unit-as-flow": "MVM, u, pixels doubled, weighted as flow",
+    "flow-unit": "flow matching, pixels doubled",
 }
 OF_A_METHOD = ("seed", "path.schedule", "objective.kind", "objective.weight")  # in which runs may differ
 
@@ -127,6 +131,8 @@ def terms_of(sweep: Sweep) -> dict[str, Any]:
     """Return all that runs must have in common to be compared: options of training, reference, images, arithmetic."""
     free = tuple(name for name in FREE if name != "engine.") + OF_A_METHOD
     trained = {name: value for name, value in options(sweep.model.recipe).items() if not name.startswith(free)}
+    # of images, whatever the scale of their pixels: twice the pixels are half the noise
+    trained["path.law.mean"] = round(trained["path.law.mean"] + math.log(trained.pop("codec.scale")), 9)
     judged = {name: value for name, value in sweep.shared().items() if name in ("draw", "sampling", "judge")}
     data = sweep.model.origin.get("data_stamp", "")
     return json.loads(json.dumps({**trained, **judged, "data": data, "reference": reference_told(sweep.reference)}))

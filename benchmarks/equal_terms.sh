@@ -8,6 +8,7 @@
 # at 12,000 images/s). METHOD: mvm-u, mvm-v, mvm-x0, flow, vp-eps, vp-v; without any, all six with seed 0, then with 1, then with 2.
 # Controls: mvm-u-as-flow, mvm-v-as-flow, mvm-x0-as-flow are those with their error weighted as flow's is: of these and flow the loss is one
 # function of x0_hat and lam, and only what the network puts out (and on what path it looks) differs.
+# mvm-u-unit, flow-unit (and mvm-u-unit-as-flow): on pixels twice as large, of std 1 on photographs, under the same law of noise on images.
 # DATA may be `digits`, the set in the package: its recipe's network and rate, and the Frechet distance of pixels of 1,000 images.
 # Equal terms are an equal law of log-SNR: lam ~ N(0.5, 1.5^2) for every path, whatever t that is there, and the plain square error of
 # the method's own target. In x0 at equal lam all losses are weights of lam times one error, so methods differ by that weight, by what
@@ -37,6 +38,7 @@ kept="--train.save_every 1000 --train.keep 1 --train.snapshot_every 0 --train.ke
 options() {  # options METHOD: its path, and what the network predicts
   case $1 in
     mvm-*-as-flow) options "${1%-as-flow}" && echo "--objective.weight flow" ;;
+    mvm-u-unit | flow-unit) options "${1%-unit}" && echo "--codec.scale 2 --path.law.mean -0.1931471806" ;;  # 0.5 - log(2)
     mvm-u) echo "--path.schedule mean-velocity --objective.kind u" ;;
     mvm-v) echo "--path.schedule mean-velocity --objective.kind v" ;;  # u / sqrt(t): the velocity as it is, unscaled
     mvm-x0) echo "--path.schedule mean-velocity --objective.kind x0" ;;
