@@ -659,6 +659,12 @@ def test_preconditioning_is_compared_by_pairs(preconditioning):
     assert third == "| edm | 1 | " + " | ".join(["+2.00"] * 8) + " |"
 
 
+def test_the_page_of_preconditioning_says_what_was_measured(preconditioning):
+    stored = (RESULTS / "preconditioning.jsonl").read_text(encoding="utf-8").splitlines()
+    said = (RESULTS / "preconditioning.md").read_text(encoding="utf-8")
+    assert preconditioning.table([json.loads(line) for line in stored]) in said
+
+
 def test_preconditioning_runs_and_repeats(preconditioning, monkeypatch):
     monkeypatch.setattr(preconditioning, "HELD_OUT", 4)
     monkeypatch.setattr(preconditioning, "BATCH", 4)
