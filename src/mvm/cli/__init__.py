@@ -1,5 +1,6 @@
 """The `mvm` command. Errors name the option, the value and the remedy, and exit with code 2."""
 
+import errno
 import os
 import sys
 
@@ -44,13 +45,15 @@ def split_overrides(tokens: list[str]) -> tuple[list[str], Overrides]:
     return rest, found
 
 
-_IN_THE_WAY = "a file is in the way; name another path"
-REMEDIES: dict[type[OSError], str] = {
-    FileExistsError: _IN_THE_WAY,
-    NotADirectoryError: _IN_THE_WAY,
-    IsADirectoryError: "a folder is in the way; name another path",
-    FileNotFoundError: "check the path, and that this is a place where files can be made",
-    PermissionError: "name another path, or ask for the right to use it",
+_FILE_IN_THE_WAY = "a file is in the way; name another path"
+REMEDIES = {
+    errno.EEXIST: _FILE_IN_THE_WAY,
+    errno.ENOTDIR: _FILE_IN_THE_WAY,
+    errno.EISDIR: "a folder is in the way; name another path",
+    errno.ENOENT: "check the path, and that this is a place where files can be made",
+    errno.EACCES: "name another path, or ask for the right to use it",
+    errno.EROFS: "name another path",
+    errno.ENOSPC: "make room, and run it again",
 }
 
 
@@ -58,7 +61,7 @@ def _told(error: Exception) -> str:
     """Return an error's words; of the system's, which name no remedy, with one."""
     if not isinstance(error, OSError) or error.filename is None:
         return str(error)
-    remedy = next((words for kind, words in REMEDIES.items() if isinstance(error, kind)), "")
+    remedy = REMEDIES.get(error.errno or 0, "")
     return f"'{error.filename}': {error.strerror}" + (f"; {remedy}" if remedy else "")
 
 
