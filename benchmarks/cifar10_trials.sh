@@ -25,8 +25,8 @@ options() {  # options TRIAL: what differs from the recipe
     noisy) echo "--path.law.mean 0" ;;
     narrow) echo "--path.law.std 1.2" ;;
     as-flow) echo "--objective.weight flow" ;;
-    unit) echo "--codec.scale 2 --path.law.mean -0.193" ;;  # pixels of std 1 instead of 0.5, the same noise: 0.5 - log(2)
-    unit-as-flow) echo "--codec.scale 2 --path.law.mean -0.193 --objective.weight flow" ;;
+    unit) echo "--codec.scale 2 --path.law.mean -0.1931471806" ;;  # pixels of std 1 instead of 0.5, the same noise: 0.5 - log(2)
+    unit-as-flow) echo "--codec.scale 2 --path.law.mean -0.1931471806 --objective.weight flow" ;;
     slow) echo "--train.lr 5e-4" ;;
     fast) echo "--train.lr 2e-3" ;;
     local-adamw) echo "--train.optimizer adamw" ;;

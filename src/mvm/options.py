@@ -1,6 +1,7 @@
 """Checks on what users hand in: every error names the option, the value and the remedy."""
 
 import difflib
+import math
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
@@ -24,6 +25,12 @@ def at_least(option: str, value: float, low: float) -> None:
     """Raise unless value >= low (NaN fails too)."""
     if not value >= low:
         raise ValueError(f"{option}={value} is out of range; it must be at least {low}")
+
+
+def finite(option: str, value: float) -> None:
+    """Raise where value is no finite number."""
+    if not math.isfinite(value):
+        raise ValueError(f"{option}={value} must be a finite number")
 
 
 def between(option: str, value: float, low: float, high: float) -> None:

@@ -52,6 +52,7 @@ REMEDIES = {
     errno.EISDIR: "a folder is in the way; name another path",
     errno.ENOENT: "check the path, and that this is a place where files can be made",
     errno.EACCES: "name another path, or ask for the right to use it",
+    errno.EPERM: "name another path, or ask for the right to use it",
     errno.EROFS: "name another path",
     errno.ENOSPC: "make room, and run it again",
 }

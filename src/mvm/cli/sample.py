@@ -62,8 +62,7 @@ def sample(
     """Sample images from a run or a shipped model. Settings not given are those of its recipe.
 
     Under torchrun the processes share the images. Until OUT is written, parts are kept in a hidden folder beside it:
-    after Ctrl-C or a crash the same command goes on from there. What made the images is told
-    in OUT.json, beside all but a .png.
+    after Ctrl-C or a crash the same command goes on from there. Beside all but a .png, OUT.json tells what made it.
 
     Parameters
     ----------

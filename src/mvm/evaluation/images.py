@@ -248,9 +248,10 @@ def of_training(model: Model) -> ImageSet:
     if known is not None and known.load is not None:
         return of_known(data.name)
     try:
-        prepared, trained = open_prepared(data.folder), model.origin.get("data_stamp")
+        prepared = open_prepared(data.folder)
     except ValueError as error:
         raise ValueError(f"{error}; or name another reference with --ref") from None
+    trained = model.origin.get("data_stamp")
     if trained and trained != prepared.stamp:
         raise ValueError(
             f"'{data.folder}' holds other images now than the model was trained on (stamp {prepared.stamp}, "

@@ -288,7 +288,8 @@ class Sweep:
 def _check_folder(folder: Path) -> None:
     """Refuse a folder of something else, such as a run, among whose files a sweep would lie."""
     if folder.is_dir() and not (folder / SHARED).is_file():
-        other = [entry.name for entry in sorted(folder.iterdir()) if not entry.name.startswith((CELLS, WORK, "."))]
+        names = sorted(entry.name for entry in folder.iterdir())
+        other = [name for name in names if name not in (CELLS, WORK) and not name.startswith(".")]
         if other:
             raise ValueError(f"{folder} is a folder with other files in it ({other[0]}); give another --out")
 

@@ -1,13 +1,12 @@
 """Recipes: frozen dataclasses from TOML, to JSON in the run directory; unknown keys are errors."""
 
 from dataclasses import dataclass, field, replace
-from math import isfinite
 from pathlib import Path
 
 from mvm.data import DATA_SETS
 from mvm.network import DiTConfig
 from mvm.objective import ObjectiveConfig, RepaConfig
-from mvm.options import at_least, between, choose
+from mvm.options import at_least, between, choose, finite
 from mvm.path import MEAN_VELOCITY_KINDS, NOISE_KINDS, SCHEDULES, MeanVelocity, Schedule, TimeLaw, schedule_named
 from mvm.solver import (
     DEFAULT_NFE,
@@ -152,8 +151,7 @@ class SampleConfig:
         at_least("nfe", self.nfe, 1)
         between("rho", self.rho, 0, MAX_RHO)
         for name in ("cfg", "internal"):
-            if not isfinite(getattr(self, name)):
-                raise ValueError(f"{name}={getattr(self, name)} must be a finite number; 1 is no guidance")
+            finite(name, getattr(self, name))
         self.guidance()
         self.build_solver()
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from mvm.options import choose
+from mvm.options import choose, finite
 from mvm.path import MEAN_VELOCITY, Field, PairedField, Schedule, joined_for
 
 # Log-SNR progress runs from 0 at t = 0.999 to 1 at t = 0.001 of MeanVelocity(T=1), for every solver and schedule.
@@ -68,8 +68,7 @@ class Guidance(ABC):
     interval: Interval = field(default=ALWAYS, kw_only=True)
 
     def __post_init__(self) -> None:
-        if not torch.isfinite(torch.tensor(float(self.scale))):
-            raise ValueError(f"guidance scale={self.scale} must be finite")
+        finite("guidance scale", float(self.scale))
 
     @abstractmethod
     def guide(self, base: Field) -> Field:
