@@ -20,7 +20,7 @@ import mvm
 from mvm import noise
 from mvm.data import digits
 from mvm.likelihood import bits_per_dim
-from mvm.network.layers import NORM_EPS, add_gated, modulate, norm_rotate, rotary_table, rotary_waves
+from mvm.network.layers import NORM_EPS, Local, add_gated, modulate, norm_rotate, rotary_table, rotary_waves
 from mvm.path import MeanVelocity
 from mvm.recipes import load_recipe, override
 from mvm.solver import SOLVERS, sample
@@ -219,6 +219,21 @@ def norm_modulate_gaps(width: int, dtype: torch.dtype, centred: bool = False) ->
     )
 
 
+def local_gaps(width: int, dtype: torch.dtype) -> list[float]:
+    """Return the gaps of add_local: its value, gradients of the tokens and of the weight."""
+    from mvm.network.kernels import add_local
+
+    draw = torch.Generator(device="cuda").manual_seed(0)
+    x, grad = (torch.randn(64, 256, width, generator=draw, device="cuda").to(dtype) for _ in range(2))
+    weight = torch.randn(3, 3, width, generator=draw, device="cuda")
+    layer = Local(width, 16).to("cuda", torch.float64)
+
+    def plain(x: Tensor, weight: Tensor) -> Tensor:
+        return torch.func.functional_call(layer, {"weight": weight}, (x,))
+
+    return _gaps(add_local, plain, (x,), (weight,), (grad,))
+
+
 def cast_mismatches(rows: int, width: int, source: torch.dtype, dtype: torch.dtype) -> int:
     """Return how many bytes of rounded_both_ways differ from torch's own, of a random matrix and its transpose."""
     from mvm.network.kernels import rounded_both_ways
@@ -299,6 +314,8 @@ def main() -> None:
         print(f"- biased_gelu kernel, width {width}, {dtype}: likewise: {_listed(gelu_gaps(width, dtype))}")
     for head, dtype in ((64, torch.bfloat16), (72, torch.bfloat16)):
         print(f"- parted kernel, head {head}, {dtype}: likewise: {_listed(parted_gaps(head, dtype))}")
+    for width, dtype in product((256, 384), (torch.float32, torch.bfloat16)):
+        print(f"- add_local kernel, width {width}, {dtype}: likewise: {_listed(local_gaps(width, dtype))}")
     for width, dtype, centred in product((384, 1152), (torch.float32, torch.bfloat16), (False, True)):
         for name, measure in (("add_modulate", residual_gaps), ("norm_modulate", norm_modulate_gaps)):
             told = f"- {name} kernel, width {width}, {dtype}, centred {centred}: likewise: "

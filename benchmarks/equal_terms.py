@@ -5,6 +5,7 @@
     python benchmarks/equal_terms.py differences WORK [--less METHOD]      by the common sampler, pairs of equal seeds
     python benchmarks/equal_terms.py figure WORK --out X.png [--only METHOD...]
     python benchmarks/equal_terms.py store WORK --out X.json               all runs in one file, a line each
+    python benchmarks/equal_terms.py continue X.json --out WORK            a folder where these are finished, to go on
 
 WORK: the folder of the runs; to all but judge also a file that store has written.
 The common sampler is adams at rho 0. A method's best may also be adams at rho 1, or Heun's method in the path's own
@@ -339,17 +340,26 @@ def store(runs: Mapping[str, Sequence[Told]], out: Path) -> None:
     write_text(out, "[\n" + ",\n".join(lines) + "\n]\n")
 
 
+def go_on(runs: Mapping[str, Sequence[Told]], work: Path) -> None:
+    """Write stored runs where benchmarks/equal_terms.sh finds them finished; those already there stay as they are."""
+    work.mkdir(parents=True, exist_ok=True)
+    for run in (run for told in runs.values() for run in told):
+        path = work / f"{run['method']}-{run['seed']}.json"
+        if not path.exists():
+            write_text(path, json.dumps(run, indent=2) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    judging, comparing, drawing, storing, tabling = (
-        commands.add_parser(name) for name in ("judge", "differences", "figure", "store", "table")
+    judging, comparing, drawing, storing, going_on, tabling = (
+        commands.add_parser(name) for name in ("judge", "differences", "figure", "store", "continue", "table")
     )
-    for command in (judging, comparing, drawing, storing, tabling):
+    for command in (judging, comparing, drawing, storing, going_on, tabling):
         command.add_argument("work", type=Path)
     comparing.add_argument("--less", choices=METHODS, default="mvm-u")
     drawing.add_argument("--only", choices=METHODS, nargs="+", default=tuple(METHODS), metavar="METHOD")
-    for command in (drawing, storing):
+    for command in (drawing, storing, going_on):
         command.add_argument("--out", type=Path, required=True)
     judging.add_argument("method", choices=METHODS)
     judging.add_argument("seed", type=int)
@@ -372,6 +382,8 @@ def main() -> None:
         print(differences(runs, arguments.less))
     elif arguments.command == "store":
         store(read_runs(arguments.work), arguments.out)
+    elif arguments.command == "continue":
+        go_on(read_runs(arguments.work), arguments.out)
     else:
         runs = read_runs(arguments.work)
         figure({method: told for method, told in runs.items() if method in arguments.only}, arguments.out)

@@ -24,9 +24,9 @@ from torch.nn.functional import silu
 
 from mvm.network.dit import SIZES
 from mvm.network.float8 import VALUES
-from mvm.network.kernels import cast, gelu, parts, residual, rotary, swiglu
+from mvm.network.kernels import cast, gelu, local, parts, residual, rotary, swiglu
 from mvm.network.kernels.tiles import Tiles
-from mvm.network.layers import NORM_EPS, add_gated, modulate, norm_rotate, rotary_table, rotary_waves
+from mvm.network.layers import NORM_EPS, Local, add_gated, modulate, norm_rotate, rotary_table, rotary_waves
 
 SIDE = 16
 HEAD = 64
@@ -109,6 +109,17 @@ def parts_case(batch: int, width: int) -> tuple[Pair, Pair, tuple[int, int]]:
     return (kernel, inputs), (plain, inputs), (6, 6)
 
 
+def local_case(batch: int, width: int) -> tuple[Pair, Pair, tuple[int, int]]:
+    weight = torch.randn(3, 3, width, device="cuda", requires_grad=True)
+    layer = Local(width, SIDE).cuda()
+
+    def plain(x: Tensor, weight: Tensor) -> Tensor:
+        return torch.func.functional_call(layer, {"weight": weight}, (x,))
+
+    inputs = (normal(batch, SIDE**2, width), weight)
+    return (local.add_local, inputs), (plain, inputs), (2, 3)
+
+
 def cast_case(batch: int, width: int, wider: float = 1) -> tuple[Pair, Pair, tuple[float, float]]:
     columns = 16 * round(wider * width / 16)
     x = normal(batch * SIDE**2, columns).detach()
@@ -131,6 +142,7 @@ CASES = {
     "add_modulate, centred": partial(residual_case, centred=True),
     "gelu": gelu_case,
     "parts": parts_case,
+    "local": local_case,
     "cast": cast_case,
     "cast, three": partial(cast_case, wider=3),
     "cast, pair": partial(cast_case, wider=2 * HIDDEN),
@@ -168,6 +180,13 @@ CHOICES: dict[str, tuple[ModuleType, dict[str, list[Any]]]] = {
         },
     ),
     "parts": (parts, {"BACKWARD": [(16, 128, 8, 4, 1), (8, 128, 16, 4, 3), (8, 128, 32, 4, 3), (16, 128, 8, 4, 3)]}),
+    "local": (
+        local,
+        {
+            "FORWARD": [(64, 8), (32, 4), (64, 4), (128, 8), (32, 2)],
+            "BACKWARD": [(64, 8), (32, 4), (64, 4), (32, 2), (128, 16)],
+        },
+    ),
     "cast": CAST,
     "cast, three": CAST,
     "cast, pair": CAST,

@@ -452,6 +452,20 @@ def test_stored_runs_are_the_runs_with_seven_digits(terms, tmp_path, monkeypatch
     assert len((tmp_path / "all.json").read_text().splitlines()) == 3 + 2
 
 
+def test_seeds_go_on_from_stored_runs(terms, tmp_path, monkeypatch):
+    write_runs(tmp_path, told("flow"), told(), told(seed=1))
+    terms.store(terms.read_runs(tmp_path), tmp_path / "all.json")
+    work = tmp_path / "W"
+    work.mkdir()
+    write_runs(work, told(seed=1, shift=5.0))  # judged again there: it stays
+    monkeypatch.setattr(sys, "argv", ["equal_terms.py", "continue", str(tmp_path / "all.json"), "--out", str(work)])
+    terms.main()
+    runs = terms.read_runs(work)
+    assert runs["flow"] == terms.read_runs(tmp_path / "all.json")["flow"]
+    assert [run["cells"] for run in runs["mvm-u"]] == [told()["cells"], told(seed=1, shift=5.0)["cells"]]
+    assert terms.ways_to_judge(work, "flow", 2)  # seed 0, which chooses them, is there
+
+
 def test_a_figure_of_some_methods(terms, tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(terms, "figure", lambda runs, out: drawn.append(list(runs)))

@@ -276,7 +276,7 @@ def test_skips_join_mirrored_blocks(depth):
     assert len(network.skips) == depth // 2
 
 
-def test_local_is_a_depthwise_convolution():
+def test_local_adds_a_depthwise_convolution():
     torch.manual_seed(0)
     local = Local(6, 5)
     torch.nn.init.normal_(local.weight)
@@ -284,7 +284,7 @@ def test_local_is_a_depthwise_convolution():
     kernel = local.weight.permute(2, 0, 1)[:, None]  # (d, 1, 3, 3)
     grid = x.unflatten(1, (5, 5)).permute(0, 3, 1, 2)
     expected = conv2d(grid, kernel, padding=1, groups=6).permute(0, 2, 3, 1).flatten(1, 2)
-    assert torch.allclose(local(x), expected, atol=1e-6)
+    assert torch.allclose(local(x), x + expected, atol=1e-6)
     assert local(x.bfloat16()).dtype == torch.bfloat16
 
 

@@ -5,7 +5,7 @@ from kernel_code import run
 
 CODE = """
 import copy, sys, torch
-from mvm.network import DiT, DiTConfig, blocks, branches, dit, kernels
+from mvm.network import DiT, DiTConfig, blocks, branches, dit, kernels, layers
 
 CASES = {
     "plain": ({}, 0, False, ()),
@@ -31,7 +31,7 @@ for changes, recompute, keep, taps in CASES.values():
         for parameter in network.parameters():
             parameter.normal_(0, 0.2)
     wanted = gradients(copy.deepcopy(network), taps)
-    for module in (branches, blocks, dit):
+    for module in (branches, blocks, dit, layers):
         module.takes_kernels = lambda kernels, x: kernels is not None
     blocks.use_kernels(network, kernels)
     for found, want in zip(gradients(network, taps), wanted, strict=True):

@@ -198,7 +198,7 @@ class DiT(nn.Module):
         mirrored = len(self.blocks) + 1 - number
         if self.skips is not None and mirrored < number:
             tokens = tokens + self.skips[mirrored - 1](outputs[mirrored - 1])
-        return tokens if self.locals is None else tokens + self.locals[number - 1](tokens)
+        return tokens if self.locals is None else self.locals[number - 1](tokens)
 
     def forward(self, x: Tensor, level: Tensor, condition: Tensor, taps: Sequence[int] = ()) -> Output:
         if any(not 1 <= tap <= len(self.blocks) for tap in taps):

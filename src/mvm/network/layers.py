@@ -160,8 +160,8 @@ def products_of(x: Tensor, layer: nn.Linear, parts: int, fp8: str) -> tuple[Tens
     return products(x, layer.weight.chunk(parts), biases, fp8)
 
 
-class Local(nn.Module):
-    """A depthwise 3x3 convolution of tokens on their grid, zero outside: (B, side^2, d) -> the same.
+class Local(ByKernels):
+    """Tokens on their grid, and a depthwise 3x3 convolution of them added: (B, side^2, d) -> the same; zero outside.
 
     A sum of nine shifted products, which a compiler fuses; a library's depthwise convolution is slow backwards, but
     without a gradient on a CPU it is ten times as fast.
@@ -173,15 +173,21 @@ class Local(nn.Module):
         self.weight = nn.Parameter(torch.zeros(3, 3, width))
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.kernels is not None and takes_kernels(self.kernels, x):
+            return self.kernels.add_local(x, self.weight)
+        return x + (self._shifted(x) if way_of(x) == "plain" else self._by_library(x))
+
+    def _shifted(self, x: Tensor) -> Tensor:
         side = self.side
-        if way_of(x) != "plain":
-            grid = x.unflatten(1, (side, side)).permute(0, 3, 1, 2)  # channels innermost in memory, as they are
-            mixed = conv2d(grid, self.weight.permute(2, 0, 1)[:, None], padding=1, groups=x.shape[-1])
-            return mixed.permute(0, 2, 3, 1).flatten(1, 2)
         padded = pad(x.unflatten(1, (side, side)), (0, 0, 1, 1, 1, 1))
         weight = self.weight.to(x.dtype)
         shifted = (weight[i, j] * padded[:, i : i + side, j : j + side] for i in range(3) for j in range(3))
         return sum(shifted, start=torch.zeros_like(x[:, :1, None])).flatten(1, 2)
+
+    def _by_library(self, x: Tensor) -> Tensor:
+        grid = x.unflatten(1, (self.side, self.side)).permute(0, 3, 1, 2)  # channels innermost in memory, as they are
+        mixed = conv2d(grid, self.weight.permute(2, 0, 1)[:, None], padding=1, groups=x.shape[-1])
+        return mixed.permute(0, 2, 3, 1).flatten(1, 2)
 
 
 class LevelEmbedding(nn.Module):
