@@ -122,7 +122,9 @@ for pair in "${asked[@]}"; do
     echo "$name: training failed, see $work/$name.log"
     continue
   fi
-  trained=$SECONDS
+  # of the call that finished it: one whose judging failed is called again, and has nothing left to train
+  [ -f "$work/$name.seconds" ] || echo "$SECONDS" > "$work/$name.seconds"
+  trained=$(cat "$work/$name.seconds")
   wait  # for the one judged before
   judged "$method" "$seed" "$trained" &
   [ -n "${OVERLAP:-}" ] || wait

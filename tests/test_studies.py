@@ -489,6 +489,15 @@ def test_the_figure_has_bars_over_seeds(terms, tmp_path):
     assert Image.open(tmp_path / "x.png").width > 1000
 
 
+def test_one_panel_where_the_common_sampler_is_the_best(terms):
+    runs = {"mvm-u": [told()]}
+    common = [cell for cell in told()["cells"] if (cell["solver"], cell["rho"]) == terms.COMMON]
+    ((curves, axes),) = terms.panels({"mvm-u": [{**told(), "cells": common}]})
+    assert [curve.label for curve in curves] == ["MVM, u"]
+    assert axes.title == "adams, ODE (rho 0), for all: of each also the best"
+    assert [axes.title for _, axes in terms.panels(runs)] == [terms.COMMON_TITLE, terms.BEST_TITLE]
+
+
 def test_runs_are_judged_in_turn(terms, tmp_path):
     seen = []
 
