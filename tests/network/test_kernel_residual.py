@@ -102,6 +102,7 @@ CASES = {
     "recompute all": ({"inner_block": 1}, {"recompute": 4, "taps": (3,)}),
     "keep products": ({}, {"recompute": 3, "keep_products": True}),
     "classic": ({"design": "classic"}, {"taps": (2,)}),
+    "dropout": ({"dropout": 0.3}, {"recompute": 2, "keep_products": True, "told": {"seeds": torch.arange(3)}}),
 }
 
 
@@ -171,9 +172,9 @@ def inputs(batch=3, side=8, channels=1):
     return x, torch.rand(batch, generator=generator), torch.arange(batch) % 6
 
 
-def values_and_gradients(network, taps=()):
+def values_and_gradients(network, taps=(), **told):
     """Return all that the network answers, and the gradients of a loss of all of it."""
-    out = network(*inputs(), taps=taps)
+    out = network(*inputs(), taps=taps, **told)
     values = [out.prediction, *(() if out.inner is None else (out.inner,)), *out.features.values()]
     sum(value.sin().sum() for value in values).backward()
     grads = {name: parameter.grad for name, parameter in network.named_parameters()}
@@ -198,7 +199,7 @@ def test_a_dit_that_hands_sums_on_is_the_plain_one(kernels, case):
         network = shaken(DiT(DiTConfig(**SMALL, **changes), (1, 8, 8), 5))
         network.recompute, network.keep_products = how.get("recompute", 0), how.get("keep_products", False)
         use(given, network)
-        found.append(values_and_gradients(network, how.get("taps", ())))
+        found.append(values_and_gradients(network, how.get("taps", ()), **how.get("told", {})))
     equal(found[1], found[0])
 
 

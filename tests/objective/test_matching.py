@@ -190,6 +190,23 @@ def test_network_is_given_the_dropped_labels():
     assert 0 < int((network.condition == Stub.null).sum()) < 40
 
 
+class Listener(Stub):
+    """A stub that may be told more than others, and remembers it."""
+
+    def __call__(self, x, level, condition, taps=(), **told):
+        self.told = told
+        return super().__call__(x, level, condition, taps)
+
+
+def test_a_network_that_drops_is_told_the_seeds_and_no_other():
+    b, network = batch(), Listener(zero)
+    matching()(network, b)
+    assert network.told == {}
+    Matching(ObjectiveConfig(), PATH, TimeLaw(), dropout=True)(network, b)
+    assert network.told.keys() == {"seeds"}
+    assert torch.equal(network.told["seeds"], b.seeds)
+
+
 def test_loss_does_not_touch_the_global_generator():
     b = batch()
     state = torch.random.get_rng_state()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mvm.network.branches import GELU, MLP, Attention, PlainAttention, RotaryAttention, SwiGLU
-from mvm.network.layers import NORM_EPS, ByKernels, add_gated, modulate, product_bias_apart, takes_kernels
+from mvm.network.layers import NORM_EPS, ByKernels, add_gated, drop, modulate, product_bias_apart, takes_kernels
 
 
 class Design(NamedTuple):
@@ -49,13 +49,18 @@ class ModulatedBlock(ByKernels, ABC):
         sin: Tensor,
         pending: Pending | None = None,
         leave: bool = False,
+        kept: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Pending]:
         """Return the tokens after the block; with kernels also (tokens, pending), if it is to leave its last addition.
 
         pending: what the block before left. An addition and the norm after it are one kernel, across blocks too.
+        kept: dropout's factors of the channels that the two branches see (B, 2, d); None: all are 1.
         """
         modulation = self.modulated(condition)
         shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = modulation.chunk(6, dim=-1)
+        if kept is not None:
+            shift_a, scale_a = drop(shift_a, scale_a, kept[:, :1])
+            shift_m, scale_m = drop(shift_m, scale_m, kept[:, 1:])
         kernels, centred = self.kernels, self.centred
         by_kernels = kernels is not None and takes_kernels(kernels, x)
         if not by_kernels or modulation.shape[1] > 1:  # they know no modulation of every token

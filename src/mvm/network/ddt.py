@@ -49,9 +49,9 @@ class DDTConfig(DiTConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for option in ("skip", "local"):
-            if getattr(self, option):
-                raise ValueError(f"network.{option}=True is for network.kind='dit'; a ddt has none")
+        for option in ("skip", "local", "dropout"):
+            if value := getattr(self, option):
+                raise ValueError(f"network.{option}={value} is for network.kind='dit'; a ddt has none")
         for option, own in (("modulation", "own"), ("design", "modern")):
             if getattr(self, option) != own:
                 raise ValueError(

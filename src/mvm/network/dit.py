@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
+from mvm import noise
 from mvm.network.blocks import BLOCKS, DESIGNS, Block, Head, ModulatedBlock, SharedBlock
 from mvm.network.layers import (
     LevelEmbedding,
@@ -39,12 +40,15 @@ class DiTConfig:
     local: bool = False  # a depthwise 3x3 convolution of the tokens is added before every block
     modulation: str = "own"  # each block's; "shared": one map for all, an offset each (PixArt); a third less weights
     design: str = "modern"  # of the blocks; "classic": as DiT and SiT have them (LayerNorm, sine positions, GELU)
+    dropout: float = 0.0  # share of the channels that a branch of a block does not see of an image, in training alone
     kind: str = "dit"
 
     def __post_init__(self) -> None:
         choose("network.size", self.size, SIZES)
         choose("network.design", self.design, DESIGNS)
         choose("network.modulation", self.modulation, BLOCKS)
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"network.dropout={self.dropout} is out of range; it must be at least 0 and less than 1")
         depth, width, heads = self.dimensions
         if self.patch < 1:
             raise ValueError(f"network.patch={self.patch} is out of range; it must be at least 1")
@@ -110,10 +114,11 @@ class Skip(nn.Linear):
 
 
 class DiT(nn.Module):
-    """network(x, level, condition, taps) -> Output.
+    """network(x, level, condition, taps, seeds) -> Output.
 
     x (B, C, H, W); level (B,), the schedule's noise level in [0, 1]; condition int64 labels (B,), where
     num_classes is the null class; taps: 1-based blocks whose token outputs (B, N, d) are returned.
+    Told in training alone: seeds (B,), from which dropout draws; None: nothing is dropped.
     """
 
     cos: Tensor
@@ -127,7 +132,7 @@ class DiT(nn.Module):
             raise ValueError(f"network.patch={config.patch} must divide a square image; the data are {height}x{width}")
         depth, dim, heads = config.dimensions
         self.patch, self.channels, self.side = config.patch, channels, height // config.patch
-        self.num_classes, self.inner_block = num_classes, config.inner_block
+        self.num_classes, self.inner_block, self.dropout = num_classes, config.inner_block, config.dropout
         self.recompute = 0  # blocks, from the first, whose activations the backward pass computes again
         self.keep_products = False  # but for the results of their matrix products and attention
         pixels = channels * config.patch**2
@@ -200,16 +205,27 @@ class DiT(nn.Module):
             tokens = tokens + self.skips[mirrored - 1](outputs[mirrored - 1])
         return tokens if self.locals is None else self.locals[number - 1](tokens)
 
-    def forward(self, x: Tensor, level: Tensor, condition: Tensor, taps: Sequence[int] = ()) -> Output:
+    def _kept(self, seeds: Tensor | None) -> Sequence[Tensor | None]:
+        """Return for each block what multiplies the channels its branches see (B, 2, d): 0, else 1 / (1 - dropout)."""
+        if seeds is None or not self.dropout:
+            return [None] * len(self.blocks)
+        drawn = noise.uniform(seeds, noise.DROPOUT, (len(self.blocks), 2, self.embed.out_features))
+        return ((drawn >= self.dropout).float() / (1 - self.dropout)).unbind(1)
+
+    def forward(
+        self, x: Tensor, level: Tensor, condition: Tensor, taps: Sequence[int] = (), seeds: Tensor | None = None
+    ) -> Output:
         if any(not 1 <= tap <= len(self.blocks) for tap in taps):
             raise ValueError(f"taps={tuple(taps)} must be block numbers, 1 to {len(self.blocks)}")
-        if way_of(x) == "plain":
-            return self._forward(x, level, condition, taps)
+        if way_of(x) == "plain" or seeds is not None:  # sampling alone is worth cutting up
+            return self._forward(x, level, condition, taps, seeds)
         several = max(1, torch.get_num_threads() * AT_ONCE // (self.side**2 * self.embed.out_features))
         parts = zip(*(value.split(several) for value in (x, level, condition)), strict=True)
-        return joined([self._forward(*part, taps) for part in parts])
+        return joined([self._forward(*part, taps=taps) for part in parts])
 
-    def _forward(self, x: Tensor, level: Tensor, condition: Tensor, taps: Sequence[int]) -> Output:
+    def _forward(
+        self, x: Tensor, level: Tensor, condition: Tensor, taps: Sequence[int], seeds: Tensor | None = None
+    ) -> Output:
         tokens = self.embed(patchify(x, self.patch))
         if self.positions is not None:
             tokens = tokens + self.positions.to(tokens.dtype)
@@ -219,9 +235,9 @@ class DiT(nn.Module):
         inner, pending, outputs = None, None, []
         fused = torch.is_grad_enabled()  # each way to call a compiled block is one more graph, of eight
         fused &= all(isinstance(b, ModulatedBlock) and takes_kernels(b.kernels, tokens) for b in self.blocks)
-        for number, block in enumerate(self.blocks, start=1):
+        for number, (block, kept) in enumerate(zip(self.blocks, self._kept(seeds), strict=True), start=1):
             leave = fused and self._leaves(number, taps)
-            found = self._run(block, number, self._before(number, tokens, outputs), modulation, pending, leave)
+            found = self._run(block, number, self._before(number, tokens, outputs), modulation, pending, leave, kept)
             tokens, pending = found if leave else (found, None)
             if self.skips is not None and number <= len(self.skips):  # nothing else is kept: sampling frees it
                 outputs.append(tokens)

@@ -43,6 +43,14 @@ def modulate(x: Tensor, shift: Tensor, scale: Tensor, centred: bool = False) -> 
     return norm(x, x.shape[-1:], eps=NORM_EPS) * (1 + scale) + shift
 
 
+def drop(shift: Tensor, scale: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the shift and scale by which `modulate` gives kept (norm(x) (1 + scale) + shift); all (B, 1, d).
+
+    Whole channels are dropped for that: a mask of tokens would not go into a modulation, nor through our kernels.
+    """
+    return (kept * shift).to(shift.dtype), (kept * (1 + scale) - 1).to(scale.dtype)
+
+
 def add_gated(x: Tensor, gate: Tensor, y: Tensor) -> Tensor:
     """Return x + gate y."""
     return x + gate * y if way_of(x) == "plain" else torch.addcmul(x, gate, y)

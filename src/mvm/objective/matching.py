@@ -21,7 +21,9 @@ class Network(Protocol):
     @property
     def null(self) -> int: ...
 
-    def __call__(self, x: Tensor, level: Tensor, condition: Tensor, taps: Sequence[int] = ()) -> Output: ...
+    def __call__(
+        self, x: Tensor, level: Tensor, condition: Tensor, taps: Sequence[int] = (), **told: Tensor
+    ) -> Output: ...
 
 
 class Batch(NamedTuple):
@@ -128,6 +130,7 @@ class Matching:
     """objective(network, batch) -> Loss: mean squared error, and what the network's other heads learn.
 
     repa takes part where a projector is given and the batch has a teacher's features; `block` is the block aligned.
+    dropout: whether the network has any, and is to be told the seeds from which it draws.
     """
 
     config: ObjectiveConfig
@@ -135,6 +138,7 @@ class Matching:
     law: TimeLaw
     repa: RepaConfig = field(default_factory=RepaConfig)
     block: int = 0
+    dropout: bool = False
 
     def __post_init__(self) -> None:
         self.law.require(self.schedule)
@@ -149,6 +153,10 @@ class Matching:
         weight = WEIGHTS[self.config.weight]
         return None if weight is None else weight(self.config.kind, t, self.schedule)
 
+    def told(self, batch: Batch) -> dict[str, Tensor]:
+        """Return what the network is told in training and never when it samples; mostly nothing."""
+        return {"seeds": batch.seeds} if self.dropout else {}
+
     def align(self, tokens: Tensor, projector: Callable[[Tensor], Tensor], features: Tensor) -> Tensor:
         """Return the alignment loss of hidden tokens (B, N, d) with a teacher's (B, M, z)."""
         target = match_grid(features.float(), round(tokens.shape[1] ** 0.5))
@@ -158,7 +166,8 @@ class Matching:
         noised = perturb(batch.x0, batch.seeds, self.schedule, self.law, self.config.kind)
         level = self.schedule.level(noised.t)
         teaches = projector is not None and batch.features is not None
-        output = network(noised.x, level, self.drop_labels(batch, network.null), (self.block,) if teaches else ())
+        labels, taps = self.drop_labels(batch, network.null), (self.block,) if teaches else ()
+        output = network(noised.x, level, labels, taps, **self.told(batch))
         weight = self.weigh(noised.t)
         total = _square_error(output.prediction, noised.target, weight)
         parts = {"loss": total.detach()}

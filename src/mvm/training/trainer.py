@@ -56,6 +56,7 @@ class Trainer:
             recipe.path.law,
             recipe.repa,
             recipe.repa.tap(recipe.network.dimensions[0]),
+            dropout=recipe.network.dropout > 0,
         )
         projector = None if teacher is None else build_projector(recipe, teacher.width).to(device)
         self.learner = Learner(self.model.network, objective, projector)
