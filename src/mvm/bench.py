@@ -168,7 +168,7 @@ def bench(
         "repa": "none" if teacher is None else f"cached features, {teacher.width} wide",
         "network": {"size": recipe.network.size, "patch": recipe.network.patch, "input": list(shape)},
         "tokens": (shape[-1] // recipe.network.patch) ** 2,
-        "parameters": parameters(recipe.network, shape, classes),
+        "parameters": parameters(*recipe.blueprint),
         "multiply_adds": multiply_adds(recipe.network, shape, classes),
         "batch": recipe.train.batch,
         "precision": str(precision(recipe.engine, place.device)).removeprefix("torch."),
@@ -188,7 +188,8 @@ def bench(
 def _resized(recipe: Recipe, factor: int) -> Recipe:
     channels, size, _ = recipe.data.shape
     facts = {"channels": channels, "size": size * factor, "classes": len(recipe.data.class_names)}
-    return replace(recipe, data=DataConfig(name=FOLDER, path="random", mirror=recipe.data.mirror, **facts))
+    mirror, augment = recipe.data.mirror, recipe.data.augment
+    return replace(recipe, data=DataConfig(name=FOLDER, path="random", mirror=mirror, augment=augment, **facts))
 
 
 def _deeper(recipe: Recipe, factor: int) -> Recipe:

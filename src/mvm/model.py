@@ -100,7 +100,7 @@ class Model(nn.Module):
         self.origin: dict[str, Any] = {}  # where the weights came from, of a model that was loaded
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(recipe.seed)
-            self.network = build_network(recipe.network, recipe.sample_shape, len(self.classes))
+            self.network = build_network(*recipe.blueprint)
 
     @property
     def sample_shape(self) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ GREY_SCALE = 127.5
 
 
 def to_unit(images: Tensor) -> Tensor:
-    """Return uint8 images as float32 in [-1, 1]."""
+    """Return images of 0 to 255, uint8 or float, as float32 in [-1, 1]."""
     return images.float() / GREY_SCALE - 1
 
 

@@ -64,12 +64,15 @@ def test_trajectory_is_the_native_solvers(model, solver, rho):
     assert float((images - native.x).abs().max()) < 1e-5
 
 
-@pytest.mark.parametrize("name", ["ddt-with-inner-head", "flow-on-linear-path"])
+@pytest.mark.parametrize("name", ["ddt-with-inner-head", "flow-on-linear-path", "augmented"])
 def test_other_models_are_the_native_ones_too(model, name):
     recipe = model.recipe
     if name == "ddt-with-inner-head":
         network = DDTConfig(size="tiny", patch=2, depth=2, inner_block=1)
         recipe = replace(recipe, network=network, sample=replace(recipe.sample, internal=1.4, nfe=NFE, cfg=1.3))
+    elif name == "augmented":
+        data, network = replace(recipe.data, augment=0.1), replace(recipe.network, dropout=0.1)
+        recipe = replace(recipe, data=data, network=network, sample=replace(recipe.sample, nfe=NFE))
     else:
         path, objective = replace(recipe.path, schedule="linear-flow"), replace(recipe.objective, kind="flow")
         recipe = replace(recipe, path=path, objective=objective, sample=replace(recipe.sample, solver="sa", nfe=NFE))

@@ -13,7 +13,7 @@ import mvm
 from mvm import noise
 from mvm.integrations import onnx
 from mvm.model import Model
-from mvm.network import DDTConfig
+from mvm.network import DDTConfig, DiTConfig
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "onnx.md").read_text()
 
@@ -36,16 +36,21 @@ def test_torch_export_is_the_network(model, tmp_path):
         assert torch.allclose(program(*inputs(model, batch)), expected, atol=1e-5)
 
 
-def test_onnx_of_a_ddt_is_the_network(model, tmp_path):
-    network = DDTConfig(size="tiny", patch=2, depth=1, width=16, heads=2, head_depth=1, head_width=16, head_heads=2)
-    other = Model(replace(model.recipe, network=network)).eval().requires_grad_(False)
+DDT = DDTConfig(size="tiny", patch=2, depth=1, width=16, heads=2, head_depth=1, head_width=16, head_heads=2)
+DROPPING = DiTConfig(size="tiny", patch=2, depth=1, width=16, heads=2, dropout=0.5)
+
+
+@pytest.mark.parametrize(("network", "augment"), [(DDT, 0.0), (DROPPING, 0.3)], ids=["ddt", "augmented and dropping"])
+def test_onnx_of_another_network_is_that_network(model, tmp_path, network, augment):
+    data = replace(model.recipe.data, augment=augment)
+    other = Model(replace(model.recipe, network=network, data=data)).eval().requires_grad_(False)
     with torch.random.fork_rng():
         torch.manual_seed(1)
         for parameter in other.network.parameters():
             parameter.copy_(0.3 * torch.randn_like(parameter))
-    onnx.write_onnx(other, tmp_path / "ddt.onnx")
+    onnx.write_onnx(other, tmp_path / "other.onnx")
     given = dict(zip(onnx.INPUTS, (value.numpy() for value in inputs(other, 3)), strict=True))
-    (found,) = onnxruntime.InferenceSession(str(tmp_path / "ddt.onnx"), providers=["CPUExecutionProvider"]).run(
+    (found,) = onnxruntime.InferenceSession(str(tmp_path / "other.onnx"), providers=["CPUExecutionProvider"]).run(
         None, given
     )
     expected = other.network(*inputs(other, 3)).prediction.numpy()

@@ -207,6 +207,13 @@ def test_a_network_that_drops_is_told_the_seeds_and_no_other():
     assert torch.equal(network.told["seeds"], b.seeds)
 
 
+def test_a_network_is_told_what_was_done_to_its_images():
+    b, network = batch()._replace(augment=torch.randn(6, 8)), Listener(zero)
+    matching()(network, b)
+    assert network.told.keys() == {"augment"}
+    assert torch.equal(network.told["augment"], b.augment)
+
+
 def test_loss_does_not_touch_the_global_generator():
     b = batch()
     state = torch.random.get_rng_state()
@@ -334,6 +341,9 @@ def test_a_batch_is_cut_with_its_features():
     assert part.labels.tolist() == [2, 3, 4]
     assert torch.equal(part.x0, b.x0[2:5])
     assert batch().cut(slice(2)).features is None
+    assert batch().cut(slice(2)).augment is None
+    told = b._replace(augment=torch.arange(6.0)[:, None]).cut(slice(2, 5))
+    assert told.augment.flatten().tolist() == [2, 3, 4]
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,8 @@ OTHER = {
     "data.name": "folder",
     "data.path": "somewhere/prepared images",
     "data.mirror": "true",
+    "data.augment": "0.12",
+    "network.dropout": "0.1",
     "engine.recompute": "0.5",
     "repa.block": "3",
     "sample.solver": "sa",
@@ -96,6 +98,17 @@ def test_json_round_trip(recipe):
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda r: r.name)
+def test_a_recipe_of_before_these_options_is_without_them(recipe):
+    values = json.loads(to_json(recipe))
+    wanted = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, augment=0.0))
+    if isinstance(recipe, Recipe):
+        wanted = dataclasses.replace(wanted, network=dataclasses.replace(recipe.network, dropout=0.0))
+        del values["network"]["dropout"]
+    del values["data"]["augment"]
+    assert parse_recipe(json.dumps(values), ".json", "recipe.json") == wanted
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
 def test_toml_round_trip(recipe):
     assert from_toml(to_toml(dataclasses.asdict(recipe))) == recipe
 
@@ -188,6 +201,21 @@ def test_unknown_recipe_suggests_one():
         ("[data]\nclasses = 10", r"data\.classes belongs to data\.name='folder'"),
         ('[data]\nname = "folder"', r"data\.name='folder' needs data\.path, .*mvm data prepare"),
         ('[data]\nname = "folder"\npath = "x"\nchannels = -1', r"data\.channels=-1"),
+        ("[data]\naugment = 1.5", r"data\.augment=1\.5 is out of range; it must lie in \[0, 1\]"),
+        ("[data]\naugment = -0.1", r"data\.augment=-0\.1"),
+        ("[data]\naugment = nan", r"data\.augment=nan"),
+        (
+            '[data]\naugment = 0.1\n[codec]\nkind = "rae"\nchannels = 4\nside = 4',
+            r"data\.augment=0\.1 warps pixels, and codec\.kind='rae' has latents; set it to 0",
+        ),
+        ('[data]\naugment = 0.1\n[repa]\nencoder = "x"', r"data\.augment=0\.1: repa\.encoder's .*leave one of the two"),
+        (
+            '[data]\naugment = 0.1\n[network]\nkind = "ddt"',
+            r"data\.augment=0\.1 is for network\.kind='dit'; a ddt cannot",
+        ),
+        ("[network]\ndropout = 1.0", r"network\.dropout=1\.0 is out of range; it must be at least 0 and less than 1"),
+        ('[network]\nkind = "ddt"\ndropout = 0.1', r"network\.dropout=0\.1 is for network\.kind='dit'"),
+        ('task = "decoder"\n[data]\naugment = 0.1', r"data\.augment=0\.1 is not for decoders.*set it to 0"),
         ("[train\n", r"test\.toml: "),
         ("seed = 1\nseed = 2\n", r"test\.toml: "),
     ],

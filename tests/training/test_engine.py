@@ -109,6 +109,15 @@ def test_accumulation_changes_no_step(parts):
     assert_same_run(after(exact(**options), 3), after(exact(engine_accumulate=str(parts), **options), 3), atol=1e-9)
 
 
+def test_accumulation_changes_neither_augmentation_nor_dropout():
+    options = {"network_dropout": "0.3", "data_augment": "0.5"}
+    found, want = gradients(exact(engine_accumulate="2", **options)), gradients(exact(**options))
+    assert float(want["augment.weight"].abs().min()) > 0
+    assert_same(found, want, atol=1e-13)
+    plain = gradients(exact())
+    assert all(not torch.allclose(value, want[name], rtol=0.01) for name, value in plain.items())
+
+
 def test_a_part_counts_by_its_size(monkeypatch):
     """Were every part to count the same, the mean over 2 + 3 + 3 images would lean to the first two."""
     sizes, trainer = [], start(engine_accumulate="3")

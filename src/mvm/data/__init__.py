@@ -1,5 +1,6 @@
 """Images and their order."""
 
+from mvm.data.augment import TOLD, augmentation, augmented
 from mvm.data.catalogue import DATA_SETS, DataSet
 from mvm.data.embedded import Images, digits
 from mvm.data.loader import OnHost, Order, Resident, Store, mirror, mirrored, send
@@ -7,6 +8,7 @@ from mvm.data.shards import Prepared, open_prepared
 
 __all__ = [
     "DATA_SETS",
+    "TOLD",
     "DataSet",
     "Images",
     "OnHost",
@@ -14,6 +16,8 @@ __all__ = [
     "Prepared",
     "Resident",
     "Store",
+    "augmentation",
+    "augmented",
     "digits",
     "mirror",
     "mirrored",

@@ -8,7 +8,10 @@ from mvm.pixels import to_uint8, to_unit
 
 
 class Codec(ABC):
-    """encode: uint8 images (B, C, H, W) -> samples; decode: the reverse; latent_shape of one sample."""
+    """encode: uint8 images (B, C, H, W) -> samples; decode: the reverse; latent_shape of one sample.
+
+    Pixels also encode images between two grey levels, float32 of 0 to 255, as augmentation makes them.
+    """
 
     latent_shape: tuple[int, ...]
 

@@ -2,9 +2,10 @@
 
 from mvm.network.cost import multiply_adds, parameters
 from mvm.network.ddt import DDT, Condition, DDTConfig, blocks_of, build_network
-from mvm.network.dit import SIZES, DiT, DiTConfig, Output
+from mvm.network.dit import AUGMENT_MAP, SIZES, DiT, DiTConfig, Output
 
 __all__ = [
+    "AUGMENT_MAP",
     "DDT",
     "SIZES",
     "Condition",

@@ -12,15 +12,15 @@ from mvm.network.dit import DiT, DiTConfig, Skip
 HEAD = "head "  # begins the names of a DDT's head's parts; what has another name is the backbone's
 
 
-def _shapes(config: DiTConfig, sample_shape: Sequence[int], num_classes: int) -> DiT | DDT:
+def _shapes(config: DiTConfig, sample_shape: Sequence[int], num_classes: int, told: int = 0) -> DiT | DDT:
     """Return the network on the meta device: shapes alone, so that no width is worked out a second time here."""
     with torch.device("meta"):
-        return build_network(config, sample_shape, num_classes)
+        return build_network(config, sample_shape, num_classes, told)
 
 
-def parameters(config: DiTConfig, sample_shape: Sequence[int], num_classes: int) -> int:
+def parameters(config: DiTConfig, sample_shape: Sequence[int], num_classes: int, told: int = 0) -> int:
     """Return the number of learned values."""
-    return sum(p.numel() for p in _shapes(config, sample_shape, num_classes).parameters())
+    return sum(p.numel() for p in _shapes(config, sample_shape, num_classes, told).parameters())
 
 
 def multiply_adds(config: DiTConfig, sample_shape: Sequence[int], num_classes: int) -> int:
@@ -31,7 +31,8 @@ def multiply_adds(config: DiTConfig, sample_shape: Sequence[int], num_classes: i
 def multiply_adds_by_part(config: DiTConfig, sample_shape: Sequence[int], num_classes: int) -> dict[str, int]:
     """Return the multiply-adds of one image by part: matrix products alone; norms, gates and look-ups are left out.
 
-    The parts of a DDT's head have names that begin with HEAD: all others are spared where the backbone is shared.
+    So is what tells of augmentation, a small map that training alone has. The parts of a DDT's head have names that
+    begin with HEAD: all others are spared where the backbone is shared.
     """
     network = _shapes(config, sample_shape, num_classes)
     return _of_dit(network) if isinstance(network, DiT) else _of_ddt(network)

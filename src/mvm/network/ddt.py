@@ -254,8 +254,10 @@ def blocks_of(network: DiT | DDT) -> list[nn.Module]:
     return [*network.blocks, *(network.wide.blocks if isinstance(network, DDT) else ())]
 
 
-def build_network(config: DiTConfig, sample_shape: Sequence[int], num_classes: int) -> DiT | DDT:
-    """Return the network of a configuration: a DDT of a DDTConfig, else a DiT."""
-    if isinstance(config, DDTConfig):
-        return DDT(config, sample_shape, num_classes)
-    return DiT(config, sample_shape, num_classes)
+def build_network(config: DiTConfig, sample_shape: Sequence[int], num_classes: int, told: int = 0) -> DiT | DDT:
+    """Return the network of a configuration: a DDT of a DDTConfig, else a DiT; told: see there."""
+    if not isinstance(config, DDTConfig):
+        return DiT(config, sample_shape, num_classes, told)
+    if told:
+        raise ValueError("a ddt cannot be told of augmentation; set data.augment to 0, or network.kind to dit")
+    return DDT(config, sample_shape, num_classes)

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 from mvm import noise
 from mvm.network.blocks import BLOCKS, DESIGNS, Block, Head, ModulatedBlock, SharedBlock
 from mvm.network.layers import (
+    AugmentMap,
     LevelEmbedding,
     Local,
     patchify,
@@ -93,6 +94,9 @@ PRODUCTS = [
 AT_ONCE = 2**17
 
 
+AUGMENT_MAP = "augment.weight"  # the one weight that only training reads
+
+
 class Output(NamedTuple):
     """prediction (B, C, H, W); inner: the inner head's, or None; features: block outputs asked for by taps."""
 
@@ -114,18 +118,19 @@ class Skip(nn.Linear):
 
 
 class DiT(nn.Module):
-    """network(x, level, condition, taps, seeds) -> Output.
+    """network(x, level, condition, taps, augment, seeds) -> Output.
 
     x (B, C, H, W); level (B,), the schedule's noise level in [0, 1]; condition int64 labels (B,), where
     num_classes is the null class; taps: 1-based blocks whose token outputs (B, N, d) are returned.
-    Told in training alone: seeds (B,), from which dropout draws; None: nothing is dropped.
+    In training alone: augment (B, told), what was done to the images, None: nothing; seeds (B,), from which dropout
+    draws, None: nothing is dropped. told: how many numbers tell of an augmentation; 0: the network can be told of none.
     """
 
     cos: Tensor
     sin: Tensor
     positions: Tensor | None
 
-    def __init__(self, config: DiTConfig, sample_shape: Sequence[int], num_classes: int) -> None:
+    def __init__(self, config: DiTConfig, sample_shape: Sequence[int], num_classes: int, told: int = 0) -> None:
         super().__init__()
         channels, height, width = sample_shape
         if height != width or height % config.patch:
@@ -139,6 +144,7 @@ class DiT(nn.Module):
         self.embed = nn.Linear(pixels, dim)
         self.level = LevelEmbedding(dim)
         self.label = nn.Embedding(num_classes + 1, dim)  # the last is the null class
+        self.augment = AugmentMap(told, dim) if told else None
         block = BLOCKS[config.modulation]
         self.shared = nn.Linear(dim, 6 * dim) if block is SharedBlock else None
         self.blocks = nn.ModuleList(block(dim, heads, config.design) for _ in range(depth))
@@ -167,7 +173,7 @@ class DiT(nn.Module):
                 nn.init.zeros_(module.modulation.weight)
             if isinstance(module, Head):
                 nn.init.zeros_(module.linear.weight)
-            if isinstance(module, Local | Skip):
+            if isinstance(module, Local | Skip | AugmentMap):
                 nn.init.zeros_(module.weight)
             if isinstance(module, SharedBlock):
                 nn.init.zeros_(module.offset)
@@ -212,24 +218,45 @@ class DiT(nn.Module):
         drawn = noise.uniform(seeds, noise.DROPOUT, (len(self.blocks), 2, self.embed.out_features))
         return ((drawn >= self.dropout).float() / (1 - self.dropout)).unbind(1)
 
+    def _condition(self, level: Tensor, label: Tensor, augment: Tensor | None) -> Tensor:
+        """Return what modulates the blocks (B, d)."""
+        both = self.level(level) + self.label(label)
+        if augment is None:
+            return silu(both)
+        if self.augment is None:
+            raise ValueError("augment: this network can be told of none; train with data.augment above 0")
+        return silu(both + self.augment(augment))
+
     def forward(
-        self, x: Tensor, level: Tensor, condition: Tensor, taps: Sequence[int] = (), seeds: Tensor | None = None
+        self,
+        x: Tensor,
+        level: Tensor,
+        condition: Tensor,
+        taps: Sequence[int] = (),
+        augment: Tensor | None = None,
+        seeds: Tensor | None = None,
     ) -> Output:
         if any(not 1 <= tap <= len(self.blocks) for tap in taps):
             raise ValueError(f"taps={tuple(taps)} must be block numbers, 1 to {len(self.blocks)}")
-        if way_of(x) == "plain" or seeds is not None:  # sampling alone is worth cutting up
-            return self._forward(x, level, condition, taps, seeds)
+        if way_of(x) == "plain" or augment is not None or seeds is not None:  # sampling alone is worth cutting up
+            return self._forward(x, level, condition, taps, augment, seeds)
         several = max(1, torch.get_num_threads() * AT_ONCE // (self.side**2 * self.embed.out_features))
         parts = zip(*(value.split(several) for value in (x, level, condition)), strict=True)
         return joined([self._forward(*part, taps=taps) for part in parts])
 
     def _forward(
-        self, x: Tensor, level: Tensor, condition: Tensor, taps: Sequence[int], seeds: Tensor | None = None
+        self,
+        x: Tensor,
+        level: Tensor,
+        condition: Tensor,
+        taps: Sequence[int],
+        augment: Tensor | None = None,
+        seeds: Tensor | None = None,
     ) -> Output:
         tokens = self.embed(patchify(x, self.patch))
         if self.positions is not None:
             tokens = tokens + self.positions.to(tokens.dtype)
-        c = silu(self.level(level) + self.label(condition))
+        c = self._condition(level, condition, augment)
         features: dict[int, Tensor] = {}
         modulation = c if self.shared is None else self.shared(c)
         inner, pending, outputs = None, None, []

@@ -220,6 +220,20 @@ class LevelEmbedding(nn.Module):
         return self.out(silu(self.up(waves.to(self.up.weight.dtype))))
 
 
+class AugmentMap(nn.Module):
+    """What is done to an image -> an addition to its condition: (B, told) -> (B, d). Nothing done adds nothing.
+
+    Zero at the start, and made without a random number: all other weights are those of a network without it.
+    """
+
+    def __init__(self, told: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(width, told))
+
+    def forward(self, told: Tensor) -> Tensor:
+        return linear(told.to(self.weight.dtype), self.weight)
+
+
 def patchify(x: Tensor, patch: int) -> Tensor:
     """Return (B, C, H, W) as tokens (B, N, C patch^2)."""
     batch, channels, height, width = x.shape

@@ -30,17 +30,18 @@ class Batch(NamedTuple):
     """Encoded samples (B, ...), int64 labels (B,), one seed per sample for everything random, a teacher's tokens.
 
     features (B, M, z) are a frozen encoder's of the clean images, on its own grid; None: no alignment.
+    augment (B, 8): what was done to the images, as mvm.data.augmentation tells it; None: nothing ever is.
     """
 
     x0: Tensor
     labels: Tensor
     seeds: Tensor
     features: Tensor | None = None
+    augment: Tensor | None = None
 
     def cut(self, part: slice) -> "Batch":
         """Return some of the samples."""
-        features = None if self.features is None else self.features[part]
-        return Batch(self.x0[part], self.labels[part], self.seeds[part], features)
+        return Batch._make(None if value is None else value[part] for value in self)
 
 
 class Loss(NamedTuple):
@@ -155,7 +156,8 @@ class Matching:
 
     def told(self, batch: Batch) -> dict[str, Tensor]:
         """Return what the network is told in training and never when it samples; mostly nothing."""
-        return {"seeds": batch.seeds} if self.dropout else {}
+        told = {"augment": batch.augment, "seeds": batch.seeds if self.dropout else None}
+        return {name: value for name, value in told.items() if value is not None}
 
     def align(self, tokens: Tensor, projector: Callable[[Tensor], Tensor], features: Tensor) -> Tensor:
         """Return the alignment loss of hidden tokens (B, N, d) with a teacher's (B, M, z)."""

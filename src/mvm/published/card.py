@@ -55,7 +55,7 @@ def _header(config: Config) -> str:
 
 def _what(config: Config, told: Told) -> str:
     recipe = config.recipe
-    count = parameters(recipe.network, recipe.sample_shape, len(config.classes))
+    count = parameters(*recipe.blueprint)
     size, space = "x".join(map(str, recipe.data.shape)), "x".join(map(str, recipe.sample_shape))
     names = ", ".join(config.classes[:SHOWN]) + (", ..." if len(config.classes) > SHOWN else "")
     lines = [
@@ -78,7 +78,9 @@ def _training(config: Config, told: Told) -> str:
     stamp = f", stamp `{source.data_stamp}`" if source.data_stamp else ""
     loss = "not logged" if told.loss is None else f"{told.loss:.4g}"
     lines = [
-        f"- Data: `{recipe.data.name}`{stamp}" + (", mirrored at random." if recipe.data.mirror else "."),
+        f"- Data: `{recipe.data.name}`{stamp}"
+        + (", mirrored at random" if recipe.data.mirror else "")
+        + (", augmented, which samples are not." if recipe.data.augment else "."),
         f"- {source.step:,} steps of {recipe.train.batch:,} images: {source.step * recipe.train.batch:,} images shown. "
         f"Last logged loss: {loss}.",
         f"- Recipe `{recipe.name}`, seed {recipe.seed}; every option is in `config.json`.",

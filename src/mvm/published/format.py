@@ -176,7 +176,7 @@ def read_weights(folder: Path, config: Config) -> Weights:
     """Return the network's weights as they are stored; they fit the recipe, and have the checksum in config.json."""
     path, recipe = folder / WEIGHTS, config.recipe
     depth = max(value for name, value in options(recipe.network).items() if "depth" in name)
-    _require_tensors(path, lambda: build_network(recipe.network, recipe.sample_shape, len(config.classes)), depth)
+    _require_tensors(path, lambda: build_network(*recipe.blueprint), depth)
     if (found := sha256(path)) != config.sha256:
         raise ValueError(f"{path} is damaged (sha256 {found[:12]}..., expected {config.sha256[:12]}...); get it again")
     return load_file(path)

@@ -51,6 +51,10 @@ class DecoderRecipe:
                 f"preview.every={self.preview.every} restores held-out images, and held_out.count=0: "
                 "hold some out, or set preview.every to 0"
             )
+        if self.data.augment:
+            raise ValueError(
+                f"data.augment={self.data.augment} is not for decoders, which are told of none; set it to 0"
+            )
         Recipe._check_best(self)  # ty: ignore[invalid-argument-type]
         self._check_engine()
 

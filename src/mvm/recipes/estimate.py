@@ -114,7 +114,7 @@ def _compute_seconds(recipe: Recipe, gpus: int) -> float:
 
 
 def _gradient_bytes(recipe: Recipe) -> int:
-    return GRADIENT * parameters(recipe.network, recipe.sample_shape, len(recipe.data.class_names))
+    return GRADIENT * parameters(*recipe.blueprint)
 
 
 def _told(recipe: Recipe, gpus: int, compute: float, communication: float) -> Estimate:

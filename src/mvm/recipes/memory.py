@@ -35,16 +35,15 @@ def training_memory(recipe: Recipe, batch: int) -> Memory:
     Against measurements that were not fitted: imagenet256-ddt-xl +0.5 %, cifar10 without Muon, skips and local
     convolutions -2 %, imagenette-ddt-s -18 % (large latents, a small network).
     """
-    shape, classes = recipe.sample_shape, len(recipe.data.class_names)
     averages = len(recipe.train.ema) + len(recipe.train.power)
     each = WEIGHT + GRADIENT + HALF + MOMENTS[recipe.train.optimizer] + AVERAGE * averages
-    return Memory(float(each * parameters(recipe.network, shape, classes)), batch * _kept(recipe))
+    return Memory(float(each * parameters(*recipe.blueprint)), batch * _kept(recipe))
 
 
 def _kept(recipe: Recipe) -> float:
     """Return the bytes that one image's blocks keep."""
     with torch.device("meta"):
-        network = build_network(recipe.network, recipe.sample_shape, len(recipe.data.class_names))
+        network = build_network(*recipe.blueprint)
     depth, width, _ = recipe.network.dimensions
     again = math.ceil(recipe.engine.recompute * depth)  # as the engine does
     tokens, head = network.side**2, 0.0

@@ -62,7 +62,7 @@ def _field_costs(recipe: Recipe, training: str) -> list[str]:
     if 0 in shape:
         return [training]
     lines = [
-        f"network   {parameters(recipe.network, shape, classes) / 1e6:.1f} M parameters, "
+        f"network   {parameters(*recipe.blueprint) / 1e6:.1f} M parameters, "
         f"{multiply_adds(recipe.network, shape, classes) / 1e9:.3g} G multiply-adds per image",
         training,
         _memory_line(recipe),

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from mvm.data import DATA_SETS
+from mvm.data import DATA_SETS, TOLD
 from mvm.network import DiTConfig
 from mvm.objective import ObjectiveConfig, RepaConfig
 from mvm.options import at_least, between, choose, finite
@@ -35,18 +35,21 @@ class DataConfig:
     """Which images: a set known by name, or any prepared folder (name "folder").
 
     path: what `mvm data prepare` wrote; default data/NAME. mirror: half of the images are shown flipped left to
-    right. channels, size and classes belong to a "folder" and are read from it when a run starts.
+    right. augment: the probability of each of five warps, of which the network is told, so that samples have none.
+    channels, size and classes belong to a "folder" and are read from it when a run starts.
     """
 
     name: str = "digits"
     path: str = ""
     mirror: bool = False
+    augment: float = 0.0
     channels: int = 0
     size: int = 0
     classes: int = 0
 
     def __post_init__(self) -> None:
         choose("data.name", self.name, {**DATA_SETS, FOLDER: None})
+        between("data.augment", self.augment, 0, 1)
         for option in ("channels", "size", "classes"):
             at_least(f"data.{option}", getattr(self, option), 0)
             if self.name != FOLDER and getattr(self, option):
@@ -231,6 +234,7 @@ class Recipe:
         self._check_objective()
         self.repa.tap(self.network.dimensions[0])  # refuses a block that is not there
         self._check_best()
+        self._check_augment()
         if self.train.optimizer == "muon" and self.engine.parallel == "fsdp":
             raise ValueError(
                 "train.optimizer='muon' orthogonalises whole matrices, which engine.parallel='fsdp' spreads; "
@@ -242,6 +246,24 @@ class Recipe:
         """(C, H, W) of what the path works on."""
         codec = self.codec
         return self.data.shape if codec.kind == "pixels" else (codec.channels, codec.side, codec.side)
+
+    @property
+    def blueprint(self) -> tuple[DiTConfig, tuple[int, int, int], int, int]:
+        """What build_network and parameters ask for: shape, sample, classes, numbers that tell of augmentation."""
+        told = TOLD if self.data.augment else 0
+        return self.network, self.sample_shape, len(self.data.class_names), told
+
+    def _check_augment(self) -> None:
+        """What does not see the warped images, or cannot be told of them, is refused."""
+        if not self.data.augment:
+            return
+        said = f"data.augment={self.data.augment}"
+        if self.codec.kind != "pixels":
+            raise ValueError(f"{said} warps pixels, and codec.kind='{self.codec.kind}' has latents; set it to 0")
+        if self.repa.encoder:
+            raise ValueError(f"{said}: repa.encoder's features are of images as they are; leave one of the two away")
+        if self.network.kind != "dit":
+            raise ValueError(f"{said} is for network.kind='dit'; a {self.network.kind} cannot be told of it")
 
     def _check_kind(self) -> None:
         """A kind that its schedule cannot sample is refused before training, not after."""

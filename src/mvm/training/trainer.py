@@ -9,8 +9,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from mvm.data import Images, Order, Resident, Store, mirror, mirrored, send
+from mvm.data import Images, Order, Resident, Store, augmentation, augmented, mirror, mirrored, send
 from mvm.model import Model, require_codec
+from mvm.network import AUGMENT_MAP
 from mvm.objective import Batch, Matching, Projector
 from mvm.recipes import AnyRecipe, Recipe
 from mvm.training import checkpoint
@@ -87,7 +88,16 @@ class Trainer:
         if self.recipe.data.mirror:
             images = mirror(images, send(flipped, images.device))
         features = self._features(indices, flipped, images)
-        return Batch(self._samples(indices, flipped, images), labels, send(seeds, images.device), features)
+        images, told = self._augmented(images, seeds)
+        return Batch(self._samples(indices, flipped, images), labels, send(seeds, images.device), features, told)
+
+    def _augmented(self, images: Tensor, seeds: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the images warped as their seeds say, and what the network is told of that; None: nothing."""
+        chance = self.recipe.data.augment
+        if not chance:
+            return images, None
+        told = augmentation(seeds, chance)
+        return augmented(images, told), send(told, images.device)
 
     def _samples(self, indices: Tensor, flipped: Tensor, images: Tensor) -> Tensor:
         """Return what the path works on: latents from the cache where there is one, else the images encoded."""
@@ -206,9 +216,16 @@ class Trainer:
 
     def start_from(self, weights: checkpoint.Weights) -> None:
         """Begin with given weights, and averages that start there; optimizer, step and warm-up are fresh."""
+        weights = self._with_own_map(weights)
         self.load_weights(weights)
         for name in self.averages.profiles:
             self.averages.restore(name, {key: value.float() for key, value in weights.items()})
+
+    def _with_own_map(self, weights: checkpoint.Weights) -> checkpoint.Weights:
+        """Return the weights with a map of augmentation, zero if they have none, where the recipe augments alone."""
+        others = {name: value for name, value in weights.items() if name != AUGMENT_MAP}
+        own = dict(self.model.network.named_parameters()).get(AUGMENT_MAP)
+        return others if own is None else {**others, AUGMENT_MAP: weights.get(AUGMENT_MAP, torch.zeros(own.shape))}
 
 
 class Kept(Protocol):

@@ -11,7 +11,7 @@ from diffusers.utils import BaseOutput
 from torch import Tensor
 
 from mvm.model import Model
-from mvm.network import DiTConfig, build_network
+from mvm.network import AUGMENT_MAP, DiTConfig, build_network
 from mvm.options import choose
 from mvm.path import as_time, schedule_named
 from mvm.recipes.reading import VARIANTS, from_dict
@@ -60,7 +60,8 @@ class MVMTransformer2DModel(ModelMixin, ConfigMixin):
             schedule=recipe.path.schedule,
             conditional=recipe.objective.conditional,
         )
-        made.network.load_state_dict(model.network.state_dict())
+        weights = model.network.state_dict()
+        made.network.load_state_dict({name: value for name, value in weights.items() if name != AUGMENT_MAP})
         return made.to(model.device).eval().requires_grad_(False)
 
     def forward(

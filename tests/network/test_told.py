@@ -1,0 +1,84 @@
+"""A network that is told what was done to its images: nothing told adds nothing, and it starts as one without."""
+
+import pytest
+import torch
+from torch.nn.functional import silu
+
+from mvm.network import AUGMENT_MAP, DDTConfig, DiT, DiTConfig, build_network, parameters
+from mvm.network.layers import patchify, unpatchify
+
+CONFIG = DiTConfig(size="tiny", depth=2, width=16, heads=2, patch=2)
+
+
+def build(told):
+    torch.manual_seed(0)
+    return DiT(CONFIG, (1, 8, 8), 5, told)
+
+
+def shaken(told):
+    """A network with every weight random; those that both kinds have are equal."""
+    network = build(told)
+    draw = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            if name != AUGMENT_MAP:
+                parameter.copy_(0.2 * torch.randn(parameter.shape, generator=draw))
+        if told:
+            network.augment.weight.copy_(torch.randn(16, told, generator=draw))
+    return network
+
+
+def inputs():
+    draw = torch.Generator().manual_seed(2)
+    return torch.randn(4, 1, 8, 8, generator=draw), torch.rand(4, generator=draw), torch.arange(4)
+
+
+def numbers(told=3):
+    return torch.randn(4, told, generator=torch.Generator().manual_seed(3))
+
+
+def test_it_starts_as_a_network_without():
+    without, with_ = build(0).state_dict(), build(3).state_dict()
+    assert with_.keys() - without.keys() == {AUGMENT_MAP}
+    assert with_[AUGMENT_MAP].shape == (16, 3)
+    assert torch.count_nonzero(with_[AUGMENT_MAP]) == 0
+    assert all(torch.equal(value, with_[name]) for name, value in without.items())
+
+
+def test_told_nothing_it_is_the_network_without():
+    want = shaken(0)(*inputs()).prediction
+    network = shaken(3)
+    assert torch.equal(network(*inputs()).prediction, want)
+    assert torch.equal(network(*inputs(), augment=torch.zeros(4, 3)).prediction, want)
+    with torch.no_grad():  # in the ways of sampling, too
+        assert torch.equal(network(*inputs()).prediction, shaken(0)(*inputs()).prediction)
+    assert not torch.allclose(network(*inputs(), augment=numbers()).prediction, want, atol=1e-2)
+
+
+def test_what_is_told_is_added_before_the_nonlinearity():
+    network = shaken(3)
+    x, level, labels = inputs()
+    c = silu(network.level(level) + network.label(labels) + numbers() @ network.augment.weight.T)
+    tokens = network.embed(patchify(x, 2))
+    for block in network.blocks:
+        tokens = block(tokens, c, network.cos, network.sin)
+    want = unpatchify(network.head(tokens, c), 2, 1, 4)
+    assert torch.allclose(network(x, level, labels, augment=numbers()).prediction, want, atol=1e-5)
+
+
+def test_the_map_learns_from_what_is_told():
+    network = shaken(3)
+    network(*inputs(), augment=numbers()).prediction.square().sum().backward()
+    assert float(network.augment.weight.grad.abs().min()) > 0
+
+
+def test_it_is_counted():
+    assert parameters(CONFIG, (1, 8, 8), 5, 3) == parameters(CONFIG, (1, 8, 8), 5) + 3 * 16
+
+
+def test_who_cannot_be_told_says_so():
+    with pytest.raises(ValueError, match=r"augment: this network can be told of none; train with data\.augment"):
+        shaken(0)(*inputs(), augment=numbers())
+    with pytest.raises(ValueError, match=r"a ddt cannot be told of augmentation; set data\.augment to 0"):
+        build_network(DDTConfig(size="tiny"), (4, 6, 6), 5, 8)
+    assert type(build_network(DDTConfig(size="tiny"), (4, 6, 6), 5, 0)).__name__ == "DDT"
