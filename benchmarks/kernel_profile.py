@@ -60,7 +60,7 @@ def training(case: str, place: Processes) -> Callable[[], object]:
 def sampling(case: str, place: Processes, batch: int) -> Callable[[], object]:
     """Return one compiled pass of a case's network."""
     recipe, _ = CASES[case]
-    network = build_network(recipe.network, recipe.sample_shape, len(recipe.data.class_names)).to(place.device)
+    network = build_network(*recipe.blueprint).to(place.device)
     network = network.eval().requires_grad_(False)
     network.compile(dynamic=False)
     x = torch.randn(batch, *recipe.sample_shape, device=place.device)

@@ -91,6 +91,7 @@ def test_any_folder_fills_in_what_it_holds(pictures, tmp_path, tiny, done):
         "name": "folder",
         "path": str(data),
         "mirror": False,
+        "augment": 0.0,
         "channels": 1,
         "size": 16,
         "classes": 10,
