@@ -62,6 +62,7 @@ METHODS = {
     "mvm-u-unit-as-flow": "MVM, u, pixels doubled, weighted as flow",
     "flow-unit": "flow matching, pixels doubled",
 }
+ADDED = {"data.augment": 0.0, "network.dropout": 0.0}  # options that stored runs do not know, and what they had
 OF_A_METHOD = ("seed", "path.schedule", "objective.kind", "objective.weight")  # in which runs may differ
 
 Way = tuple[str, float]  # a solver and its rho
@@ -224,7 +225,8 @@ def read_runs(work: Path) -> dict[str, list[Told]]:
 def _differing(a: Told, b: Told) -> list[str]:
     """Return in what two runs differ that they must have in common."""
     first, second = (
-        {**told.get("terms", {}), **{name: told[name] for name in ("steps", "images", "metric")}} for told in (a, b)
+        {**ADDED, **told.get("terms", {}), **{name: told[name] for name in ("steps", "images", "metric")}}
+        for told in (a, b)
     )
     return sorted(name for name in first.keys() | second.keys() if first.get(name) != second.get(name))
 

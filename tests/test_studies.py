@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 
 from mvm.path import LinearFlow, MeanVelocity, TimeLaw
+from mvm.recipes import load_recipe, options
 
 pytest.importorskip("matplotlib", reason="figures are drawn with matplotlib")
 
@@ -404,6 +405,15 @@ def test_terms_are_all_but_a_method_s_own(terms, tmp_path):
     lower = dataclasses.replace(law, mean=law.mean - math.log(2))
     assert found() == found(codec={"scale": 2.0}, path={"law": lower})  # twice the pixels are half the noise
     assert found() != found(codec={"scale": 2.0})
+
+
+def test_runs_from_before_an_option_was_there_had_it_off(terms, tmp_path):
+    write_runs(tmp_path, told(terms={"train.lr": 1.0}), told(seed=1, terms={"train.lr": 1.0, "data.augment": 0.0}))
+    assert len(terms.read_runs(tmp_path)["mvm-u"]) == 2
+    write_runs(tmp_path, told(seed=2, terms={"train.lr": 1.0, "data.augment": 0.1}))
+    with pytest.raises(ValueError, match=r"mvm-u-0 and mvm-u-2 differ in data\.augment;"):
+        terms.read_runs(tmp_path)
+    assert set(terms.ADDED) <= set(options(load_recipe("digits")))
 
 
 def test_a_reference_is_known_by_what_it_is_made_of(terms, tmp_path):
