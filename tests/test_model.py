@@ -13,7 +13,7 @@ from mvm.data import digits
 from mvm.model import Model, choose_device, load, shipped_models
 from mvm.path import LinearFlow, MeanVelocity, VariancePreserving
 from mvm.recipes import load_recipe, override
-from mvm.solver import Internal
+from mvm.solver import ClassifierFree, Internal, sample
 from mvm.training import checkpoint
 from mvm.training.checkpoint import DamagedCheckpoint
 from mvm.training.data import training_data
@@ -313,6 +313,20 @@ def test_likelihood_of_an_untrained_model():
     found = likelihood.log_likelihood(model, x, condition=torch.arange(3), seeds=range(3))
     assert found.tolist() == pytest.approx(want.tolist(), abs=1e-3)
     assert torch.allclose(likelihood.encode(model, x, nfe=200), x * math.exp(-a), atol=1e-3)
+
+
+def test_a_null_class_that_was_never_trained_is_not_asked():
+    """By whatever way: without labels, or as what classifier-free guidance goes from."""
+    model = shaken(tiny(objective_label_drop="0"))
+    x, labels = noise.initial(torch.arange(3), model.sample_shape), torch.tensor([1, 2, 3])
+    words = r"condition=None is the null class, and objective\.label_drop=0 trained none; give class labels"
+    assert sample(model, x, nfe=2, condition=labels).isfinite().all()
+    with pytest.raises(ValueError, match=words):
+        sample(model, x, nfe=2)
+    with pytest.raises(ValueError, match=words):
+        sample(model, x, nfe=2, condition=labels, guidance=ClassifierFree(2.0))
+    with pytest.raises(ValueError, match=words):
+        model.both(x, torch.full((3,), 0.5, dtype=torch.float64), labels)
 
 
 def test_a_model_trained_without_labels_knows_none():

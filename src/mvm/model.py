@@ -116,8 +116,14 @@ class Model(nn.Module):
 
     def _labels(self, x: Tensor, condition: Tensor | None) -> Tensor:
         """Return the labels, or the null class for all where there are none or the model knows none."""
-        if condition is not None and self.recipe.objective.conditional:
+        objective = self.recipe.objective
+        if condition is not None and objective.conditional:
             return condition
+        if not objective.has_null:
+            raise ValueError(
+                "condition=None is the null class, and objective.label_drop=0 trained none; give class labels, "
+                "without classifier-free guidance"
+            )
         return torch.full((x.shape[0],), self.network.null, dtype=torch.int64, device=x.device)
 
     def _input(self, x: Tensor) -> Tensor:

@@ -107,9 +107,14 @@ class ObjectiveConfig:
         """Whether the network ever saw a label."""
         return self.label_drop < 1
 
+    @property
+    def has_null(self) -> bool:
+        """Whether the network ever saw the null class."""
+        return self.label_drop > 0
+
     def require_guidance(self, option: str, scale: float) -> None:
         """Refuse classifier-free guidance of a network that has never seen what it goes between."""
-        if scale == 1 or 0 < self.label_drop < 1:
+        if scale == 1 or (self.conditional and self.has_null):
             return
         missing = "null class to guide from" if self.conditional else "classes to guide to"
         raise ValueError(f"{option}={scale}: objective.label_drop={self.label_drop:g} trains no {missing}; use cfg 1")

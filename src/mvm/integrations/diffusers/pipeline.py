@@ -145,8 +145,9 @@ class MVMPipeline(DiffusionPipeline):
         """Return the settings of a call."""
         given = {name: value for name, value in asked.items() if value is not None}
         settings = replace(SampleConfig(**self.config["settings"]), **given)
-        if settings.cfg != 1 and not self.transformer.config["conditional"]:
-            raise ValueError(f"guidance_scale={settings.cfg}: this network knows no classes to guide to; use 1")
+        for known, missing in (("conditional", "classes to guide to"), ("null", "null class to guide from")):
+            if settings.cfg != 1 and not self.transformer.config[known]:
+                raise ValueError(f"guidance_scale={settings.cfg}: this network knows no {missing}; use 1")
         return settings
 
     def _first(self, batch: int, generator: Generators, seeds: Sequence[int] | None, latents: Tensor | None) -> Tensor:

@@ -28,7 +28,7 @@ class MVMTransformer2DOutput(BaseOutput):
 class MVMTransformer2DModel(ModelMixin, ConfigMixin):
     """A network with the schedule and the kind it was trained for.
 
-    network_options: as in a recipe's [network]. conditional: whether it ever saw a label.
+    network_options: as in a recipe's [network]. conditional: whether it ever saw a label; null: the null class.
     """
 
     @register_to_config
@@ -40,6 +40,7 @@ class MVMTransformer2DModel(ModelMixin, ConfigMixin):
         prediction_type: str = "u",
         schedule: str = "mean-velocity",
         conditional: bool = True,
+        null: bool = True,
     ) -> None:
         super().__init__()
         self.schedule = schedule_named(schedule)
@@ -59,6 +60,7 @@ class MVMTransformer2DModel(ModelMixin, ConfigMixin):
             prediction_type=recipe.objective.kind,
             schedule=recipe.path.schedule,
             conditional=recipe.objective.conditional,
+            null=recipe.objective.has_null,
         )
         weights = model.network.state_dict()
         made.network.load_state_dict({name: value for name, value in weights.items() if name != AUGMENT_MAP})
@@ -75,6 +77,8 @@ class MVMTransformer2DModel(ModelMixin, ConfigMixin):
         batch = hidden_states.shape[0]
         level = self.schedule.level(as_time(timestep)).to(hidden_states.device).expand(batch)
         if class_labels is None or not self.config["conditional"]:
+            if not self.config["null"]:
+                raise ValueError("class_labels=None is the null class, which this network never saw; give labels")
             class_labels = torch.full((batch,), self.network.null, dtype=torch.int64, device=hidden_states.device)
         output = self.network(hidden_states.to(self.dtype), level, class_labels)
         return MVMTransformer2DOutput(output.prediction, output.inner) if return_dict else (output.prediction,)
