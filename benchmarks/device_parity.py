@@ -219,14 +219,14 @@ def norm_modulate_gaps(width: int, dtype: torch.dtype, centred: bool = False) ->
     )
 
 
-def local_gaps(width: int, dtype: torch.dtype) -> list[float]:
+def local_gaps(width: int, dtype: torch.dtype, side: int = 16, images: int = 64) -> list[float]:
     """Return the gaps of add_local: its value, gradients of the tokens and of the weight."""
     from mvm.network.kernels import add_local
 
     draw = torch.Generator(device="cuda").manual_seed(0)
-    x, grad = (torch.randn(64, 256, width, generator=draw, device="cuda").to(dtype) for _ in range(2))
+    x, grad = (torch.randn(images, side**2, width, generator=draw, device="cuda").to(dtype) for _ in range(2))
     weight = torch.randn(3, 3, width, generator=draw, device="cuda")
-    layer = Local(width, 16).to("cuda", torch.float64)
+    layer = Local(width, side).to("cuda", torch.float64)
 
     def plain(x: Tensor, weight: Tensor) -> Tensor:
         return torch.func.functional_call(layer, {"weight": weight}, (x,))
@@ -316,6 +316,9 @@ def main() -> None:
         print(f"- parted kernel, head {head}, {dtype}: likewise: {_listed(parted_gaps(head, dtype))}")
     for width, dtype in product((256, 384), (torch.float32, torch.bfloat16)):
         print(f"- add_local kernel, width {width}, {dtype}: likewise: {_listed(local_gaps(width, dtype))}")
+    for side, images in ((9, 3), (1, 1)):  # grids of no power of two, widths of no whole block
+        gaps = _listed(local_gaps(200, torch.float32, side, images))
+        print(f"- add_local kernel, width 200, {side} x {side} tokens, {images} images, float32: likewise: {gaps}")
     for width, dtype, centred in product((384, 1152), (torch.float32, torch.bfloat16), (False, True)):
         for name, measure in (("add_modulate", residual_gaps), ("norm_modulate", norm_modulate_gaps)):
             told = f"- {name} kernel, width {width}, {dtype}, centred {centred}: likewise: "

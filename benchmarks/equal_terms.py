@@ -38,7 +38,7 @@ from mvm.evaluation.sweep_findings import Gap, Result, metric_named
 from mvm.files import put_in_place, temporary_beside, write_text
 from mvm.generate import compile_network
 from mvm.model import choose_device, load
-from mvm.recipes import SampleConfig, options
+from mvm.recipes import Recipe, SampleConfig, options
 from mvm.samples import Draw
 from mvm.training.logs import METRICS
 from mvm.training.rundir import FREE
@@ -62,7 +62,6 @@ METHODS = {
     "mvm-u-unit-as-flow": "MVM, u, pixels doubled, weighted as flow",
     "flow-unit": "flow matching, pixels doubled",
 }
-ADDED = {"data.augment": 0.0, "network.dropout": 0.0}  # options that stored runs do not know, and what they had
 OF_A_METHOD = ("seed", "path.schedule", "objective.kind", "objective.weight")  # in which runs may differ
 
 Way = tuple[str, float]  # a solver and its rho
@@ -223,9 +222,9 @@ def read_runs(work: Path) -> dict[str, list[Told]]:
 
 
 def _differing(a: Told, b: Told) -> list[str]:
-    """Return in what two runs differ that they must have in common."""
+    """Return in what two runs differ that they must have in common; options added since one was made were off in it."""
     first, second = (
-        {**ADDED, **told.get("terms", {}), **{name: told[name] for name in ("steps", "images", "metric")}}
+        {**options(Recipe()), **told.get("terms", {}), **{name: told[name] for name in ("steps", "images", "metric")}}
         for told in (a, b)
     )
     return sorted(name for name in first.keys() | second.keys() if first.get(name) != second.get(name))

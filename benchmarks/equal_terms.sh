@@ -123,8 +123,8 @@ for pair in "${asked[@]}"; do
     continue
   fi
   # of the call that finished it: one whose judging failed is called again, and has nothing left to train
-  [ -f "$work/$name.seconds" ] || echo "$SECONDS" > "$work/$name.seconds"
-  trained=$(cat "$work/$name.seconds")
+  [ -f "$work/$name/seconds" ] || echo "$SECONDS" > "$work/$name/seconds"
+  trained=$(cat "$work/$name/seconds")
   wait  # for the one judged before
   judged "$method" "$seed" "$trained" &
   [ -n "${OVERLAP:-}" ] || wait

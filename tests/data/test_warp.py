@@ -11,7 +11,7 @@ from torch.nn.functional import avg_pool2d
 
 from mvm import noise
 from mvm.data import TOLD, augmentation, augmented
-from mvm.data.augment import PARTS, sources, spreads, warp
+from mvm.data.augment import sources, spreads, warp
 from mvm.latent import Pixels
 
 NAMES = ("flipped", "size", "cos", "sin", "along", "across", "right", "down")
@@ -223,8 +223,3 @@ def test_an_image_that_drew_nothing_is_bit_equal():
     assert not any(torch.equal(a, b.float()) for a, b in zip(seen[~untouched], images[~untouched], strict=True))
     assert torch.equal(Pixels((3, 8, 8)).encode(seen)[untouched], Pixels((3, 8, 8)).encode(images)[untouched])
     assert torch.equal(augmented(images, torch.zeros(60, TOLD)), images.float())
-
-
-def test_parts_are_the_five_transformations():
-    assert sorted(set(PARTS)) == list(range(5))
-    assert len(PARTS) == TOLD == 8

@@ -96,7 +96,7 @@ def test_a_batch_is_the_same_on_any_number_of_processes():
 
 
 def test_without_them_the_weights_have_no_map_and_the_steps_no_mask():
-    """The same bits as a recipe that never heard of them; either of them changes the step."""
+    """A step without them is what the objective says of the bare batch; either of them changes it."""
     found = []
     for changes in ({"data_augment": "0", "network_dropout": "0"}, {"data_augment": "0"}, {"network_dropout": "0"}):
         trainer = trainer_of(tiny(**changes))
@@ -164,7 +164,7 @@ def test_it_loads_and_samples_as_if_never_told(run, weights):
 def test_it_is_exported_and_says_so(run, tmp_path):
     export(run, tmp_path / "model", dtype="float32")
     assert torch.equal(drawn(load(tmp_path / "model")), drawn(load(run)))
-    assert "`digits`, augmented, which samples are not." in (tmp_path / "model" / "README.md").read_text()
+    assert "`digits`; warped by augmentation, which samples are not." in (tmp_path / "model" / "README.md").read_text()
 
 
 def test_weights_may_start_a_run_of_the_other_kind(run, tmp_path):

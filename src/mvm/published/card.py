@@ -80,7 +80,8 @@ def _training(config: Config, told: Told) -> str:
     lines = [
         f"- Data: `{recipe.data.name}`{stamp}"
         + (", mirrored at random" if recipe.data.mirror else "")
-        + (", augmented, which samples are not." if recipe.data.augment else "."),
+        + ("; warped by augmentation, which samples are not" if recipe.data.augment else "")
+        + ".",
         f"- {source.step:,} steps of {recipe.train.batch:,} images: {source.step * recipe.train.batch:,} images shown. "
         f"Last logged loss: {loss}.",
         f"- Recipe `{recipe.name}`, seed {recipe.seed}; every option is in `config.json`.",
