@@ -93,6 +93,7 @@ def test_version(capsys):
         (["train", "digits", "--train.lrr", "3"], "did you mean 'train.lr'"),
         (["train", "digits", "--trainn.steps=3"], "did you mean 'train.steps'"),
         (["train", "digits", "--train.lr"], "--train.lr needs a value"),
+        (["train", "digits", "--data.mirror", "--out", "x"], "--data.mirror needs a value, as in --data.mirror VALUE"),
         (["train", "digits", "--train.lr", "fast"], "--train.lr fast: a value of type float is needed"),
         (["train", "digits", "--train.steps", "1.5"], "--train.steps 1.5: a value of type int is needed"),
         (["train", "digits", "--train.lr", "-1"], "train.lr=-1"),

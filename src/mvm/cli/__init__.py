@@ -39,8 +39,8 @@ def split_overrides(tokens: list[str]) -> tuple[list[str], Overrides]:
             rest.append(token)
             continue
         value = value if equals else next(waiting, None)
-        if value is None:
-            raise ValueError(f"--{name} needs a value")
+        if value is None or (not equals and value.startswith("--")):  # the next option, not a value
+            raise ValueError(f"--{name} needs a value, as in --{name} VALUE")
         found[name] = value
     return rest, found
 
