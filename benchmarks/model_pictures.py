@@ -3,6 +3,8 @@
     python benchmarks/model_pictures.py one-noise cifar10 --cfg 3 --interval 0.6,0.8 --out cifar10-one-noise.png
     python benchmarks/model_pictures.py by-class cifar10 --cfg 3 --interval 0.6,0.8 --out cifar10-by-class.png
     python benchmarks/model_pictures.py scales cifar10 --out cifar10-scales.png    the same noise, more and more guided
+    python benchmarks/model_pictures.py augment cifar10 --cfg 3 --interval 0.6,0.8 --out cifar10-augment.png
+                                                        what data.augment would make of the model's images in training
 
 Each takes minutes on a CPU, and nothing in them is picked: seeds are 0, 1, 2, ...
 """
@@ -17,6 +19,8 @@ from PIL import Image, ImageDraw, ImageFont
 from tqdm import tqdm
 
 import mvm
+from mvm.data import augmentation, augmented
+from mvm.data.augment import PARTS
 from mvm.evaluation.sweep_findings import guidance_text, rho_name
 from mvm.files import put_in_place, temporary_beside
 from mvm.generate import class_numbers, cycle_labels, generate_all
@@ -30,6 +34,7 @@ SCALES = (  # and intervals
     (1.0, 0.0, 1.0), (1.2, 0.6, 0.8), (2.0, 0.6, 0.8), (3.0, 0.6, 0.8), (5.0, 0.6, 0.8), (2.0, 0.3, 0.9),
     (3.0, 0.3, 0.9), (3.0, 0.0, 1.0),
 )  # fmt: skip
+WARPS = ("flip", "size", "rotation", "stretch", "translation")  # as mvm.data.augment numbers them
 GAP = 2  # pixels between two images
 
 
@@ -86,6 +91,21 @@ def scales(model: mvm.Model, nfe: int) -> Image.Image:
     return labelled(body, [guidance_text(settings) for settings in every], model.classes)
 
 
+def warps(images: torch.Tensor, seeds: torch.Tensor) -> list[torch.Tensor]:
+    """Return uint8 images as they are, by each warp of data.augment alone as their seeds have it, and by all of them."""
+    told, part = augmentation(seeds, 1.0), torch.tensor(PARTS)
+    alone = [torch.where(part == number, told, 0) for number in range(len(WARPS))]
+    return [augmented(images, made).round().byte() for made in (torch.zeros_like(told), *alone, told)]
+
+
+def augment(model: mvm.Model, settings: SampleConfig) -> Image.Image:
+    """Return a row for each warp, a column for each class; the class's number is its image's seed."""
+    labels = cycle_labels((), model.num_classes, model.num_classes)
+    images = generate_all(model, labels, labels, settings).images
+    body = grid(torch.cat(warps(images, labels)), model.num_classes, 2, GAP)
+    return labelled(body, ["as it is", *WARPS, "all at once"], model.classes)
+
+
 def _guided(arguments: argparse.Namespace) -> dict[str, float]:
     low, high = map(float, arguments.interval.split(","))
     return {"cfg": arguments.cfg, "low": low, "high": high}
@@ -94,12 +114,12 @@ def _guided(arguments: argparse.Namespace) -> dict[str, float]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("one-noise", "by-class", "scales"):
+    for name in ("one-noise", "by-class", "scales", "augment"):
         command = commands.add_parser(name)
         command.add_argument("model")
         command.add_argument("--cfg", type=float, default=1.0)
         command.add_argument("--interval", default="0,1")
-        command.add_argument("--nfe", type=int, default=DEFAULT_NFE, help="of by-class and scales")
+        command.add_argument("--nfe", type=int, default=DEFAULT_NFE, help="of all but one-noise")
         command.add_argument("--columns", type=int, default=8, help="of by-class")
         command.add_argument("--classes", default="7,8", help="of one-noise, e.g. horse,ship")
         command.add_argument("--out", type=Path, required=True)
@@ -117,6 +137,8 @@ def main() -> None:
             picture = by_class(model, arguments.columns, SampleConfig(nfe=arguments.nfe, **_guided(arguments)))
         case "scales":
             picture = scales(model, arguments.nfe)
+        case "augment":
+            picture = augment(model, SampleConfig(nfe=arguments.nfe, **_guided(arguments)))
     write_picture(picture, arguments.out)
 
 

@@ -280,6 +280,23 @@ def test_pictures_of_the_shipped_digits(pictures, tmp_path, monkeypatch):
     assert Image.open(tmp_path / "x.png").size == picture.size
 
 
+def test_each_warp_is_shown_alone_and_then_all(pictures):
+    import mvm
+    from mvm.data import augmentation, augmented, digits
+    from mvm.recipes import SampleConfig
+
+    images, seeds = digits("train").images[:12], torch.arange(12)
+    plain, flipped, *others, last = pictures.warps(images, seeds)
+    assert torch.equal(plain, images)
+    tossed = augmentation(seeds, 1.0)[:, 0] == 1
+    assert 0 < tossed.sum() < 12
+    assert torch.equal(flipped, torch.where(tossed[:, None, None, None], images.flip(2), images))
+    assert torch.equal(last, augmented(images, augmentation(seeds, 1.0)).round().byte())
+    assert len(others) == 4
+    assert all((other != images).flatten(1).any(1).sum() > 8 for other in others)
+    assert pictures.augment(mvm.load("digits"), SampleConfig(nfe=1)).height == 26 + 7 * (2 * 8 + 2) + 2
+
+
 # ---- equal_terms
 
 
