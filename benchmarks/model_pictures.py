@@ -92,7 +92,7 @@ def scales(model: mvm.Model, nfe: int) -> Image.Image:
 
 
 def warps(images: torch.Tensor, seeds: torch.Tensor) -> list[torch.Tensor]:
-    """Return uint8 images as they are, by each warp of data.augment alone as their seeds have it, and by all of them."""
+    """Return uint8 images as they are, by each warp of data.augment alone as their seeds have it, and by all."""
     told, part = augmentation(seeds, 1.0), torch.tensor(PARTS)
     alone = [torch.where(part == number, told, 0) for number in range(len(WARPS))]
     return [augmented(images, made).round().byte() for made in (torch.zeros_like(told), *alone, told)]
