@@ -553,6 +553,23 @@ def test_the_page_of_equal_terms_says_what_was_measured(terms, name):
         assert set(terms.differences(runs, "mvm-u").splitlines()) <= set(said)
 
 
+def test_the_page_of_small_data_says_what_was_measured():
+    lines = (RESULTS / "small-data.jsonl").read_text(encoding="utf-8").splitlines()
+    runs = [json.loads(line) for line in lines]
+    rows = {}
+    for run in runs:
+        rows.setdefault((run["images"], run["option"]), {})[run["seed"]] = run
+    for (images, option), found in rows.items():
+        values = [run["distance"]["26"] for run in found.values()]
+        mean, loss = np.mean(values), np.mean([run["loss"] for run in found.values()])
+        base = rows[images, "none"]
+        pairs = [f"{found[s]['distance']['26'] - base[s]['distance']['26']:+.3f}" for s in found if s in base]
+        told = ", ".join(pairs) if option != "none" else ""
+        ends = f"{mean:.3f} [{min(values):.3f}, {max(values):.3f}]"
+        row = " | ".join([str(images), option, str(len(found)), ends, told, f"{loss:.3f}"]).replace("|  |", "| |")
+        assert f"| {row} |" in (RESULTS / "small-data.md").read_text(encoding="utf-8")
+
+
 # ---- the shell programs
 
 
