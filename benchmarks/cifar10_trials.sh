@@ -26,7 +26,7 @@ options() {  # options TRIAL: what differs from the recipe
     narrow) echo "--path.law.std 1.2" ;;
     as-flow) echo "--objective.weight flow" ;;
     unit) echo "--codec.scale 2 --path.law.mean -0.1931471806" ;;  # pixels of std 1 instead of 0.5, the same noise: 0.5 - log(2)
-    unit-as-flow) echo "--codec.scale 2 --path.law.mean -0.1931471806 --objective.weight flow" ;;
+    unit-as-flow) options unit && options as-flow ;;
     augment) echo "--data.augment 0.12" ;;
     dropout) echo "--network.dropout 0.1" ;;
     slow) echo "--train.lr 5e-4" ;;

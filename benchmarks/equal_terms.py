@@ -20,55 +20,42 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from equal_terms_runs import (  # beside this file
+    COMMON,
+    METHODS,
+    NFES,
+    Way,
+    best_ways,
+    differences,
+    figure,
+    go_on,
+    read_runs,
+    store,
+    table,
+)
 
 from mvm.evaluation.evaluate import Side, open_side, software
 from mvm.evaluation.extractors import Sources
 from mvm.evaluation.gather import Judge
-from mvm.evaluation.metrics import student_95
 from mvm.evaluation.moments import provenance_of
-from mvm.evaluation.report import Axes, Curve, figure_of, legend_rows, save_figure
 from mvm.evaluation.sweep import Sweep, default_metrics
-from mvm.evaluation.sweep_curves import WIDTH, scale_of
-from mvm.evaluation.sweep_findings import Gap, Result, metric_named
-from mvm.files import put_in_place, temporary_beside, write_text
+from mvm.evaluation.sweep_findings import Result
+from mvm.files import write_text
 from mvm.generate import compile_network
 from mvm.model import choose_device, load
-from mvm.recipes import Recipe, SampleConfig, options
+from mvm.recipes import SampleConfig, options
 from mvm.samples import Draw
 from mvm.training.logs import METRICS
 from mvm.training.rundir import FREE
 from mvm.training.runtime import Processes, processes
 
-NFES = (13, 26, 52)
-COMMON = ("adams", 0.0)
 OTHERS = (("adams", 1.0), ("heun", 0.0))
 FIRST = 0  # the seed on which a method's best sampler is chosen
-METHODS = {
-    "mvm-u": "MVM, u",
-    "mvm-v": "MVM, unscaled v",
-    "mvm-x0": "MVM path, x0",
-    "flow": "flow matching, linear",
-    "vp-eps": "VP, eps",
-    "vp-v": "VP, v",
-    "mvm-u-as-flow": "MVM, u, weighted as flow",
-    "mvm-v-as-flow": "MVM, unscaled v, weighted as flow",
-    "mvm-x0-as-flow": "MVM path, x0, weighted as flow",
-    "mvm-u-unit": "MVM, u, pixels doubled",
-    "mvm-u-unit-as-flow": "MVM, u, pixels doubled, weighted as flow",
-    "flow-unit": "flow matching, pixels doubled",
-}
 OF_A_METHOD = ("seed", "path.schedule", "objective.kind", "objective.weight")  # in which runs may differ
-
-Way = tuple[str, float]  # a solver and its rho
-Told = Mapping[str, Any]  # of a METHOD-SEED.json
-
-
-# ---- one run
 
 
 class Spread(NamedTuple):
@@ -100,15 +87,6 @@ def training_facts(lines: Sequence[Mapping[str, float]]) -> dict[str, Any]:
         "loss": spread([line["loss"] for line in late])._asdict(),
         "grad_norm": spread([line["grad_norm"] for line in late])._asdict(),
     }
-
-
-def best_ways(cells: Sequence[Told]) -> dict[int, Way]:
-    """Return the solver and rho of the lowest distance at each NFE."""
-    found = {}
-    for nfe in sorted({cell["nfe"] for cell in cells}):
-        top = min((cell for cell in cells if cell["nfe"] == nfe), key=lambda cell: cell["value"])
-        found[nfe] = (top["solver"], top["rho"])
-    return found
 
 
 def ways_to_judge(work: Path, method: str, seed: int) -> list[tuple[int, Way]]:
@@ -181,183 +159,6 @@ def judge(arguments: argparse.Namespace) -> None:
     told |= {**training_facts(lines), "metric": metric, "cells": [_cell(result, metric) for result in results]}
     told |= {"terms": terms_of(sweep), "software": made_by}
     write_text(work / f"{name}.json", json.dumps(told, indent=2) + "\n")
-
-
-# ---- all of them
-
-
-@dataclass(frozen=True)
-class Range:
-    """A figure over seeds."""
-
-    values: tuple[float, ...]
-    decimals: int = 2
-
-    @property
-    def mean(self) -> float:
-        return sum(self.values) / len(self.values)
-
-    def __str__(self) -> str:
-        ends = [f"{end:.{self.decimals}f}" for end in (min(self.values), max(self.values))]
-        return f"{self.mean:.{self.decimals}f}" + (f" [{', '.join(ends)}]" if len(self.values) > 1 else "")
-
-
-def read_runs(work: Path) -> dict[str, list[Told]]:
-    """Return the finished runs of a folder, or of one file, by method, seed by seed, in the order of METHODS."""
-    paths = [work] if work.is_file() else sorted(work.glob("*-[0-9]*.json"))
-    found: list[Told] = []
-    for path in paths:
-        stored = json.loads(path.read_text(encoding="utf-8"))
-        found += stored if isinstance(stored, list) else [stored]
-    if not found:
-        raise SystemExit(f"work={work}: no run is finished there; see the logs")
-    for told in found:
-        if other := _differing(found[0], told):
-            names = [f"{run['method']}-{run['seed']}" for run in (found[0], told)]
-            raise ValueError(
-                f"work={work}: {' and '.join(names)} differ in {', '.join(other)}; equal ones are compared"
-            )
-    runs = {method: sorted((r for r in found if r["method"] == method), key=lambda r: r["seed"]) for method in METHODS}
-    return {method: told for method, told in runs.items() if told}
-
-
-def _differing(a: Told, b: Told) -> list[str]:
-    """Return in what two runs differ that they must have in common; options added since one was made were off in it."""
-    first, second = (
-        {**options(Recipe()), **told.get("terms", {}), **{name: told[name] for name in ("steps", "images", "metric")}}
-        for told in (a, b)
-    )
-    return sorted(name for name in first.keys() | second.keys() if first.get(name) != second.get(name))
-
-
-def figures_by_seed(runs: Sequence[Told], nfe: int, way: Way) -> dict[int, float]:
-    """Return the figure at one setting by seed, of those that have it."""
-    cells = ((told["seed"], cell) for told in runs for cell in told["cells"])
-    return {seed: c["value"] for seed, c in cells if (c["nfe"], c["solver"], c["rho"]) == (nfe, *way)}
-
-
-def over_seeds(runs: Sequence[Told], nfe: int, way: Way) -> Range:
-    """Return the figure at one setting over the seeds that have it."""
-    values = tuple(figures_by_seed(runs, nfe, way).values())
-    return Range(values, decimals=2 if runs[0]["metric"] == "fid" else 3)
-
-
-def chosen_ways(runs: Sequence[Told]) -> dict[int, Way]:
-    """Return a method's best sampler at each NFE, chosen on the first seed there is (seed 0, which has all)."""
-    return best_ways(runs[0]["cells"])
-
-
-def table(runs: Mapping[str, Sequence[Told]]) -> str:
-    """Return the figure by method, and how loss and gradient scatter, as Markdown."""
-    ends, any_run = [f"NFE {nfe}" for nfe in NFES], next(iter(runs.values()))[0]
-    lines = [f"{any_run['steps']:,} steps; {metric_named(any_run['metric']).label} of {any_run['images']:,} images", ""]
-    lines.append(f"| method | seeds | {' | '.join(ends)} | {' | '.join(f'best, {end}' for end in ends)} |")
-    lines.append("|---" * (2 + 2 * len(NFES)) + "|")
-    for method, told in runs.items():
-        best = chosen_ways(told)
-        common = [str(over_seeds(told, nfe, COMMON)) for nfe in NFES]
-        own = [f"{over_seeds(told, nfe, best[nfe])}, {best[nfe][0]}, rho {best[nfe][1]:g}" for nfe in NFES]
-        lines.append(f"| {' | '.join([METHODS[method], str(len(told)), *common, *own])} |")
-    header = ["method", "loss", "its std / mean", "gradient norm", "its std / mean", "largest", "images/s", "seconds"]
-    lines += ["", f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
-    for method, told in runs.items():
-        shown = [_over([r["loss"]["mean"] for r in told], 4), _over([r["loss"]["relative"] for r in told], 4)]
-        shown += [_over([r["grad_norm"][part] for r in told], 3) for part in ("mean", "relative", "largest")]
-        shown += [_over([r["images_per_second"] for r in told], 0), _over([r["seconds"] for r in told], 0)]
-        lines.append(f"| {' | '.join([METHODS[method], *shown])} |")
-    return "\n".join(lines)
-
-
-def difference(runs: Sequence[Told], base: Sequence[Told], nfe: int) -> Gap | None:
-    """Return by how much a method's figure is above another's by the common sampler; None of fewer than two pairs.
-
-    Runs of one seed have their initial weights, images and noise in common. The 95 % interval is Student's, of the
-    differences of pairs: it knows trainings, not other images than those judged.
-    """
-    ours, theirs = (figures_by_seed(told, nfe, COMMON) for told in (runs, base))
-    pairs = [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
-    if len(pairs) < 2:
-        return None
-    middle, reach = float(np.mean(pairs)), student_95(len(pairs)) * float(np.std(pairs, ddof=1)) / len(pairs) ** 0.5
-    return Gap(middle, middle - reach, middle + reach, paired=True)
-
-
-def differences(runs: Mapping[str, Sequence[Told]], less: str) -> str:
-    """Return every method less one of them as Markdown, bold where the interval leaves out zero."""
-    lines = [f"| less {METHODS[less]} | pairs | {' | '.join(f'NFE {nfe}' for nfe in NFES)} |", "|---" * 5 + "|"]
-    for method, told in runs.items():
-        gaps = [difference(told, runs[less], nfe) for nfe in NFES]
-        if method != less and None not in gaps:
-            pairs = {run["seed"] for run in told} & {run["seed"] for run in runs[less]}
-            cells = [f"**{gap}**" if gap.told else f"{gap}" for gap in gaps]
-            lines.append(f"| {' | '.join([METHODS[method], str(len(pairs)), *cells])} |")
-    return "\n".join(lines)
-
-
-def _over(values: Sequence[float], decimals: int) -> str:
-    return f"{sum(values) / len(values):,.{decimals}f}"
-
-
-def _title(runs: Mapping[str, Sequence[Told]]) -> str:
-    return metric_named(next(iter(runs.values()))[0]["metric"]).title
-
-
-COMMON_TITLE, BEST_TITLE = "adams, ODE (rho 0), for all", "the best sampler of each"
-
-
-def curves_of(runs: Mapping[str, Sequence[Told]], best: bool) -> list[Curve]:
-    """Return a method's figure against NFE, each, by the common sampler or by its best; bars reach over the seeds."""
-    curves = []
-    for method, told in runs.items():
-        ways = chosen_ways(told) if best else dict.fromkeys(NFES, COMMON)
-        found = [over_seeds(told, nfe, ways[nfe]) for nfe in NFES]
-        bars = [[r.mean - min(r.values) for r in found], [max(r.values) - r.mean for r in found]]
-        curves.append(Curve(METHODS[method], NFES, [r.mean for r in found], bars if len(told) > 1 else ()))
-    return curves
-
-
-def panels(runs: Mapping[str, Sequence[Told]]) -> list[tuple[list[Curve], Axes]]:
-    """Return figures by the common sampler and by the best of each method; one where that is the common one for all."""
-    sides = {COMMON_TITLE: curves_of(runs, best=False), BEST_TITLE: curves_of(runs, best=True)}
-    if sides[COMMON_TITLE] == sides[BEST_TITLE]:
-        sides = {f"{COMMON_TITLE}: of each also the best": sides[COMMON_TITLE]}
-    y = scale_of([value for curves in sides.values() for curve in curves for value in curve.y], decades=1)
-    x = scale_of(NFES, 0, exact=True)
-    name, cost = _title(runs), "evaluations of the network per image (NFE)"
-    shared = {"log_x": x.log, "log_y": y.log, "markers": True, "ticks": x.ticks, "range_x": x.range, "ticks_y": y.ticks}
-    return [(curves, Axes(cost, name, **shared, title=side)) for side, curves in sides.items()]
-
-
-def figure(runs: Mapping[str, Sequence[Told]], out: Path) -> None:
-    drawn = panels(runs)
-    height = 3.2 + 0.2 * max(legend_rows(curves, WIDTH) for curves, _ in drawn)
-    temporary = temporary_beside(out)
-    save_figure(figure_of(drawn, WIDTH, height), temporary, out.suffix[1:])
-    put_in_place(temporary, out)
-
-
-def rounded(value: Any) -> Any:
-    """Return what was read from JSON with seven digits of every fraction: no figure here is better known."""
-    if isinstance(value, dict):
-        return {name: rounded(part) for name, part in value.items()}
-    if isinstance(value, list):
-        return [rounded(part) for part in value]
-    return float(f"{value:.7g}") if isinstance(value, float) else value
-
-
-def store(runs: Mapping[str, Sequence[Told]], out: Path) -> None:
-    """Write runs that compare into one file."""
-    lines = [json.dumps(rounded(run)) for told in runs.values() for run in told]
-    write_text(out, "[\n" + ",\n".join(lines) + "\n]\n")
-
-
-def go_on(runs: Mapping[str, Sequence[Told]], work: Path) -> None:
-    """Write stored runs where benchmarks/equal_terms.sh finds them finished; those already there stay as they are."""
-    work.mkdir(parents=True, exist_ok=True)
-    for run in (run for told in runs.values() for run in told):
-        path = work / f"{run['method']}-{run['seed']}.json"
-        if not path.exists():
-            write_text(path, json.dumps(run, indent=2) + "\n")
 
 
 def main() -> None:

@@ -183,7 +183,7 @@ CHOICES: dict[str, tuple[ModuleType, dict[str, list[Any]]]] = {
     "local": (
         local,
         {
-            "FORWARD": [(64, 8), (32, 4), (64, 4), (128, 8), (32, 2)],
+            "FORWARD": [(64, 8), (32, 4), (64, 4), (128, 8), (32, 8)],
             "BACKWARD": [(64, 8), (32, 4), (64, 4), (32, 2), (128, 16)],
         },
     ),

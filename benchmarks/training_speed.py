@@ -5,6 +5,7 @@
 A step is everything: batch, forward, backward, clipping, AdamW, one average of the weights. SiT's figures are of its
 published code on the same machine in bf16 with torch.compile, without EMA's cost counted apart.
 --warm runs a few steps of each case and measures nothing: compilation is then found in the cache.
+--plain-local: the local convolution by the compiler, whatever kernels do the rest (case cifar10-small, batch 512).
 """
 
 import argparse
@@ -19,10 +20,10 @@ from typing import Any
 import torch
 
 from mvm.bench import RandomBank, bench_training, machine, random_images, table
-from mvm.network import DiTConfig
+from mvm.network import DiTConfig, layers
 from mvm.network.pretrained import load_encoder
 from mvm.objective import RepaConfig
-from mvm.recipes import DataConfig, Recipe
+from mvm.recipes import DataConfig, Recipe, load_recipe, override
 from mvm.training.features import FeatureBank, LiveBank
 from mvm.training.optim import TrainConfig
 from mvm.training.runtime import EngineConfig, Processes
@@ -69,6 +70,8 @@ def live_teacher(chosen: Recipe, device: torch.device) -> FeatureBank:
     return LiveBank(encoder, random_images(chosen, 4 * chosen.train.batch).images.to(device), encoder.side)
 
 
+# as benchmarks/equal_terms.sh trains it: every kernel, one average
+EQUAL_TERMS = {"engine.kernels": "true", "train.ema": "0.998", "train.power": "", "train.snapshot_every": "0"}
 CASES = {
     "S": (recipe("S"), None),
     "B": (recipe("B"), None),
@@ -107,6 +110,7 @@ CASES = {
     "S-repa": (replace(recipe("S", channels=3), repa=RepaConfig(encoder="random")), cached_teacher),
     "B-repa": (replace(recipe("B", channels=3), repa=RepaConfig(encoder="random")), cached_teacher),
     "B-live": (replace(recipe("B", channels=3), repa=RepaConfig(encoder="random", cache="none")), live_teacher),
+    "cifar10-small": (override(load_recipe("cifar10-small"), EQUAL_TERMS), None),
     "smoke": (replace(recipe("S"), network=DiTConfig(size="tiny"), train=TrainConfig(batch=4)), None),
 }
 
@@ -141,7 +145,10 @@ def main() -> None:
     parser.add_argument("--warm", action="store_true")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--commit", default=commit())
+    parser.add_argument("--plain-local", action="store_true")
     options = parser.parse_args()
+    if options.plain_local:
+        layers.takes_kernels = lambda kernels, x: False  # in that module Local alone asks
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     place = Processes(device=device)
     rows = []

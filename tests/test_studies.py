@@ -37,6 +37,11 @@ def terms():
     return imported("equal_terms")
 
 
+@pytest.fixture
+def told_runs():
+    return imported("equal_terms_runs")
+
+
 def imported(name):
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(BENCHMARKS))
@@ -445,23 +450,23 @@ def test_a_reference_is_known_by_what_it_is_made_of(terms, tmp_path):
     assert told[0] == told[1] != told[2]
 
 
-def test_distances_of_pixels_have_three_digits(terms, tmp_path):
+def test_distances_of_pixels_have_three_digits(terms, told_runs, tmp_path):
     write_runs(tmp_path, told(metric="fd-pixels"), told(seed=1, shift=0.5, metric="fd-pixels"))
     runs = terms.read_runs(tmp_path)
     assert terms.table(runs).splitlines()[4].startswith("| MVM, u | 2 | 30.250 [30.000, 30.500] |")
-    assert terms.panels(runs)[0][1].y == "FD-pixels (lower is better)"
+    assert told_runs.panels(runs)[0][1].y == "FD-pixels (lower is better)"
 
 
-def test_differences_are_of_pairs_of_seeds(terms, tmp_path):
+def test_differences_are_of_pairs_of_seeds(terms, told_runs, tmp_path):
     write_runs(tmp_path, *(told(seed=seed, shift=float(seed)) for seed in range(4)))
     gains = (0.5, 0.7, 0.9)
     write_runs(tmp_path, *(told("flow", seed, seed - gain) for seed, gain in enumerate(gains)), told("vp-v"))
     runs = terms.read_runs(tmp_path)
-    found = terms.difference(runs["flow"], runs["mvm-u"], 26)
+    found = told_runs.difference(runs["flow"], runs["mvm-u"], 26)
     reach = 4.3027 * 0.2 / 3**0.5  # Student's quantile of two degrees of freedom
     assert found[:3] == pytest.approx((-0.7, -0.7 - reach, -0.7 + reach), abs=1e-6)
     assert found.told
-    assert terms.difference(runs["vp-v"], runs["mvm-u"], 26) is None
+    assert told_runs.difference(runs["vp-v"], runs["mvm-u"], 26) is None
     lines = terms.differences(runs, "mvm-u").splitlines()
     cell = "**-0.70 (-1.20 to -0.20)**"
     assert lines[2:] == [f"| flow matching, linear | 3 | {cell} | {cell} | {cell} |"]
@@ -501,10 +506,10 @@ def test_a_figure_of_some_methods(terms, tmp_path, monkeypatch):
     assert drawn == [["mvm-u", "flow", "vp-v"], ["mvm-u", "vp-v"]]
 
 
-def test_the_figure_has_bars_over_seeds(terms, tmp_path):
+def test_the_figure_has_bars_over_seeds(terms, told_runs, tmp_path):
     write_runs(tmp_path, told("flow"), told(), told(seed=1, shift=2.0))
     runs = terms.read_runs(tmp_path)
-    common, best = terms.panels(runs)
+    common, best = told_runs.panels(runs)
     assert [curve.label for curve in common[0]] == ["MVM, u", "flow matching, linear"]
     assert common[0][0].y == [31.0, 21.0, 11.0]
     assert best[0][0].y == [31.0, 20.0, 10.0]
@@ -514,13 +519,13 @@ def test_the_figure_has_bars_over_seeds(terms, tmp_path):
     assert Image.open(tmp_path / "x.png").width > 1000
 
 
-def test_one_panel_where_the_common_sampler_is_the_best(terms):
+def test_one_panel_where_the_common_sampler_is_the_best(told_runs):
     runs = {"mvm-u": [told()]}
-    common = [cell for cell in told()["cells"] if (cell["solver"], cell["rho"]) == terms.COMMON]
-    ((curves, axes),) = terms.panels({"mvm-u": [{**told(), "cells": common}]})
+    common = [cell for cell in told()["cells"] if (cell["solver"], cell["rho"]) == told_runs.COMMON]
+    ((curves, axes),) = told_runs.panels({"mvm-u": [{**told(), "cells": common}]})
     assert [curve.label for curve in curves] == ["MVM, u"]
     assert axes.title == "adams, ODE (rho 0), for all: of each also the best"
-    assert [axes.title for _, axes in terms.panels(runs)] == [terms.COMMON_TITLE, terms.BEST_TITLE]
+    assert [axes.title for _, axes in told_runs.panels(runs)] == [told_runs.COMMON_TITLE, told_runs.BEST_TITLE]
 
 
 def test_runs_are_judged_in_turn(terms, tmp_path):

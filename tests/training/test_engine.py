@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tiny_recipe import recipe_with
 from torch.utils.flop_counter import FlopCounterMode
 
 from mvm.recipes import load_recipe, override
@@ -36,8 +37,7 @@ TINY = {
 
 
 def tiny(**changes):
-    """The digits recipe made tiny; train_lr="1" changes train.lr."""
-    return override(load_recipe("digits"), {**TINY, **{k.replace("_", ".", 1): v for k, v in changes.items()}})
+    return recipe_with(TINY, **changes)
 
 
 def start(**changes):

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tiny_recipe import recipe_with
 from torch import nn
 
 from mvm.network.branches import SwiGLU
 from mvm.network.float8 import GRANULARITY
-from mvm.recipes import load_recipe, override
 from mvm.training import checkpoint
 from mvm.training.data import training_data
 from mvm.training.engine import Engine
@@ -33,8 +33,7 @@ GPU = torch.device("cuda", 0)
 
 
 def tiny(**changes):
-    """The digits recipe made tiny; train_lr="1" changes train.lr."""
-    return override(load_recipe("digits"), {**TINY, **{k.replace("_", ".", 1): v for k, v in changes.items()}})
+    return recipe_with(TINY, **changes)
 
 
 def after(steps, **changes):

@@ -4,8 +4,8 @@ import signal
 import threading
 
 import pytest
+from tiny_recipe import NETWORK, recipe_with
 
-from mvm.recipes import load_recipe, override
 from mvm.training import checkpoint
 from mvm.training.ema import Averages
 from mvm.training.interrupt import SIGNALS, Terminated, deferred_interrupt
@@ -13,10 +13,7 @@ from mvm.training.loop import train
 from mvm.training.preview import Preview
 
 TINY = {
-    "network.depth": "1",
-    "network.heads": "2",
-    "network.width": "16",
-    "network.patch": "4",
+    **NETWORK,
     "train.batch": "4",
     "train.steps": "4",
     "train.log_every": "1",
@@ -135,7 +132,7 @@ def test_another_thread_leaves_handlers_alone(outer):
 
 
 def tiny(**changes):
-    return override(load_recipe("digits"), {**TINY, **{k.replace("_", ".", 1): v for k, v in changes.items()}})
+    return recipe_with(TINY, **changes)
 
 
 def press(monkeypatch, owner, name, at, number=signal.SIGINT, times=1):

@@ -8,19 +8,16 @@ import time
 
 import pytest
 import torch
+from tiny_recipe import NETWORK, recipe_with
 
 from mvm.network import multiply_adds
-from mvm.recipes import load_recipe, override
 from mvm.training import checkpoint, logs
 from mvm.training.logs import Log, Meter, Record, Window, keep_metrics, matrix_ceiling, open_board, training_flops
 from mvm.training.loop import train
 from mvm.training.runtime import Processes
 
 TINY = {
-    "network.depth": "1",
-    "network.heads": "2",
-    "network.width": "16",
-    "network.patch": "4",
+    **NETWORK,
     "train.batch": "8",
     "train.steps": "6",
     "train.decay": "constant",
@@ -30,7 +27,7 @@ TINY = {
 
 
 def tiny(**changes):
-    return override(load_recipe("digits"), {**TINY, **{k.replace("_", ".", 1): v for k, v in changes.items()}})
+    return recipe_with(TINY, **changes)
 
 
 def record(step, loss, norm=1.0):

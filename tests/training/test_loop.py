@@ -9,12 +9,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tiny_recipe import NETWORK, recipe_with
 
 from mvm import noise
 from mvm.generate import generate_all
 from mvm.model import Model, load
 from mvm.pixels import to_uint8
-from mvm.recipes import load_recipe, override, parse_recipe
+from mvm.recipes import parse_recipe
 from mvm.solver import sample
 from mvm.training import checkpoint
 from mvm.training.data import training_data
@@ -23,10 +24,7 @@ from mvm.training.loop import train
 from mvm.training.trainer import Trainer
 
 TINY = {
-    "network.depth": "1",
-    "network.heads": "2",
-    "network.width": "16",
-    "network.patch": "4",
+    **NETWORK,
     "train.batch": "8",
     "train.steps": "4",
     "train.warmup": "2",
@@ -40,9 +38,7 @@ PARTS = ("model", "ema", "optimizer")
 
 
 def tiny(**changes):
-    """The digits recipe made tiny; train_lr="1" changes train.lr."""
-    dotted = {name.replace("_", ".", 1): value for name, value in changes.items()}
-    return override(load_recipe("digits"), {**TINY, **dotted})
+    return recipe_with(TINY, **changes)
 
 
 def go(recipe, run, **options):

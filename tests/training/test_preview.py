@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tiny_recipe import NETWORK, recipe_with
 
 from mvm import noise
 from mvm.data import Images, Resident
 from mvm.evaluation.metrics import frechet_distance, moments, shrunken_features
 from mvm.generate import generate_all
 from mvm.model import Model, load
-from mvm.recipes import PreviewConfig, load_recipe, override
+from mvm.recipes import PreviewConfig
 from mvm.training import checkpoint, preview
 from mvm.training.data import training_data
 from mvm.training.loop import train
@@ -21,10 +22,7 @@ from mvm.training.runtime import Processes
 from mvm.training.trainer import Trainer
 
 TINY = {
-    "network.depth": "1",
-    "network.heads": "2",
-    "network.width": "16",
-    "network.patch": "4",
+    **NETWORK,
     "train.batch": "8",
     "train.steps": "6",
     "train.decay": "constant",
@@ -41,7 +39,7 @@ TINY = {
 
 
 def tiny(**changes):
-    return override(load_recipe("digits"), {**TINY, **{k.replace("_", ".", 1): v for k, v in changes.items()}})
+    return recipe_with(TINY, **changes)
 
 
 def read(run, key):

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tiny_recipe import NETWORK, recipe_with
 
 from mvm.published import export
-from mvm.recipes import load_recipe, options, override, parse_recipe
+from mvm.recipes import options, override, parse_recipe
 from mvm.training import checkpoint
 from mvm.training.data import training_data
 from mvm.training.loop import train
@@ -16,10 +17,7 @@ from mvm.training.rundir import initial_weights, open_run
 from mvm.training.trainer import Trainer
 
 TINY = {
-    "network.depth": "1",
-    "network.heads": "2",
-    "network.width": "16",
-    "network.patch": "4",
+    **NETWORK,
     "train.batch": "8",
     "train.steps": "4",
     "train.decay": "constant",
@@ -33,7 +31,7 @@ TINY = {
 
 
 def tiny(**changes):
-    return override(load_recipe("digits"), {**TINY, **{k.replace("_", ".", 1): v for k, v in changes.items()}})
+    return recipe_with(TINY, **changes)
 
 
 def go(recipe, run, **given):

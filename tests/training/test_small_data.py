@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tiny_recipe import NETWORK, recipe_with
 
 import mvm
 from mvm.data import Images, augmentation, augmented, mirror, mirrored
@@ -21,10 +22,7 @@ from mvm.training.trainer import Trainer
 
 BOTH = {"data.augment": "0.3", "network.dropout": "0.2"}
 TINY = {
-    "network.depth": "1",
-    "network.heads": "2",
-    "network.width": "16",
-    "network.patch": "4",
+    **NETWORK,
     "train.batch": "8",
     "train.steps": "4",
     "train.warmup": "2",
@@ -39,9 +37,7 @@ PARTS = ("model", "ema", "power-0.1", "optimizer")
 
 
 def tiny(**changes):
-    """The digits recipe made tiny, with both on; data_augment="0" changes data.augment."""
-    dotted = {name.replace("_", ".", 1): value for name, value in changes.items()}
-    return override(load_recipe("digits"), {**TINY, **BOTH, **dotted})
+    return recipe_with({**TINY, **BOTH}, **changes)
 
 
 def trainer_of(recipe):

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from tiny_recipe import NETWORK, recipe_with
 
 from mvm.model import load
-from mvm.recipes import load_recipe, override
 from mvm.training import checkpoint, power_ema
 from mvm.training.data import training_data
 from mvm.training.ema import profiles
@@ -13,10 +13,7 @@ from mvm.training.snapshots import export_average, rebuild
 from mvm.training.trainer import Trainer
 
 TINY = {
-    "network.depth": "1",
-    "network.heads": "2",
-    "network.width": "16",
-    "network.patch": "4",
+    **NETWORK,
     "train.batch": "8",
     "train.steps": "24",
     "train.decay": "constant",
@@ -30,7 +27,7 @@ NAMES = ["ema", "ema-0.999", "ema-0", "power-0.05", "power-0.1"]
 
 
 def tiny(**changes):
-    return override(load_recipe("digits"), {**TINY, **{k.replace("_", ".", 1): v for k, v in changes.items()}})
+    return recipe_with(TINY, **changes)
 
 
 def raw(trainer):

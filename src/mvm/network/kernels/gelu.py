@@ -8,6 +8,7 @@ import triton.language as tl  # ty: ignore[import-not-found]
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
+from mvm.network.kernels.gradient import backward_by
 from mvm.network.kernels.tiles import Tiles
 
 FORWARD = Tiles(8, 128, 1, 4, 1)
@@ -87,14 +88,4 @@ def biased_gelu_backward(grad: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor,
     return out, partial.sum(0)
 
 
-def _keep(ctx, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-def _backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor]:
-    x, bias = ctx.saved_tensors
-    of_x, of_bias = biased_gelu_backward(grad, x, bias)
-    return of_x, of_bias.to(bias.dtype)
-
-
-biased_gelu.register_autograd(_backward, setup_context=_keep)
+backward_by(biased_gelu, biased_gelu_backward)

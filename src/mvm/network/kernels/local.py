@@ -13,6 +13,8 @@ import triton.language as tl  # ty: ignore[import-not-found]
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
+from mvm.network.kernels.gradient import backward_by
+
 # Chosen by benchmarks/kernel_speed.py: channels of a program, and its warps.
 FORWARD = (64, 4)
 BACKWARD = (32, 4)
@@ -28,8 +30,31 @@ def _beside(x, row, shift, column, width, SIDE: tl.constexpr, BLOCK: tl.constexp
 
 
 @triton.jit
+def _row(x, row, column, width, SIDE: tl.constexpr, BLOCK: tl.constexpr):
+    """Return a row of the grid as seen from each place: what lies left of it, the place itself, what lies right."""
+    left = _beside(x, row, -1, column, width, SIDE, BLOCK)
+    right = _beside(x, row, 1, column, width, SIDE, BLOCK)
+    return left, _beside(x, row, 0, column, width, SIDE, BLOCK), right
+
+
+@triton.jit
 def _weight(weight, number, column, width):
     return tl.load(weight + number * width + column, mask=column < width, other=0.0).to(tl.float32)[None, :]
+
+
+@triton.jit
+def _weights(weight, column, width, FIRST: tl.constexpr, STEP: tl.constexpr):
+    """Return the nine weights in reading order, or from the last by steps of -1: turned round. The middle adds x."""
+    w0 = _weight(weight, FIRST, column, width)
+    w1 = _weight(weight, FIRST + STEP, column, width)
+    w2 = _weight(weight, FIRST + 2 * STEP, column, width)
+    w3 = _weight(weight, FIRST + 3 * STEP, column, width)
+    w4 = 1 + _weight(weight, 4, column, width)
+    w5 = _weight(weight, FIRST + 5 * STEP, column, width)
+    w6 = _weight(weight, FIRST + 6 * STEP, column, width)
+    w7 = _weight(weight, FIRST + 7 * STEP, column, width)
+    w8 = _weight(weight, FIRST + 8 * STEP, column, width)
+    return w0, w1, w2, w3, w4, w5, w6, w7, w8
 
 
 @triton.jit
@@ -38,21 +63,14 @@ def local_kernel(x, weight, out, width, blocks, SIDE: tl.constexpr, BLOCK: tl.co
     column = tl.program_id(0) % blocks * COLUMNS + tl.arange(0, COLUMNS)
     x += image * (SIDE * SIDE * width)
     out += image * (SIDE * SIDE * width)
-    w0, w1, w2 = _weight(weight, 0, column, width), _weight(weight, 1, column, width), _weight(weight, 2, column, width)
-    w3, w5 = _weight(weight, 3, column, width), _weight(weight, 5, column, width)
-    w4 = 1 + _weight(weight, 4, column, width)  # the tokens themselves
-    w6, w7, w8 = _weight(weight, 6, column, width), _weight(weight, 7, column, width), _weight(weight, 8, column, width)
+    w0, w1, w2, w3, w4, w5, w6, w7, w8 = _weights(weight, column, width, 0, 1)
     place = tl.arange(0, BLOCK)
     inside = (place < SIDE)[:, None] & (column < width)[None, :]
     up_left = tl.zeros((BLOCK, COLUMNS), x.dtype.element_ty)
     up, up_right = up_left, up_left
-    left = _beside(x, 0, -1, column, width, SIDE, BLOCK)
-    middle = _beside(x, 0, 0, column, width, SIDE, BLOCK)
-    right = _beside(x, 0, 1, column, width, SIDE, BLOCK)
+    left, middle, right = _row(x, 0, column, width, SIDE, BLOCK)
     for row in tl.range(0, SIDE):
-        low_left = _beside(x, row + 1, -1, column, width, SIDE, BLOCK)
-        low = _beside(x, row + 1, 0, column, width, SIDE, BLOCK)
-        low_right = _beside(x, row + 1, 1, column, width, SIDE, BLOCK)
+        low_left, low, low_right = _row(x, row + 1, column, width, SIDE, BLOCK)
         total = w0 * up_left.to(tl.float32) + w1 * up.to(tl.float32) + w2 * up_right.to(tl.float32)
         total += w3 * left.to(tl.float32) + w4 * middle.to(tl.float32) + w5 * right.to(tl.float32)
         total += w6 * low_left.to(tl.float32) + w7 * low.to(tl.float32) + w8 * low_right.to(tl.float32)
@@ -73,23 +91,16 @@ def local_back_kernel(
     out += image * (SIDE * SIDE * width)
     partial += image * (9 * width)
     # turned round: the weight that a token's right neighbour had for it is its own for the gradient to the left
-    w0, w1, w2 = _weight(weight, 8, column, width), _weight(weight, 7, column, width), _weight(weight, 6, column, width)
-    w3, w5 = _weight(weight, 5, column, width), _weight(weight, 3, column, width)
-    w4 = 1 + _weight(weight, 4, column, width)
-    w6, w7, w8 = _weight(weight, 2, column, width), _weight(weight, 1, column, width), _weight(weight, 0, column, width)
+    w0, w1, w2, w3, w4, w5, w6, w7, w8 = _weights(weight, column, width, 8, -1)
     place = tl.arange(0, BLOCK)
     inside = (place < SIDE)[:, None] & (column < width)[None, :]
     s0 = tl.zeros((BLOCK, COLUMNS), tl.float32)
     s1, s2, s3, s4, s5, s6, s7, s8 = s0, s0, s0, s0, s0, s0, s0, s0
     up_left = tl.zeros((BLOCK, COLUMNS), grad.dtype.element_ty)
     up, up_right = up_left, up_left
-    left = _beside(grad, 0, -1, column, width, SIDE, BLOCK)
-    middle = _beside(grad, 0, 0, column, width, SIDE, BLOCK)
-    right = _beside(grad, 0, 1, column, width, SIDE, BLOCK)
+    left, middle, right = _row(grad, 0, column, width, SIDE, BLOCK)
     for row in tl.range(0, SIDE):
-        low_left = _beside(grad, row + 1, -1, column, width, SIDE, BLOCK)
-        low = _beside(grad, row + 1, 0, column, width, SIDE, BLOCK)
-        low_right = _beside(grad, row + 1, 1, column, width, SIDE, BLOCK)
+        low_left, low, low_right = _row(grad, row + 1, column, width, SIDE, BLOCK)
         value = _beside(x, row, 0, column, width, SIDE, BLOCK).to(tl.float32)
         g0, g1, g2 = up_left.to(tl.float32), up.to(tl.float32), up_right.to(tl.float32)
         g3, g4, g5 = left.to(tl.float32), middle.to(tl.float32), right.to(tl.float32)
@@ -148,14 +159,4 @@ def add_local_backward(grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor,
     return out, partial.sum(0)
 
 
-def _keep(ctx, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-def _backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor]:
-    x, weight = ctx.saved_tensors
-    of_x, of_weight = add_local_backward(grad, x, weight)
-    return of_x, of_weight.to(weight.dtype)
-
-
-add_local.register_autograd(_backward, setup_context=_keep)
+backward_by(add_local, add_local_backward)

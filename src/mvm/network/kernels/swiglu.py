@@ -11,6 +11,7 @@ import triton.language as tl  # ty: ignore[import-not-found]
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
+from mvm.network.kernels.gradient import backward_by
 from mvm.network.kernels.tiles import Tiles
 
 FORWARD = Tiles(8, 128, 1, 4, 1)
@@ -97,14 +98,4 @@ def gated_backward(grad: Tensor, both: Tensor, bias: Tensor) -> tuple[Tensor, Te
     return out, partial.sum(0)
 
 
-def _keep(ctx, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-def _backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor]:
-    both, bias = ctx.saved_tensors
-    of_both, of_bias = gated_backward(grad, both, bias)
-    return of_both, of_bias.to(bias.dtype)
-
-
-gated.register_autograd(_backward, setup_context=_keep)
+backward_by(gated, gated_backward)
