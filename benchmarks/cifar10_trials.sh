@@ -5,6 +5,7 @@
 #
 # DATA: prepared CIFAR-10. REFERENCE: its moments (mvm data stats). WEIGHTS: of the FID network. EXTRA: more options for all of them.
 # RECIPE: cifar10, or cifar10-small. ENCODER: of the trials with alignment, a folder or name with 16x16 tokens at 224 pixels (DINOv2 ViT-S/14 here).
+# SCALES: of guidance on [0.6, 0.8] that are judged, by the ODE at 26 evaluations.
 # FID of 5,000 images has a bias of about +5: good for comparing trials, not with published figures. WORK/TRIAL.json holds each result.
 set -euo pipefail
 data=$1 reference=$2 inception=$3 work=$4 steps=$5
@@ -53,7 +54,7 @@ for trial in "$@"; do
     --train.power 0.1 --train.keep_best false --preview.every 0 $changes ${EXTRA:-} --out "$work/$trial" > "$work/$trial.log" 2>&1
   trained=$SECONDS
   python3 -m mvm sweep "$work/$trial" --ref "$reference" --metrics fid --inception "$inception" --num "${NUM:-5000}" --batch "${BATCH:-1000}" \
-    --nfe 26 --rho 0,1 --precision bf16 --out "$work/$trial-sweep" >> "$work/$trial.log" 2>&1
+    --nfe 26 --rho 0 --cfg "${SCALES:-1,3}" --interval 0.6,0.8 --precision bf16 --out "$work/$trial-sweep" >> "$work/$trial.log" 2>&1
   python3 - "$work" "$trial" "$trained" <<'P'
 import csv, json, pathlib, sys
 work, trial, seconds = pathlib.Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
@@ -62,7 +63,7 @@ steps = [line for line in lines if "loss" in line]
 rates = sorted(line["images_per_second"] for line in steps)
 rows = list(csv.DictReader((work / f"{trial}-sweep" / "results.csv").open()))
 told = {"trial": trial, "seconds": seconds, "steps": steps[-1]["step"], "loss": steps[-1]["loss"], "images_per_second": rates[len(rates) // 2]}
-told |= {f"fid rho {row['rho']}": float(row["fid value"]) for row in rows}
+told |= {f"fid cfg {row['cfg']}": float(row["fid value"]) for row in rows}
 (work / f"{trial}.json").write_text(json.dumps(told) + "\n")
 print(json.dumps(told), flush=True)
 P

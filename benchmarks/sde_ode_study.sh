@@ -9,13 +9,14 @@
 #   tmin        sa at several t_min, few images, on seeds of their own: chooses t_min for grid-sa and table-sa (TMIN=1e-4 skips the choice)
 #   grid-adams  30 cells of NUM images: 5 NFE x 3 rho x without and with guidance 1.2 on [0.6, 0.8]
 #   grid-sa     the same by sa
-#   guidance    16 cells of NUM images: scales and intervals, adams, ODE, NFE 26
+#   guidance    16 cells of NUM images: scales and intervals, adams, ODE, NFE 26; SCALES and INTERVALS add others to the same folder
 #   table       the four rows of the paper's Table 1 at NFE 65, MANY images, by adams; table-sa: by sa
 #   best        the best cell of grid-adams, grid-sa and guidance, as far as they are there, with MANY images
 #   figures     tables and curves of what is there: WORK/*.md, WORK/*.png
 # Each part is a sweep in WORK/PART: a part that was stopped goes on with the cells that are missing. t_min and the best cell are chosen
 # on other images than those that are judged in the end. PACK=FILE.tgz: the figures so far, packed after every part and at a stop.
-# Sizes: NUM MANY FEW BATCH JACKKNIFE; METRICS; FAST: options of speed (empty on a CPU); NFES RHOS TMINS SCALES.
+# Sizes: NUM MANY FEW BATCH JACKKNIFE; METRICS; FAST: options of speed (empty on a CPU); NFES RHOS TMINS SCALES,
+# and INTERVALS, with blanks between them.
 set -euo pipefail
 model=$1 reference=$2 inception=$3 work=$4
 shift 4
@@ -77,8 +78,8 @@ study() {  # study PART
       t_min=$(chosen)
       swept grid-sa --num "$num" $errors --solvers sa --t-min "$t_min" --nfe "$nfes" --rho "$rhos" $paper ;;
     guidance)
-      swept guidance --num "$num" $errors --nfe 26 --rho 0 --cfg "${SCALES:-1,1.2,1.5,2,2.5,3}" --interval 0.6,0.8 --interval 0.3,0.9 \
-        --interval 0,1 ;;
+      options=$(printf -- ' --interval %s' ${INTERVALS:-0.6,0.8 0.3,0.9 0,1})
+      swept guidance --num "$num" $errors --nfe 26 --rho 0 --cfg "${SCALES:-1,1.2,1.5,2,2.5,3}" $options ;;
     table) swept table --num "$many" --seed $((2 * later)) $errors --solvers adams --nfe 65 --rho 0,0.75 $paper ;;
     table-sa)
       t_min=$(chosen)
