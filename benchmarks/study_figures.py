@@ -217,13 +217,17 @@ def curve_panels(results: Sequence[Result], top: float = math.inf) -> list[tuple
 
 
 def guidance_panels(results: Sequence[Result]) -> list[tuple[list[Curve], Axes]]:
-    """Return FID against the scale: a panel for each rho, a curve for each interval that begins without guidance."""
+    """Return FID against the scale: a panel for each rho, a curve for each interval that begins without guidance.
+
+    An interval that was tried at one scale alone is a point.
+    """
     y, name = scale_of([value(r) for r in results], decades=1), metric_named(METRIC).title
     panels = []
     for rho, cells in sorted(grouped(results, lambda r: r.rho).items()):
         plain = [r for r in cells if r.cfg == 1]
         parts = sorted(grouped((r for r in cells if r.cfg != 1), lambda r: (r.low, r.high)).items())
-        curves = [_curve(f"on [{a:g}, {b:g}]", [*plain, *part], lambda r: r.cfg, None) for (a, b), part in parts]
+        shown = [(ends, part if len(part) == 1 else [*plain, *part]) for ends, part in parts]
+        curves = [_curve(f"on [{a:g}, {b:g}]", part, lambda r: r.cfg, None) for (a, b), part in shown]
         title = f"{cells[0].solver}, {rho_name(rho)}, NFE {cells[0].nfe}"
         axes = Axes("guidance scale", name, False, y.log, markers=True, ticks_y=y.ticks, range_y=y.range, title=title)
         panels.append((curves, axes))

@@ -79,7 +79,7 @@ def test_results_come_back_from_csv(study, tmp_path):
 GRID, MANY = ("adams.csv", "grid-adams.json", "grid-sa.json"), ("table.json", "best.json")  # of the study that was run
 
 
-@pytest.mark.parametrize("files", [GRID, MANY, ("guidance.json",)])
+@pytest.mark.parametrize("files", [GRID, MANY, ("guidance.json",), ("guidance-more.json",)])
 def test_the_page_of_the_study_says_what_was_measured(study, files):
     results = Path(study.__file__).parent / "results"
     cells = study.read_results([results / "sde-ode" / name for name in files])
@@ -249,6 +249,12 @@ def test_every_interval_begins_without_guidance(study):
         (f"on [{low}, 1]", [1.0, 2.0, 3.0], [9.0, 2.0, 3.0]) for low in ("0", "0.3")
     ]
     assert axes.title == "adams, ODE (rho 0), NFE 26"
+
+
+def test_an_interval_of_one_scale_is_a_point(study):
+    cells = [cell(fid=9.0), *(cell(fid=s, cfg=s) for s in (2.0, 3.0)), cell(fid=5.0, cfg=4.0, low=0.3)]
+    ((curves, _),) = study.guidance_panels(cells)
+    assert [(curve.x, curve.y) for curve in curves] == [([1.0, 2.0, 3.0], [9.0, 2.0, 3.0]), ([4.0], [5.0])]
 
 
 # ---- model_pictures
@@ -547,7 +553,7 @@ def test_runs_are_judged_in_turn(terms, tmp_path):
 RESULTS = BENCHMARKS / "results"
 
 
-@pytest.mark.parametrize("name", ["digits", "digits-weights", "digits-controls", "cifar10"])
+@pytest.mark.parametrize("name", ["digits", "digits-weights", "digits-controls", "cifar10", "cifar10-6000"])
 def test_the_page_of_equal_terms_says_what_was_measured(terms, name):
     runs = terms.read_runs(RESULTS / "equal-terms" / f"{name}.json")
     said = (RESULTS / "equal-terms.md").read_text(encoding="utf-8").splitlines()
