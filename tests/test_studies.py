@@ -553,7 +553,9 @@ def test_runs_are_judged_in_turn(terms, tmp_path):
 RESULTS = BENCHMARKS / "results"
 
 
-@pytest.mark.parametrize("name", ["digits", "digits-weights", "digits-controls", "cifar10", "cifar10-6000"])
+@pytest.mark.parametrize(
+    "name", ["digits", "digits-weights", "digits-controls", "digits-4e-3", "digits-8e-3", "cifar10", "cifar10-6000"]
+)
 def test_the_page_of_equal_terms_says_what_was_measured(terms, name):
     runs = terms.read_runs(RESULTS / "equal-terms" / f"{name}.json")
     said = (RESULTS / "equal-terms.md").read_text(encoding="utf-8").splitlines()
@@ -579,6 +581,17 @@ def test_the_page_of_small_data_says_what_was_measured():
         ends = f"{mean:.3f} [{min(values):.3f}, {max(values):.3f}]"
         row = " | ".join([str(images), option, str(len(found)), ends, told, f"{loss:.3f}"]).replace("|  |", "| |")
         assert f"| {row} |" in (RESULTS / "small-data.md").read_text(encoding="utf-8")
+
+
+def test_the_page_of_rates_says_what_was_measured():
+    said = (RESULTS / "rates.md").read_text(encoding="utf-8").splitlines()
+    runs = [json.loads(line) for line in (RESULTS / "rates.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert len(runs) > 10
+    for run in runs:
+        rest = "" if run["rest"] == run["rate"] else f", rest {run['rest']:g}"
+        at = [f"{run['loss at'][step]:.4f}" if step in run["loss at"] else "" for step in ("300", "500", "1000")]
+        row = " | ".join([str(run["width"]), run["optimizer"], f"{run['rate']:g}{rest}", *at, f"{run['loss']:.4f}"])
+        assert f"| {row} |".replace("|  |", "| |") in said
 
 
 # ---- the shell programs

@@ -139,7 +139,7 @@ def test_a_thousand_steps_of_the_ode_are_near_the_truth(make, predictor, correct
     torch.testing.assert_close(found, 0.3 + 0.5 * x, rtol=0, atol=5e-3)
 
 
-@pytest.mark.parametrize(("schedule", "solver"), zip(SCHEDULES, FIXED, strict=True), ids=str)
+@pytest.mark.parametrize(("schedule", "solver"), list(zip(SCHEDULES, FIXED, strict=True)), ids=str)
 def test_a_thousand_steps(schedule, solver):
     """Smallest times and steps of every solver, with all the noise there may be."""
     seeds = torch.arange(2)
