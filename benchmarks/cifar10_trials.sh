@@ -32,6 +32,7 @@ options() {  # options TRIAL: what differs from the recipe
     dropout) echo "--network.dropout 0.1" ;;
     slow) echo "--train.lr 5e-4" ;;
     fast) echo "--train.lr 2e-3" ;;
+    faster) echo "--train.lr 4e-3" ;;
     local-adamw) echo "--train.optimizer adamw" ;;
     local-adamw-slow) echo "--train.optimizer adamw --train.lr 3e-4" ;;
     small-batch) echo "--train.batch 256" ;;
