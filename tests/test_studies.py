@@ -86,6 +86,18 @@ def test_the_page_of_the_study_says_what_was_measured(study, files):
     assert study.table(cells) in (results / "sde-ode.md").read_text("utf-8")
 
 
+@pytest.mark.parametrize(("cfg", "low", "high"), [(3, 0.6, 0.9), (4, 0.65, 0.8), (3, 0.65, 0.85)])
+def test_the_page_says_what_another_interval_costs(study, cfg, low, high):
+    from mvm.evaluation.sweep_findings import gap, reading
+
+    results = Path(study.__file__).parent / "results"
+    cells = {(r.cfg, r.low, r.high): r for r in study.read_results([results / "sde-ode" / "guidance-more.json"])}
+    found = gap(*(reading(cells[place], "fid") for place in ((3, 0.6, 0.8), (cfg, low, high))))
+    page = (results / "sde-ode.md").read_text("utf-8").replace("95 %: ", "").replace("\n", " ")
+    assert found.paired
+    assert f"{found.value:.2f} ({found.low:.2f} to {found.high:.2f})" in page
+
+
 @pytest.mark.parametrize("files", [GRID, MANY[:1]])
 def test_differences_on_the_page_of_the_study_are_those_of_its_cells(study, files):
     results = Path(study.__file__).parent / "results"
