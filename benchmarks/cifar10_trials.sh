@@ -12,10 +12,11 @@ data=$1 reference=$2 inception=$3 work=$4 steps=$5
 shift 5
 mkdir -p "$work"
 
+began=${BEGAN---train.lr 1e-3 --objective.weight none}  # as the recipe was when the trials began; BEGAN= takes it as it is
 plain="--network.skip false --network.local false"  # the recipe has both, and Muon
 aligned="--repa.encoder ${ENCODER:-} --repa.resolution 224"
 
-options() {  # options TRIAL: what differs from the recipe
+options() {  # options TRIAL: what differs from where they began
   case $1 in
     adamw) echo "--train.optimizer adamw $plain" ;;
     muon) echo "$plain" ;;
@@ -52,7 +53,7 @@ for trial in "$@"; do
   SECONDS=0
   # shellcheck disable=SC2086
   python3 -m mvm train "${RECIPE:-cifar10}" --data.path "$data" --train.steps "$steps" --train.warmup 200 --train.save_every "$steps" --train.snapshot_every 0 \
-    --train.power 0.1 --train.keep_best false --preview.every 0 $changes ${EXTRA:-} --out "$work/$trial" > "$work/$trial.log" 2>&1
+    --train.power 0.1 --train.keep_best false --preview.every 0 $began $changes ${EXTRA:-} --out "$work/$trial" > "$work/$trial.log" 2>&1
   trained=$SECONDS
   python3 -m mvm sweep "$work/$trial" --ref "$reference" --metrics fid --inception "$inception" --num "${NUM:-5000}" --batch "${BATCH:-1000}" \
     --nfe 26 --rho 0 --cfg "${SCALES:-1,3}" --interval 0.6,0.8 --precision bf16 --out "$work/$trial-sweep" >> "$work/$trial.log" 2>&1

@@ -9,14 +9,15 @@ from mvm.solver import Adaptive
 
 VP = {"path.schedule": "variance-preserving"}
 SCORE = {**VP, "objective.kind": "score", "objective.weight": "noise"}
+PLAIN = {"objective.weight": "none"}  # their loss as it is known; cifar10's own is weighted
 DIFFERENCES = {
-    "cifar10-ddpm": {**VP, "objective.kind": "eps"},
+    "cifar10-ddpm": {**VP, **PLAIN, "objective.kind": "eps"},
     "cifar10-score": SCORE,
     "cifar10-scoreflow": {**SCORE, "path.law.name": "lam-uniform", "path.law.t_min": 1e-5},
-    "cifar10-fm-vp": {**VP, "objective.kind": "flow"},
-    "cifar10-fm-ot": {"path.schedule": "linear-flow", "objective.kind": "flow"},
-    "cifar10-x0": {**VP, "objective.kind": "x0"},
-    "cifar10-v": {**VP, "objective.kind": "diffusion_v"},
+    "cifar10-fm-vp": {**VP, **PLAIN, "objective.kind": "flow"},
+    "cifar10-fm-ot": {**PLAIN, "path.schedule": "linear-flow", "objective.kind": "flow"},
+    "cifar10-x0": {**VP, **PLAIN, "objective.kind": "x0"},
+    "cifar10-v": {**VP, **PLAIN, "objective.kind": "diffusion_v"},
 }
 
 
