@@ -665,6 +665,37 @@ def test_no_training_begins_when_the_time_is_up(tmp_path, streams):
     assert "| flow matching, linear | 1 |" in found.stdout
 
 
+def trained(tmp_path, method, extra):
+    """The recipe's name and the options of the training that a call of equal_terms.sh would begin."""
+    recorder = tmp_path / "bin" / "python3"  # trains nothing
+    recorder.parent.mkdir()
+    recorder.write_text('#!/bin/sh\n[ "$3" = train ] && printf "%s\\n" "$@" > "$TOLD"\nexit 1\n')
+    recorder.chmod(0o755)
+    variables = {"PATH": f"{recorder.parent}:{os.environ['PATH']}", "TOLD": str(tmp_path / "told"), "EXTRA": extra}
+    command = ["bash", BENCHMARKS / "equal_terms.sh", "D", "ref", "weights", str(tmp_path / "W"), "2000", f"{method}:0"]
+    subprocess.run(command, capture_output=True, timeout=60, env={**os.environ, **variables})
+    module, program, _, recipe, *tokens = (tmp_path / "told").read_text().splitlines()
+    assert (module, program) == ("-m", "mvm")
+    tokens = [part for token in tokens if token != "--resume" for part in token.split("=", 1)]  # --a.b=c or --a.b c
+    return recipe, {name.removeprefix("--"): value for name, value in zip(tokens[::2], tokens[1::2], strict=True)}
+
+
+@pytest.mark.parametrize(("method", "rate", "name"), [("mvm-u", "1e-3", "cifar10"), ("flow", "4e-3", "cifar10-4e-3")])
+def test_the_program_still_trains_what_was_measured(tmp_path, method, rate, name):
+    """Recipes change: the terms of kept runs are those that their command has today."""
+    from mvm.recipes import load_recipe, options, override
+
+    extra = "--engine.kernels true" if rate == "1e-3" else f"--engine.kernels true --train.lr {rate}"
+    recipe, asked = trained(tmp_path, method, extra)
+    asked = {key: value for key, value in asked.items() if key not in ("out", "data.path")}
+    today = json.loads(json.dumps(options(override(load_recipe(recipe), asked))))
+    runs = json.loads((RESULTS / "equal-terms" / f"{name}.json").read_text(encoding="utf-8"))
+    kept = next(run["terms"] for run in runs if (run["method"], run["seed"]) == (method, 0))
+    assert kept["train.lr"] == float(rate)
+    assert {key: today[key] for key in kept if "." in key} == {key: value for key, value in kept.items() if "." in key}
+    assert (today["name"], today["objective.weight"]) == (kept["name"], "none")
+
+
 def test_every_method_of_the_table_can_be_run(terms, tmp_path):
     write_runs(tmp_path, told("flow", steps=3))
     found = equal_terms(tmp_path, *(f"{method}:1" for method in terms.METHODS), UNTIL="0")
