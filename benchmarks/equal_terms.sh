@@ -13,7 +13,8 @@
 # Equal terms are an equal law of log-SNR: lam ~ N(0.5, 1.5^2) for every path, whatever t that is there, and the plain square error of
 # the method's own target. In x0 at equal lam all losses are weights of lam times one error, so methods differ by that weight, by what
 # the network puts out, by the scale of what it is given, and by the path the sampler knows. Literature's uniform t would be another law of lam on each path.
-# One rate serves all (1e-3; digits 2e-3); it was tuned for none. EXTRA="--train.lr 4e-3" is far better for u and flow. Muon and Adam do not feel the scale of a loss, clipping at norm 1 does.
+# One rate serves all (1e-3; digits 2e-3); it was tuned for none. EXTRA="--train.lr 4e-3" is far better for u and flow.
+# Muon and Adam do not feel the scale of a loss, clipping at norm 1 does.
 # WORK/METHOD-SEED.json: figures of a finished one, which is skipped; one that was stopped goes on. PACK=FILE.tgz: those files, packed.
 # STREAMS=2: two runs at a time, each of a method of its own (seeds after the first need their method's seed 0); several calls may share a WORK so.
 # OVERLAP=1: a run is judged while the next one is trained. With either, starts and compilations cost less, but seconds and images/s are of
@@ -29,8 +30,9 @@ law="--path.law.name lam-normal --path.law.mean 0.5 --path.law.std 1.5"
 if [ "$data" = digits ]; then
   setting=(digits) num=${NUM:-1000} fast=${FAST-}
 else
-  # the network and the optimizer of the model that ships, without alignment, at the rate it was trained with; averages of 2,000 steps reach back 200
-  setting=(cifar10-small --data.path "$data" --train.lr 1e-3 --train.warmup 200 --train.ema 0.998 --train.power= --repa.encoder= --objective.weight none)
+  # the network, optimizer and rate of the model that ships, without alignment; averages of 2,000 steps reach back 200 whatever their decay
+  setting=(cifar10-small --data.path "$data" --train.lr 1e-3 --train.warmup 200 --train.ema 0.998 --train.power= --repa.encoder=
+    --objective.weight none)
   num=${NUM:-10000} fast=${FAST---precision bf16 --compile}
 fi
 kept="--train.save_every 1000 --train.keep 1 --train.snapshot_every 0 --train.keep_best false --preview.every 0 --train.log_every 10"

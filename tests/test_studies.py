@@ -20,6 +20,7 @@ from mvm.path import LinearFlow, MeanVelocity, TimeLaw
 pytest.importorskip("matplotlib", reason="figures are drawn with matplotlib")
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+RESULTS = BENCHMARKS / "results"
 
 
 @pytest.fixture(scope="module")
@@ -79,25 +80,22 @@ def test_results_come_back_from_csv(study, tmp_path):
 GRID, MANY = ("adams.csv", "grid-adams.json", "grid-sa.json"), ("table.json", "best.json")  # of the study that was run
 
 
-@pytest.mark.parametrize("files", [GRID, MANY, ("guidance.json",), ("guidance-more.json",)])
-def test_the_page_of_the_study_says_what_was_measured(study, files):
-    results = Path(study.__file__).parent / "results"
-    cells = study.read_results([results / "sde-ode" / name for name in files])
-    assert study.table(cells) in (results / "sde-ode.md").read_text("utf-8")
-
-
-@pytest.mark.parametrize("name", ["guidance", "best"])
-def test_the_page_of_the_larger_model_says_what_was_measured(study, name):
-    results = Path(study.__file__).parent / "results"
-    found = study.read_results([results / "larger" / f"{name}.json"])
-    assert study.table(found) in (results / "larger.md").read_text("utf-8")
+@pytest.mark.parametrize(
+    ("page", "files"),
+    [
+        *(("sde-ode", files) for files in (GRID, MANY, ("guidance.json",), ("guidance-more.json",))),
+        *(("larger", files) for files in (("guidance.json",), ("best.json",))),
+    ],
+)
+def test_the_page_of_a_study_says_what_was_measured(study, page, files):
+    cells = study.read_results([RESULTS / page / name for name in files])
+    assert study.table(cells) in (RESULTS / f"{page}.md").read_text("utf-8")
 
 
 def test_the_page_of_the_larger_model_has_the_losses_that_were_logged(study):
-    results = Path(study.__file__).parent / "results"
-    lines = (results / "larger" / "metrics.jsonl").read_text("utf-8").splitlines()
+    lines = (RESULTS / "larger" / "metrics.jsonl").read_text("utf-8").splitlines()
     logged = {row["step"]: row for row in map(json.loads, lines) if "loss" in row}
-    page = (results / "larger.md").read_text("utf-8")
+    page = (RESULTS / "larger.md").read_text("utf-8")
     for step in (500, 1200, 2000, 4000, 8000, 10000):
         row = logged[step]
         assert f"| {step:,} | {row['loss']:.4f} | {row['repa']:.3f} | {row['grad_norm']:.3f} |" in page
@@ -106,31 +104,34 @@ def test_the_page_of_the_larger_model_has_the_losses_that_were_logged(study):
     assert sum(row["skipped"] for row in logged.values()) == 0
 
 
-@pytest.mark.parametrize(("cfg", "low", "high"), [(3, 0.6, 0.9), (4, 0.65, 0.8), (3, 0.65, 0.85)])
-def test_the_page_says_what_another_interval_costs(study, cfg, low, high):
+@pytest.mark.parametrize(
+    ("file", "best", "other"),
+    [
+        *(("sde-ode/guidance-more", 3, other) for other in ((3, 0.6, 0.9), (4, 0.65, 0.8), (3, 0.65, 0.85))),
+        *(("larger/guidance", 2.5, other) for other in ((2, 0.6, 0.8), (3, 0.6, 0.8))),
+    ],
+)
+def test_the_page_says_what_other_guidance_costs(study, file, best, other):
     from mvm.evaluation.sweep_findings import gap, reading
 
-    results = Path(study.__file__).parent / "results"
-    cells = {(r.cfg, r.low, r.high): r for r in study.read_results([results / "sde-ode" / "guidance-more.json"])}
-    found = gap(*(reading(cells[place], "fid") for place in ((3, 0.6, 0.8), (cfg, low, high))))
-    page = (results / "sde-ode.md").read_text("utf-8").replace("95 %: ", "").replace("\n", " ")
+    cells = {(r.cfg, r.low, r.high): r for r in study.read_results([RESULTS / f"{file}.json"])}
+    found = gap(*(reading(cells[place], "fid") for place in ((best, 0.6, 0.8), other)))
+    page = (RESULTS / f"{Path(file).parent}.md").read_text("utf-8").replace("95 %: ", "").replace("\n", " ")
     assert found.paired
     assert f"{found.value:.2f} ({found.low:.2f} to {found.high:.2f})" in page
 
 
 @pytest.mark.parametrize("files", [GRID, MANY[:1]])
 def test_differences_on_the_page_of_the_study_are_those_of_its_cells(study, files):
-    results = Path(study.__file__).parent / "results"
-    found = study.differences(study.read_results([results / "sde-ode" / name for name in files]))
-    page = (results / "sde-ode.md").read_text("utf-8")
+    found = study.differences(study.read_results([RESULTS / "sde-ode" / name for name in files]))
+    page = (RESULTS / "sde-ode.md").read_text("utf-8")
     assert found
     assert [title for title, rows in found.items() if rows not in page] == []
 
 
 def test_the_page_of_the_study_has_the_t_min_that_was_found(study):
-    results = Path(study.__file__).parent / "results"
-    cells = study.read_results([results / "sde-ode" / "tmin.json"])
-    page = (results / "sde-ode.md").read_text("utf-8")
+    cells = study.read_results([RESULTS / "sde-ode" / "tmin.json"])
+    page = (RESULTS / "sde-ode.md").read_text("utf-8")
     for t_min in {study.parse_solver(r.solver)[1] for r in cells}:
         of = {(r.nfe, r.rho): r for r in cells if study.parse_solver(r.solver)[1] == t_min}
         row = [f"{study.value(of[nfe, rho]):.2f}" for nfe in (13, 39) for rho in (0.0, 0.75)]
@@ -582,13 +583,12 @@ def test_runs_are_judged_in_turn(terms, tmp_path):
     assert seen == ["first", "second"]
 
 
-RESULTS = BENCHMARKS / "results"
-CIFAR10 = ["cifar10", "cifar10-6000", "cifar10-4e-3"]
-
-
 @pytest.mark.parametrize(
     "name",
-    ["digits", "digits-weights", "digits-controls", "digits-4e-3", "digits-8e-3", *CIFAR10],
+    [
+        *("digits", "digits-weights", "digits-controls", "digits-4e-3", "digits-8e-3"),
+        *("cifar10", "cifar10-6000", "cifar10-4e-3"),
+    ],
 )
 def test_the_page_of_equal_terms_says_what_was_measured(terms, name):
     runs = terms.read_runs(RESULTS / "equal-terms" / f"{name}.json")
@@ -640,8 +640,8 @@ def test_the_pages_say_what_the_kept_trials_had():
 # ---- the shell programs
 
 
-def equal_terms(work, *pairs, **variables):
-    command = ["bash", BENCHMARKS / "equal_terms.sh", "data", "ref", "weights", str(work), "3", *pairs]
+def equal_terms(work, *pairs, steps=3, **variables):
+    command = ["bash", BENCHMARKS / "equal_terms.sh", "data", "ref", "weights", str(work), str(steps), *pairs]
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # its python3 is the one that runs the tests
     environment = {**os.environ, "PATH": path, **variables}
     return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
@@ -671,10 +671,9 @@ def trained(tmp_path, method, extra):
     recorder.parent.mkdir()
     recorder.write_text('#!/bin/sh\n[ "$3" = train ] && printf "%s\\n" "$@" > "$TOLD"\nexit 1\n')
     recorder.chmod(0o755)
-    variables = {"PATH": f"{recorder.parent}:{os.environ['PATH']}", "TOLD": str(tmp_path / "told"), "EXTRA": extra}
-    command = ["bash", BENCHMARKS / "equal_terms.sh", "D", "ref", "weights", str(tmp_path / "W"), "2000", f"{method}:0"]
-    subprocess.run(command, capture_output=True, timeout=60, env={**os.environ, **variables})
-    module, program, _, recipe, *tokens = (tmp_path / "told").read_text().splitlines()
+    path, told = f"{recorder.parent}:{os.environ['PATH']}", tmp_path / "told"
+    equal_terms(tmp_path / "W", f"{method}:0", steps=2000, PATH=path, TOLD=str(told), EXTRA=extra)
+    module, program, _, recipe, *tokens = told.read_text().splitlines()
     assert (module, program) == ("-m", "mvm")
     tokens = [part for token in tokens if token != "--resume" for part in token.split("=", 1)]  # --a.b=c or --a.b c
     return recipe, {name.removeprefix("--"): value for name, value in zip(tokens[::2], tokens[1::2], strict=True)}
@@ -858,14 +857,12 @@ def test_copies_are_looked_for_in_files(copies, tmp_path, monkeypatch, capsys):
     others = torch.randint(256, (30, 8, 8, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     copied = photos[7:9].permute(0, 2, 3, 1).numpy()
     np.savez(tmp_path / "s.npz", arr_0=copied)
-    np.savez(tmp_path / "p.npz", test=others.numpy())
+    np.savez(tmp_path / "p.npz", images=others.numpy())
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["x", "s.npz", "--data", "data", "--held-out", "p.npz", "--out", "n.png"])
     copies.main()
     assert "| samples | 2 | 0.0 | 0.000 | 0.000 | 2 (100.0%; 34.2% to 100.0%) |" in capsys.readouterr().out
     assert (cells(Image.open("n.png"), 16, copies.GAP, 2)[0] == copied).all()
-    with pytest.raises(ValueError, match="no 'test' of images"):
-        copies.taken(Path("s.npz"), "test")
     with pytest.raises(ValueError, match=r"images are \[3, 4, 4\], the training images \[3, 8, 8\]"):
         copies.neighbours(photographs(1, 0), photos)
 
