@@ -1,13 +1,17 @@
 """`import mvm` is light, and says what it has."""
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import mvm
+from mvm.options import DISTRIBUTION
 
+ROOT = Path(__file__).parent.parent
 HEAVY = ("torch", "numpy", "PIL", "matplotlib", "cyclopts", "tqdm", "safetensors", "torchdiffeq")
 NEVER = ("transformers", "diffusers", "matplotlib", "gradio", "torchvision", "scipy", "sklearn", "torchdiffeq")
 
@@ -78,4 +82,23 @@ def test_unknown_attribute(name):
 def test_version_is_the_packages():
     from importlib.metadata import version
 
-    assert mvm.__version__ == version("mvm")
+    assert mvm.__version__ == version(DISTRIBUTION)
+
+
+def test_one_version_everywhere():
+    """The citation cannot import it, and the changelog must say what it brought."""
+    assert re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.M)[1] == mvm.__version__
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.M)[1]
+    assert newest in (mvm.__version__, "Unreleased")
+
+
+def test_no_text_sends_users_to_another_project_s_package():
+    """`mvm` on the package index is not ours; every hint to install goes by options.install."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    wrong = re.compile(rb"pip3? install[^\n]{0,40}?[ '\"=]mvm\b(?!-)")
+    bad = [name for name in listed.stdout.splitlines() if wrong.search((ROOT / name).read_bytes())]
+    assert bad == []
+    written = [path for path in (ROOT / "src").rglob("*.py") if "pip install" in path.read_text()]
+    assert [path.name for path in written] == ["options.py"]

@@ -465,7 +465,7 @@ def test_parquet_is_as_on_hubs(finished, tmp_path):
 
 def test_parquet_without_pyarrow_is_refused_before_the_work(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ValueError, match=r"pip install 'mvm\[data\]'"):
+    with pytest.raises(ValueError, match=r"pip install 'mean-velocity-matching\[data\]'"):
         module.check_set(tmp_path / "x.parquet", 5)
 
 

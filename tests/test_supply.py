@@ -32,7 +32,7 @@ def own_requirements():
     told = PROJECT["project"]
     extras = [line for lines in told["optional-dependencies"].values() for line in lines]
     asked = [Requirement(line) for line in (*told["dependencies"], *extras, *PROJECT["build-system"]["requires"])]
-    return [one for one in asked if one.name != "mvm"]
+    return [one for one in asked if one.name != PROJECT["project"]["name"]]
 
 
 def test_what_users_install_is_bounded_above():

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mvm import __version__
+from mvm.options import DISTRIBUTION
 
 ROOT = Path(__file__).resolve().parents[1]
 LONGEST = 60  # of a licence's name; what is longer is its text
@@ -138,7 +139,7 @@ def _component(package: Package, kind: str = "library") -> dict[str, Any]:
 
 def bill(found: list[Package]) -> dict[str, Any]:
     """Return the software bill of materials, CycloneDX 1.6; equal packages give an equal bill, to the last digit."""
-    own = Package("mvm", __version__, "Apache-2.0", tuple(p.name for p in found))
+    own = Package(DISTRIBUTION, __version__, "Apache-2.0", tuple(p.name for p in found))
     addresses = {p.name: p.purl for p in found}
     serial = uuid.uuid5(uuid.NAMESPACE_URL, " ".join([own.purl, *addresses.values()]))
     return {

@@ -11,7 +11,7 @@ Nothing heavy is imported until it is used: `import mvm` takes milliseconds.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from mvm import bridge, noise, oracle, path, solver

@@ -7,6 +7,18 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+DISTRIBUTION = "mean-velocity-matching"  # the name to install by; "mvm" on the package index is another project
+
+
+def install(extra: str) -> str:
+    """Return the command that installs an extra."""
+    return f"pip install '{DISTRIBUTION}[{extra}]'"
+
+
+def needs(what: str, package: str, extra: str) -> str:
+    """Return the message that `what` needs a package, and how to install it."""
+    return f"{what} needs {package}; install it with: {install(extra)}"
+
 
 def nearest(name: str, choices: Iterable[str]) -> str:
     """Return the hint " (did you mean 'x'?)", or "" when nothing is close."""

@@ -18,6 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from mvm.files import put_in_place, temporary_beside
+from mvm.options import needs
 
 Stream = Iterable[tuple[Tensor, Tensor]]
 Shape = tuple[int, int, int, int]  # N, C, H, W of a whole stream
@@ -126,7 +127,7 @@ def _parquet() -> Any:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise ValueError("parquet files need pyarrow: pip install 'mvm[data]'") from error
+        raise ValueError(needs("a parquet file", "pyarrow", "data")) from error
     return pyarrow
 
 

@@ -13,7 +13,9 @@ from mvm.app.shelf import Shelf
 from mvm.cli import run
 from mvm.cli.web import web
 
-page = pytest.importorskip("mvm.app.page", reason="the page needs gradio: mvm[web]", exc_type=ImportError)
+page = pytest.importorskip(
+    "mvm.app.page", reason="the page needs gradio: mean-velocity-matching[web]", exc_type=ImportError
+)
 
 
 def test_the_theme_names_no_font_to_fetch():
@@ -84,7 +86,9 @@ def test_without_gradio_the_command_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "gradio", None)
     monkeypatch.delitem(sys.modules, "mvm.app.page")
     assert run(["app"]) == 2
-    assert "the page needs gradio; install it with: pip install 'mvm[web]'" in capsys.readouterr().err
+    assert (
+        "the page needs gradio; install it with: pip install 'mean-velocity-matching[web]'" in capsys.readouterr().err
+    )
 
 
 def test_the_document_tells_of_every_option():

@@ -16,7 +16,9 @@ from mvm.generate import generate_batch
 from mvm.model import load
 
 sync_playwright = pytest.importorskip("playwright.sync_api", reason="the browser test needs playwright").sync_playwright
-serve = pytest.importorskip("mvm.app.page", reason="the page needs gradio: mvm[web]", exc_type=ImportError).serve
+serve = pytest.importorskip(
+    "mvm.app.page", reason="the page needs gradio: mean-velocity-matching[web]", exc_type=ImportError
+).serve
 CHROMIUM = shutil.which("chromium")
 if CHROMIUM is None:
     pytest.skip("the browser test needs chromium on the PATH (Debian: apt install chromium)", allow_module_level=True)

@@ -13,7 +13,7 @@ from mvm.latent import load_rae
 from mvm.pixels import to_uint8
 from mvm.recipes import shipped
 
-transformers = pytest.importorskip("transformers", reason="needs mvm[encoders]")
+transformers = pytest.importorskip("transformers", reason="needs mean-velocity-matching[encoders]")
 
 
 @pytest.fixture(scope="module")

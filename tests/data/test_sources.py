@@ -517,4 +517,4 @@ def test_without_pyarrow(tmp_path):
     )
     command = [sys.executable, "-c", program, str(tmp_path / "d.parquet")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "parquet files need pyarrow: pip install 'mvm[data]'"
+    assert done.stdout.strip() == "parquet files need pyarrow: pip install 'mean-velocity-matching[data]'"

@@ -158,7 +158,7 @@ def test_effnet_gives_that_summary(lite, monkeypatch):
 
 @pytest.fixture
 def dino(tmp_path):
-    transformers = pytest.importorskip("transformers", reason="needs mvm[encoders]")
+    transformers = pytest.importorskip("transformers", reason="needs mean-velocity-matching[encoders]")
     model = stirred(transformers.Dinov2Model(transformers.Dinov2Config(**SMALL, image_size=16)))
     model.save_pretrained(tmp_path / "secret" / "tiny-dino")
     return model, tmp_path / "secret" / "tiny-dino"
@@ -186,7 +186,7 @@ def test_dino_tells_its_name_and_weights_but_not_its_place(dino):
 
 
 def test_models_without_a_class_token_give_a_mean(tmp_path):
-    transformers = pytest.importorskip("transformers", reason="needs mvm[encoders]")
+    transformers = pytest.importorskip("transformers", reason="needs mean-velocity-matching[encoders]")
     config = transformers.SiglipVisionConfig(**SMALL, intermediate_size=24, image_size=16)
     stirred(transformers.SiglipVisionModel(config)).save_pretrained(tmp_path)
     encoder = load_encoder(str(tmp_path), 16)

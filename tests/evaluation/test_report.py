@@ -148,7 +148,7 @@ def test_missing_matplotlib_says_what_to_install(monkeypatch):
         raise ImportError(name)
 
     monkeypatch.setattr(report.importlib, "import_module", missing)
-    with pytest.raises(ValueError, match=r"pip install 'mvm\[plots\]'"):
+    with pytest.raises(ValueError, match=r"pip install 'mean-velocity-matching\[plots\]'"):
         plot_svg([Curve("a", [1], [1])], Axes("x", "y"))
 
 

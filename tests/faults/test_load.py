@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 
-pytest.importorskip("gradio", reason="the page needs gradio: mvm[web]")
+pytest.importorskip("gradio", reason="the page needs gradio: mean-velocity-matching[web]")
 
 from tests.faults.load import crowd, flood, forms, leave_in_the_middle, lone_answers, memory, sampling_peak
 from tests.faults.visitors import page_at

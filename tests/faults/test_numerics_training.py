@@ -16,7 +16,7 @@ from mvm.training.decoder_trainer import DecoderTrainer
 from mvm.training.features import TensorBank
 from mvm.training.loop import train
 
-transformers = pytest.importorskip("transformers", reason="needs mvm[encoders]")
+transformers = pytest.importorskip("transformers", reason="needs mean-velocity-matching[encoders]")
 
 OPTIMIZERS = ["adamw", "muon"]
 BAD = [math.nan, math.inf, -math.inf]

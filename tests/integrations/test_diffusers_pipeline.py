@@ -259,7 +259,7 @@ def test_models_that_do_not_fit_are_refused(model):
 def test_missing_library_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "diffusers", None)
     monkeypatch.delitem(sys.modules, "mvm.integrations.diffusers")
-    with pytest.raises(ImportError, match=r"pip install 'mvm\[diffusers\]'"):
+    with pytest.raises(ImportError, match=r"pip install 'mean-velocity-matching\[diffusers\]'"):
         importlib.import_module("mvm.integrations.diffusers")
 
 

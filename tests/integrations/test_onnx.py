@@ -174,7 +174,7 @@ def test_what_cannot_be_exported_is_refused(model, tmp_path, monkeypatch, capsys
 
 def test_missing_library_is_named(model, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
-    with pytest.raises(ValueError, match=r"pip install 'mvm\[onnx\]'"):
+    with pytest.raises(ValueError, match=r"pip install 'mean-velocity-matching\[onnx\]'"):
         onnx.write_onnx(model, tmp_path / "no.onnx")
 
 

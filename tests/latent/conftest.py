@@ -16,7 +16,7 @@ def stirred(model, seed=0):
 
 
 def make_model(kind, seed=0):
-    transformers = pytest.importorskip("transformers", reason="needs mvm[encoders]")
+    transformers = pytest.importorskip("transformers", reason="needs mean-velocity-matching[encoders]")
     if kind == "dinov2":
         model = transformers.Dinov2Model(transformers.Dinov2Config(**SMALL, image_size=16))
     elif kind == "dinov2_with_registers":

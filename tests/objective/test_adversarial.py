@@ -18,7 +18,7 @@ from mvm.objective.adversarial import (
     quarter_blocks,
 )
 
-transformers = pytest.importorskip("transformers", reason="needs mvm[encoders]")
+transformers = pytest.importorskip("transformers", reason="needs mean-velocity-matching[encoders]")
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "num_channels": 3, "patch_size": 4}
 DEEP = {**SMALL, "intermediate_size": 24}

@@ -14,7 +14,7 @@ from mvm.objective import reconstruction
 from mvm.objective.adversarial import Discriminator, Features, discriminator_hinge, eight_bit
 from mvm.objective.reconstruction import Reconstruction, ReconstructionConfig, build
 
-transformers = pytest.importorskip("transformers", reason="needs mvm[encoders]")
+transformers = pytest.importorskip("transformers", reason="needs mean-velocity-matching[encoders]")
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_channels": 3, "patch_size": 4}
 SEEDS = torch.arange(8)

@@ -14,7 +14,7 @@ from mvm.published import export, read_config, write
 from mvm.training import checkpoint
 from mvm.training.rundir import initial_weights
 
-yaml = pytest.importorskip("yaml", reason="comes with mvm[hub]")
+yaml = pytest.importorskip("yaml", reason="comes with mean-velocity-matching[hub]")
 
 
 def names(folder):

@@ -10,7 +10,7 @@ from mvm.model import is_model
 from mvm.published.files import FILES
 from mvm.published.hub import HubId, as_hub_id, fetch, parse_hub_id, push
 
-hub = pytest.importorskip("huggingface_hub", reason="needs mvm[hub]")
+hub = pytest.importorskip("huggingface_hub", reason="needs mean-velocity-matching[hub]")
 errors = pytest.importorskip("huggingface_hub.errors")
 
 

@@ -22,7 +22,7 @@ from mvm.training.decoder_preview import known_figures, pairs, quality
 from mvm.training.decoder_trainer import HEADS, DecoderTrainer
 from mvm.training.loop import train
 
-transformers = pytest.importorskip("transformers", reason="needs mvm[encoders]")
+transformers = pytest.importorskip("transformers", reason="needs mean-velocity-matching[encoders]")
 
 COUNT, HELD_OUT, SIDE = 24, 5, 16
 SMALL = {"hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2, "num_channels": 3, "patch_size": 4}

@@ -16,7 +16,7 @@ from mvm.training.features import LiveBank
 from mvm.training.loop import train
 from mvm.training.trainer import Trainer
 
-transformers = pytest.importorskip("transformers", reason="needs mvm[encoders]")
+transformers = pytest.importorskip("transformers", reason="needs mean-velocity-matching[encoders]")
 
 TINY = {
     "network.depth": "2",

@@ -33,7 +33,7 @@ def web(
     """
     from mvm.app.shelf import Shelf, offered
     from mvm.model import choose_device
-    from mvm.options import at_least, between
+    from mvm.options import at_least, between, needs
 
     at_least("queue", queue, 1)
     if port is not None:
@@ -43,6 +43,6 @@ def web(
     except ModuleNotFoundError as error:
         if error.name != "gradio":
             raise
-        raise ValueError("the page needs gradio; install it with: pip install 'mvm[web]'") from None
+        raise ValueError(needs("the page", "gradio", "web")) from None
     serve(Shelf(offered(models), choose_device(device)), queue, host, port, inbrowser=open)
     return 0

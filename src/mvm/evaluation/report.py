@@ -16,6 +16,7 @@ from PIL import Image
 import mvm
 from mvm.files import write_text
 from mvm.generate import png_bytes
+from mvm.options import needs
 
 # Okabe and Ito's colours but yellow: told apart by colour-blind readers, and in grey by the dashes and markers below
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -71,7 +72,7 @@ def require_plots() -> Any:
     try:
         return importlib.import_module("matplotlib.figure")
     except ImportError as error:
-        raise ValueError("reports need matplotlib; install it with: pip install 'mvm[plots]'") from error
+        raise ValueError(needs("a report", "matplotlib", "plots")) from error
 
 
 def _literal(text: str) -> str:

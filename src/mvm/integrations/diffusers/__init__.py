@@ -1,9 +1,11 @@
 """mvm in diffusers: a scheduler, a transformer and a class-conditional pipeline, loaded without remote code."""
 
+from mvm.options import needs
+
 try:
     import diffusers as _diffusers  # noqa: F401
 except ImportError as error:
-    raise ImportError("this needs diffusers; install it with: pip install 'mvm[diffusers]'") from error
+    raise ImportError(needs("mvm.integrations.diffusers", "diffusers", "diffusers")) from error
 
 from mvm.integrations.diffusers.pipeline import MVMPipeline
 from mvm.integrations.diffusers.scheduler import MVMScheduler, MVMSchedulerOutput
