@@ -49,7 +49,7 @@ def on_random_samples(recipe: Recipe) -> Recipe:
     if recipe.codec.kind == "pixels":
         return recipe
     channels, side, _ = recipe.sample_shape
-    facts = {"channels": channels, "size": side, "classes": len(recipe.data.class_names)}
+    facts: dict[str, Any] = {"channels": channels, "size": side, "classes": len(recipe.data.class_names)}
     data = DataConfig(name=FOLDER, path="random", mirror=recipe.data.mirror, **facts)
     return replace(recipe, data=data, codec=CodecConfig())
 
@@ -187,7 +187,7 @@ def bench(
 
 def _resized(recipe: Recipe, factor: int) -> Recipe:
     channels, size, _ = recipe.data.shape
-    facts = {"channels": channels, "size": size * factor, "classes": len(recipe.data.class_names)}
+    facts: dict[str, Any] = {"channels": channels, "size": size * factor, "classes": len(recipe.data.class_names)}
     mirror, augment = recipe.data.mirror, recipe.data.augment
     return replace(recipe, data=DataConfig(name=FOLDER, path="random", mirror=mirror, augment=augment, **facts))
 

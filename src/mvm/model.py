@@ -7,22 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mvm.latent import Codec, Pixels, load_rae
+from mvm.latent import Codec, Pixels, load_decoder_only, load_rae
 from mvm.network import DDT, Condition, Output, build_network
-from mvm.options import nearest
 from mvm.path import Schedule, to_x0
-from mvm.published import (
-    is_published,
-    open_stored,
-    read_codec,
-    read_config,
-    read_weights,
-    require_the_one,
-    shipped_folder,
-    shipped_models,
-)
-from mvm.published.hub import as_hub_id, fetch
-from mvm.recipes import RECIPE, Recipe
+from mvm.published import is_published, open_model, read_codec, shipped_models
+from mvm.published.hub import as_hub_id
+from mvm.recipes import RECIPE, Recipe, as_field
 from mvm.replay import Replays
 from mvm.solver.sharing import SharingPlan
 from mvm.training import checkpoint
@@ -40,14 +30,17 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def build_codec(recipe: Recipe) -> Codec:
-    """Return the codec of a recipe; an autoencoder of another latent or image shape is refused."""
+def build_codec(recipe: Recipe, encoder: bool = True) -> Codec:
+    """Return the codec of a recipe; an autoencoder of another latent or image shape is refused.
+
+    encoder: load the frozen encoder, too; without it the codec decodes only.
+    """
     config = recipe.codec
     if config.kind == "pixels":
         return Pixels(recipe.data.shape, config.scale)
     if not config.path:
         raise ValueError("codec.kind='rae' needs codec.path, the folder of an autoencoder (stage 1 writes RUN/rae)")
-    codec = load_rae(Path(config.path), config.encoder)
+    codec = load_rae(Path(config.path), config.encoder) if encoder else load_decoder_only(Path(config.path))
     shapes = {"latents": (codec.latent_shape, recipe.sample_shape), "images": (codec.image_shape, recipe.data.shape)}
     for what, (found, asked) in shapes.items():
         if tuple(found) != tuple(asked):
@@ -187,45 +180,6 @@ def _filled(model: Model, weights: checkpoint.Weights, source: Path) -> Model:
     return model.eval().requires_grad_(False)
 
 
-def _run_model(run: Path, weights: str, which: str) -> Model:
-    recipe, folder, manifest = open_stored(run, weights, which)
-    model = _filled(Model(recipe), checkpoint.load(folder, weights), folder)
-    require_codec(folder, manifest, model.codec)
-    model.origin = {
-        **model.codec.identity,
-        "run": run.resolve().name,
-        "recipe": recipe.name,
-        "step": manifest["step"],
-        "weights": weights,
-        "sha256": manifest["sha256"][f"{weights}.safetensors"],
-        "data": recipe.data.name,
-        "data_stamp": manifest.get("data"),
-    }
-    return model
-
-
-def _published_model(folder: Path, weights: str, which: str, root: Path | None = None) -> Model:
-    """Return the model in the folder of a published one; root: where its links may lead to."""
-    config = read_config(folder, root)
-    require_the_one(folder, config, weights, which)
-    recipe, source = config.recipe, config.source
-    values = read_weights(folder, config)
-    model = _filled(Model(recipe, read_codec(folder, recipe)), values, folder)
-    require_codec(folder, {"codec": source.codec}, model.codec)
-    model.classes = config.classes
-    model.origin = {
-        **model.codec.identity,
-        "run": source.run,
-        "recipe": recipe.name,
-        "step": source.step,
-        "weights": source.weights,
-        "sha256": config.sha256,
-        "data": recipe.data.name,
-        "data_stamp": source.data_stamp,
-    }
-    return model
-
-
 def is_model(name: str) -> bool:
     """Return whether `load` would take this name: a run, an exported model, a shipped one, or an id of the hub."""
     place = Path(name)
@@ -233,35 +187,20 @@ def is_model(name: str) -> bool:
     return known or as_hub_id(name) is not None
 
 
-def load(run_or_name: str | Path, weights: str = "ema", which: str = "latest") -> Model:
+def load(run_or_name: str | Path, weights: str = "ema", which: str = "latest", *, encoder: bool = False) -> Model:
     """Return the model of a run directory, of a folder that `mvm export` wrote, shipped in the package, or on the hub.
 
-    A hub id is OWNER/NAME or OWNER/NAME@REVISION; what lies here under a name goes before all else. Nothing is
-    executed or unpickled. weights: "ema" (default), "model" (the raw weights), or another average the run keeps
-    ("ema-0.999", "power-0.1"). which: the checkpoint: "latest", "best" (by previews), or a step number. An exported
-    model has one set of weights, of one step.
+    Lookup order: local folder, bundled model, hub (OWNER/NAME or OWNER/NAME@REVISION). Nothing is executed or
+    unpickled. weights: "ema" (default), "model" (the raw weights), or another average the run keeps ("ema-0.999",
+    "power-0.1"). which: the checkpoint: "latest", "best" (by previews), or a step number. An exported model has one
+    set of weights, of one step. encoder: of a latent run, load the frozen encoder too, to encode images; sampling
+    decodes only.
     """
-    place, name, names = Path(run_or_name), str(run_or_name), shipped_models()
-    if (place / RECIPE).is_file():
-        return _run_model(place, weights, which)
-    if is_published(place):
-        return _published_model(place, weights, which)
-    if name in names:
-        return _published_model(shipped_folder(name), weights, which)
-    asked = as_hub_id(name)
-    if asked is None:
-        raise _unknown(name, "a model on the hub is OWNER/NAME or OWNER/NAME@REVISION")
-    try:
-        folder, root = fetch(asked)
-    except ValueError as error:
-        raise _unknown(name, f"from the hub: {error}") from None
-    return _published_model(folder, weights, which, root)
-
-
-def _unknown(name: str, hub: str) -> ValueError:
-    """Return the error that names the ways to a model; hub: what is to be said of that one."""
-    names = shipped_models()
-    return ValueError(
-        f"'{name}' is neither a run directory (no {RECIPE} in it) nor an exported model (no config.json) nor a shipped "
-        f"one{nearest(name, names)}; shipped: {', '.join(names) or 'none'}; {hub}"
-    )
+    opened = open_model(run_or_name, weights, which)
+    recipe = as_field(opened.recipe, str(run_or_name))
+    codec = read_codec(opened.folder, recipe) if opened.exported else build_codec(recipe, encoder)
+    model = _filled(Model(recipe, codec), opened.weights, opened.folder)
+    require_codec(opened.folder, {"codec": opened.codec}, model.codec)
+    model.classes = opened.classes
+    model.origin = {**model.codec.identity, **opened.origin}
+    return model

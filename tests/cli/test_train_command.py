@@ -36,6 +36,45 @@ def test_default_folder_and_resume(tmp_path, monkeypatch, capsys, small):
     assert (tmp_path / "samples.png").is_file()
 
 
+def test_a_run_is_resumed_by_its_name_alone_and_extended(tmp_path, monkeypatch, small, done, capsys):
+    """Bit for bit the run that never stopped; more steps need no other option, whatever the schedule."""
+    monkeypatch.chdir(tmp_path)
+    done("train", "digits", "--out", "whole run", *small)
+    done("train", "digits", "--out", "cut run", *small, "--until", "4")
+    assert "is at step 10 of 10" in done("train", "--resume", "cut run")
+    same = [checkpoint.load(checkpoint.latest(tmp_path / run), "ema") for run in ("whole run", "cut run")]
+    assert all(same[0][name].equal(same[1][name]) for name in same[0])
+    assert "is at step 12 of 12" in done("train", "--resume", "--out", "cut run", "--train.steps", "12")
+    assert run(["train", "cut run", "--resume", "--train.steps", "13"]) == 0
+    assert "from step 12 on: train.steps 12 there, 13 now" in capsys.readouterr().err
+    told = json.loads((tmp_path / "cut run" / "changes.json").read_text())
+    assert [(line["step"], line["old"], line["new"]) for line in told] == [(10, 10, 12), (12, 12, 13)]
+
+
+def test_what_cannot_be_resumed_is_told(trained, tmp_path, monkeypatch, small, refused):
+    monkeypatch.chdir(tmp_path)
+    assert "'runs/typo' is neither a run directory (no recipe.json in it) nor a recipe" in refused(
+        "train", "--resume", "runs/typo"
+    )
+    assert "there is no run in runs/digits; check the path, or leave --resume out" in refused(
+        "train", "digits", "--resume", *small
+    )
+    assert "which recipe? See: mvm recipes" in refused("train")
+    assert "no run is named; give a run directory" in refused("train", "--resume")
+    assert f"{trained} is a run; continue it with: mvm train --resume {trained}" in refused("train", trained)
+    assert "--allow-change belongs to --resume" in refused("train", "digits", "--allow-change")
+    said = refused("train", "--resume", trained, "--train.lr", "1e-3", "--train.steps", "20")
+    assert "train.lr 0.003 there, 0.001 now. --allow-change changes them from here on" in said
+    assert "train.batch 8 there, 9 now" in refused("train", "--resume", trained, "--train.batch", "9", "--allow-change")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_scheduler_s_job_starts_or_continues(tmp_path, small, done):
+    tokens = ["train", "digits", "--out", tmp_path / "run", *small, "--auto-resume"]
+    assert "is at step 6 of 10;" in done(*tokens, "--until", "6")
+    assert "is at step 10 of 10;" in done(*tokens)
+
+
 def test_pausing_tells_where_the_run_is(tmp_path, small, done):
     tokens = ["train", "digits", "--out", tmp_path / "run", *small]
     assert "is at step 6 of 10;" in done(*tokens, "--until", "6")
@@ -70,7 +109,7 @@ def test_a_signal_leaves_a_run_to_resume(tmp_path, small, number, code):
         process.kill()
     assert process.returncode == code
     assert "Traceback" not in said
-    assert "mvm: stopped; go on with the same command and --resume" in said
+    assert f"mvm: stopped; continue with: mvm train --resume {out}" in said
     step = checkpoint.read_manifest(checkpoint.latest(out))["step"]
     lines = [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert lines == list(range(1, step + 1))

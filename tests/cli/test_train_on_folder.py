@@ -95,9 +95,11 @@ def test_any_folder_fills_in_what_it_holds(pictures, tmp_path, tiny, done):
         "channels": 1,
         "size": 16,
         "classes": 10,
+        "names": [f"kind-{number}" for number in range(10)],
     }
     model = mvm.load(out)
     assert (model.sample_shape, model.num_classes) == ((1, 16, 16), 10)
+    assert model.classes[3] == "kind-3"
     done("sample", out, "--num", "2", "--nfe", "2", "--out", tmp_path / "x.npy")
     assert np.load(tmp_path / "x.npy").shape == (2, 16, 16, 1)
     done(*tokens, "--resume")  # what was filled in is no change

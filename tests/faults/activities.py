@@ -51,7 +51,7 @@ class Activity:
 def train(folder: Path, again: bool, *more: str) -> int:
     """Train the tiny network; again: as the documentation says after a crash."""
     dotted = [word for name, value in TRAIN.items() for word in (f"--{name}", value)]
-    flags = ["--resume"] if again else []
+    flags = ["--auto-resume"] if again else []
     return cli.run(["train", "digits", *dotted, "--device", "cpu", "--out", str(folder / "run"), *flags, *more])
 
 

@@ -18,7 +18,7 @@ from mvm.evaluation.moments import load_moments, provenance_of
 from mvm.latent.cache import open_latents
 from mvm.latent.rae import load_decoder_only
 from mvm.latent.statistics import load_statistics
-from mvm.published import open_stored, read_codec, read_config, read_weights
+from mvm.published import open_model, open_stored, read_codec, read_config, read_weights
 from mvm.published.figures import read_figures
 from mvm.recipes import load_recipe
 from mvm.training import checkpoint, logs, rundir
@@ -50,7 +50,7 @@ class Run(Format):
         stored = open_stored(self.folder, "ema", "best")
         checkpoint.load(stored.folder, "ema")
         checkpoint.find(self.folder, "latest")
-        rundir.initial_weights(self.folder, "model")
+        open_model(self.folder, "model")
         rundir.open_run(fuzz_seeds.recipe(), self.folder, True)
 
 

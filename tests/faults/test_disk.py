@@ -38,7 +38,7 @@ def test_a_run_on_a_full_disk_goes_on_when_there_is_room(folder, tmp_path):
         mount -t tmpfs -o size=200k none "$FOLDER"
         $TRAIN --out "$FOLDER/run" || echo "code $?"
         mount -o remount,{ROOM} "$FOLDER"
-        $TRAIN --out "$FOLDER/run" --resume
+        $TRAIN --out "$FOLDER/run" --auto-resume
         cp -r "$FOLDER/run" "$FOLDER/../copy"
     """
     done = in_own_mounts(script, folder)

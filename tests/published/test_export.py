@@ -10,9 +10,8 @@ import torch
 
 import mvm
 from mvm.generate import generate_all
-from mvm.published import export, read_config, write
+from mvm.published import export, open_model, read_config, write
 from mvm.training import checkpoint
-from mvm.training.rundir import initial_weights
 
 yaml = pytest.importorskip("yaml", reason="comes with mean-velocity-matching[hub]")
 
@@ -216,8 +215,9 @@ def test_what_half_precision_cannot_hold(run, tmp_path):
 
 
 def test_a_new_run_may_start_from_it(folder):
-    weights, origin = initial_weights(folder, "ema")
-    assert weights["embed.weight"].dtype == torch.float16
-    assert origin == {"run": "model", "step": 4, "weights": "ema", "sha256": read_config(folder).sha256}
+    opened = open_model(folder, "ema")
+    assert opened.weights["embed.weight"].dtype == torch.float16
+    assert opened.origin["sha256"] == read_config(folder).sha256
+    assert (opened.origin["step"], opened.origin["weights"]) == (4, "ema")
     with pytest.raises(ValueError, match=r"weights='model': .* has no such weights; it has: ema"):
-        initial_weights(folder, "model")
+        open_model(folder, "model")

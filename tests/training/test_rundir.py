@@ -1,6 +1,7 @@
 """Run directories: what may change when a run goes on, and what a run that starts from another's weights takes over."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 
@@ -8,12 +9,12 @@ import pytest
 import torch
 from tiny_recipe import NETWORK, recipe_with
 
-from mvm.published import export
+from mvm.published import export, open_model
 from mvm.recipes import options, override, parse_recipe
 from mvm.training import checkpoint
 from mvm.training.data import training_data
 from mvm.training.loop import train
-from mvm.training.rundir import initial_weights, open_run
+from mvm.training.rundir import open_run
 from mvm.training.trainer import Trainer
 
 TINY = {
@@ -97,8 +98,6 @@ BOUND = {
     "repa.weight": "0.3",
     "train.batch": "16",
     "train.optimizer": "muon",
-    "train.lr": "1e-3",
-    "train.warmup": "1",
     "train.weight_decay": "0.1",
     "train.beta1": "0.8",
     "train.clip": "2",
@@ -107,26 +106,75 @@ BOUND = {
 }
 
 
+SCHEDULE = {
+    "train.lr": "1e-3",
+    "train.warmup": "1",
+    "train.decay": "linear",
+    "train.final": "0.5",
+    "train.cooldown": "1",
+}
+
+
 @pytest.mark.parametrize("name", FREE)
 def test_how_a_run_is_executed_watched_and_kept_may_change(run, name):
     recipe = override(tiny(), {name: FREE[name]})
     assert options(recipe)[name] != options(tiny())[name]
-    assert open_run(recipe, run, resume=True) == checkpoint.latest(run)
+    changed = [("train.steps", 4, 9)] if name == "train.steps" else []
+    newest, found = open_run(recipe, run, resume=True)
+    assert newest == checkpoint.latest(run)
+    assert [change[1:] for change in found] == changed
 
 
 def test_keeping_the_best_may_begin_later(run):
-    assert open_run(tiny(preview_every="1", train_keep_best="yes"), run, resume=True) is not None
+    assert open_run(tiny(preview_every="1", train_keep_best="yes"), run, resume=True)[0] is not None
 
 
 @pytest.mark.parametrize("name", BOUND)
 def test_what_decides_the_weights_may_not(run, name):
-    with pytest.raises(ValueError, match=f"other values of {name}; use another --out"):
-        open_run(override(tiny(), {name: BOUND[name]}), run, resume=True)
+    old, new = options(tiny())[name], options(override(tiny(), {name: BOUND[name]}))[name]
+    told = re.escape(f"other values: {name} {old} there, {new} now. They decide its weights: use another --out")
+    with pytest.raises(ValueError, match=told):
+        open_run(override(tiny(), {name: BOUND[name]}), run, resume=True, allow_change=True)
+
+
+@pytest.mark.parametrize("name", SCHEDULE)
+def test_the_schedule_may_change_where_it_is_allowed(run, name):
+    recipe = override(tiny(), {name: SCHEDULE[name]})
+    old, new = options(tiny())[name], options(recipe)[name]
+    told = re.escape(f"other values: {name} {old} there, {new} now. --allow-change changes them from here on")
+    with pytest.raises(ValueError, match=told):
+        open_run(recipe, run, resume=True)
+    assert open_run(recipe, run, resume=True, allow_change=True)[1] == [(4, name, old, new)]
+
+
+def test_steps_may_be_raised_but_not_lowered_unasked(tmp_path):
+    falling = {"train_decay": "linear"}
+    go(tiny(**falling), tmp_path / "run")
+    assert open_run(tiny(**falling, train_steps="9"), tmp_path / "run", resume=True)[1] == [(4, "train.steps", 4, 9)]
+    with pytest.raises(ValueError, match=r"train\.steps 4 there, 3 now\. --allow-change"):
+        open_run(tiny(**falling, train_steps="3"), tmp_path / "run", resume=True)
+
+
+def test_changes_are_recorded_in_order_and_the_run_is_what_they_say(source, tmp_path):
+    """Until the change the run is as it was; after it, as one step by hand at the new learning rate."""
+    go(tiny(), tmp_path, until=2)
+    go(tiny(train_lr="1e-2"), tmp_path, resume=True, allow_change=True, until=3)
+    go(tiny(train_lr="1e-2", train_steps="6"), tmp_path, resume=True)
+    assert json.loads((tmp_path / "changes.json").read_text()) == [
+        {"step": 2, "option": "train.lr", "old": 5e-3, "new": 1e-2},
+        {"step": 3, "option": "train.steps", "old": 4, "new": 6},
+    ]
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["lr"]) for line in lines] == [
+        *((1, 2.5e-3), (2, 5e-3)),
+        *((step, 1e-2) for step in (3, 4, 5, 6)),
+    ]
+    assert not (source / "changes.json").exists()
 
 
 def test_all_that_changed_is_named_and_nothing_else(run):
     recipe = override(tiny(), {"train.lr": "1", "engine.accumulate": "2", "seed": "3"})
-    with pytest.raises(ValueError, match=r"other values of seed, train\.lr; use"):
+    with pytest.raises(ValueError, match=r"other values: seed 0 there, 3 now\. They"):
         open_run(recipe, run, resume=True)
 
 
@@ -202,10 +250,10 @@ def test_resume_goes_on_from_its_own_checkpoint(source, tmp_path):
 def test_a_run_may_start_from_an_export(source, tmp_path):
     """Half precision: the weights begin there, in float32."""
     export(source, tmp_path / "export")
-    weights, origin = initial_weights(tmp_path / "export", "ema")
-    assert origin["step"] == 4
+    opened = open_model(tmp_path / "export", "ema")
+    assert opened.origin["step"] == 4
     trainer = Trainer(tiny(), training_data(tiny()))
-    trainer.start_from(weights)
+    trainer.start_from(opened.weights)
     for name, value in trainer.learner.named():
         assert value.dtype == torch.float32
         assert torch.equal(value, stored(source, "ema")[name].half().float())
@@ -213,15 +261,15 @@ def test_a_run_may_start_from_an_export(source, tmp_path):
 
 
 def test_bad_sources_are_named(source, tmp_path):
-    with pytest.raises(ValueError, match=r"--init-from .*no checkpoint there"):
+    with pytest.raises(ValueError, match=r"--init-from .* is neither a run directory .* nor a shipped one"):
         go(tiny(), tmp_path / "new", init=(tmp_path, "ema"))
-    with pytest.raises(ValueError, match=r"--init-weights emma: .*no such weights; it has: .*ema-0\.9"):
+    with pytest.raises(ValueError, match=r"--init-from .*weights='emma': .*no such weights; it has: .*ema-0\.9"):
         go(tiny(), tmp_path / "new", init=(source, "emma"))
-    with pytest.raises(ValueError, match="shape"):
+    with pytest.raises(ValueError, match=r"give the recipe its network: --network\.width 16$"):
         go(tiny(network_width="32"), tmp_path / "new", init=(source, "ema"))
-    with pytest.raises(ValueError, match="do not fit the recipe's network"):
+    with pytest.raises(ValueError, match=r"do not fit the recipe's network; .*: --network\.depth 1$"):
         go(tiny(network_depth="2"), tmp_path / "new", init=(source, "ema"))
-    with pytest.raises(ValueError, match=r"--init-weights optimizer: .*no such weights"):
+    with pytest.raises(ValueError, match=r"weights='optimizer': .*no such weights"):
         go(tiny(), tmp_path / "new", init=(source, "optimizer"))
     go(tiny(), tmp_path / "new", init=(source, "ema"), until=1)  # none of them left a run behind
 
@@ -229,7 +277,7 @@ def test_bad_sources_are_named(source, tmp_path):
 def test_a_run_longer_than_its_recipe_is_named(run):
     recipe = tiny()
     with pytest.raises(ValueError, match=r"train\.steps=3: .* is already at step 4"):
-        go(replace(recipe, train=replace(recipe.train, steps=3)), run, resume=True)
+        go(replace(recipe, train=replace(recipe.train, steps=3)), run, resume=True, allow_change=True)
 
 
 def test_two_trainings_cannot_share_a_run(tmp_path):

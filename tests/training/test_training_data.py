@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -60,12 +61,30 @@ def test_a_folder_tells_its_own_shape_and_classes(folder):
     assert found.data.shape == (3, 8, 8)
     assert found.data.class_names == ("0", "1", "2")
     assert completed(found) == found
-    assert override(found, {"data.channels": "0", "data.size": "0", "data.classes": "0"}) == recipe(folder)
+    nothing = {"data.channels": "0", "data.size": "0", "data.classes": "0", "data.names": ""}
+    assert override(found, nothing) == recipe(folder)
+    before = override(found, {"data.names": ""})  # of a run from before names were kept
+    assert completed(before) == found
+
+
+def test_a_run_keeps_absolute_paths(folder, monkeypatch):
+    """So that it can be sampled, resumed and judged from any folder."""
+    monkeypatch.chdir(folder.parent)
+    found = completed(recipe(folder.name))
+    assert found.data.path == str(folder.resolve())
+    monkeypatch.chdir(folder)
+    assert completed(found) == found
+    Path("data").mkdir(exist_ok=True)
+    known = load_recipe("cifar10")
+    assert completed(known).data.path == ""  # not prepared yet: it is looked for when it is opened
+    Path("data/cifar10").mkdir(exist_ok=True)
+    assert completed(known).data.path == str(folder.resolve() / "data" / "cifar10")
+    shutil.rmtree("data")
 
 
 def test_other_recipes_are_complete_as_they_are():
     digits = load_recipe("digits")
-    assert completed(digits) is digits
+    assert completed(digits) == digits
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path):

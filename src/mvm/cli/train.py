@@ -1,6 +1,7 @@
 """mvm train, mvm ema."""
 
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,74 +15,125 @@ if TYPE_CHECKING:
 
 @app.command
 def train(
-    recipe: str,
+    recipe: str = "",
     /,
     *,
     out: Path | None = None,
     resume: bool = False,
+    auto_resume: bool = False,
+    allow_change: bool = False,
     until: Whole | None = None,
     seed: Whole | None = None,
-    init_from: Path | None = None,
+    init_from: str | None = None,
     init_weights: str = "ema",
+    track: str = "auto",
     device: str = "auto",
     overrides: Dotted = None,
 ) -> int:
     """Train a recipe; any of its options can be changed as --section.option VALUE, e.g. --train.lr 3e-4.
 
+    `mvm train --resume RUN` continues a run and needs nothing else: the run knows its recipe.
+
     Parameters
     ----------
     recipe
-        A shipped recipe (see: mvm recipes) or a .toml file.
+        A shipped recipe (see: mvm recipes) or a .toml file; with --resume also a run directory.
     out
         Run directory; default runs/RECIPE.
     resume
-        Continue the run in OUT from its newest checkpoint, bit for bit.
+        Continue a run from its newest checkpoint, bit for bit. --train.steps may be raised to extend it.
+    auto_resume
+        Continue the run in OUT if there is one, else start it: for jobs that a scheduler starts again.
+    allow_change
+        With --resume: let the learning rate and its schedule change from here on; RUN/changes.json records it.
     until
         Pause at this step; --resume goes on.
     seed
         Seed of weights, data order and noise, instead of the recipe's.
     init_from
-        Start from the weights of another run, with a fresh optimizer, step 0 and warm-up.
+        Fine-tune: start from the weights of a run, an exported folder, a shipped model (mvm models) or OWNER/NAME on
+        the hub, with a fresh optimizer, step 0 and warm-up. Other classes, channels and sizes are fitted.
     init_weights
         Which of its weights: ema (default), model (the raw ones), or another average it keeps.
+    track
+        Also send the log to tensorboard, wandb or mlflow (several with commas); none; auto: tensorboard if installed.
     device
-        cpu, cuda, or auto: cuda where there is one.
+        cpu, cuda, mps (untested), or auto: cuda where there is one.
     """
     from mvm.model import choose_device
-    from mvm.recipes import RECIPE, load_recipe, override
+    from mvm.recipes import RECIPE, override
     from mvm.training import checkpoint
     from mvm.training.interrupt import Terminated
     from mvm.training.loop import train as run_training
 
-    changes = dict(overrides or {}) | ({} if seed is None else {"seed": str(seed)})
-    chosen = override(load_recipe(recipe), changes)
-    folder = out or Path("runs") / chosen.name
-    tell = _teller()
-    if resume and not (folder / RECIPE).is_file():
-        tell(f"mvm: nothing to resume in {folder}; starting a new run there", sys.stderr)
+    base, folder = _asked(recipe, out, resume)
+    chosen = override(base, dict(overrides or {}) | ({} if seed is None else {"seed": str(seed)}))
+    if allow_change and not (resume or auto_resume):
+        raise ValueError("--allow-change belongs to --resume: a new run has nothing to change")
+    if resume and not folder.is_dir():
+        raise ValueError(f"--resume: there is no run in {folder}; check the path, or leave --resume out to start one")
     if init_from is None and init_weights != "ema":
         raise ValueError(f"--init-weights {init_weights} belongs to --init-from RUN")
+    tell = _teller()
+    if resume and not (folder / RECIPE).is_file():
+        tell(f"mvm: {folder} was stopped before its first step; starting it anew", sys.stderr)
+    go_on = resume or (auto_resume and folder.is_dir())
     init = None if init_from is None else (init_from, init_weights)
+    place = shlex.quote(str(folder))
     try:
-        run_training(chosen, folder, resume=resume, until=until, device=choose_device(device), init=init)
+        run_training(
+            chosen,
+            folder,
+            resume=go_on,
+            allow_change=allow_change,
+            until=until,
+            device=choose_device(device),
+            init=init,
+            track=track,
+        )
     except KeyboardInterrupt as stop:
-        tell("\nmvm: stopped; go on with the same command and --resume", sys.stderr)
+        tell(f"\nmvm: stopped; continue with: mvm train --resume {place}", sys.stderr)
         return 0 if isinstance(stop, Terminated) else INTERRUPTED
     newest = checkpoint.latest(folder)  # --until may lie behind it
     step = checkpoint.read_manifest(newest)["step"] if newest is not None else 0
-    tell(f"{folder} is at step {step} of {chosen.train.steps}; {_next(chosen, folder, step)}")
+    tell(f"{folder} is at step {step} of {chosen.train.steps}; {_next(chosen, place, step)}")
     return 0
 
 
-def _next(recipe: "AnyRecipe", folder: Path, step: int) -> str:
-    """Return what can be done with a run now."""
+def _asked(name: str, out: Path | None, resume: bool) -> "tuple[AnyRecipe, Path]":
+    """Return the recipe and the run directory that a command line means; a run that is resumed knows its recipe."""
+    from mvm.published import run_recipe
+    from mvm.recipes import RECIPE, load_recipe, shipped
+
+    run = Path(name) if name and out is None else out if not name else None
+    if run is not None and (run / RECIPE).is_file():
+        if not resume:
+            place = shlex.quote(str(run))
+            raise ValueError(
+                f"{run} is a run; continue it with: mvm train --resume {place}, or start from its weights: "
+                f"mvm train RECIPE --init-from {place} --out NEW"
+            )
+        return run_recipe(run), run
+    if not name:
+        raise ValueError(f"--resume: {out or 'no run is named'}; give a run directory" if resume else WHICH)
+    if resume and name not in shipped() and Path(name).suffix not in (".toml", ".json"):
+        raise ValueError(f"--resume: '{name}' is neither a run directory (no {RECIPE} in it) nor a recipe")
+    recipe = load_recipe(name)
+    return recipe, out or Path("runs") / recipe.name
+
+
+WHICH = "mvm train RECIPE: which recipe? See: mvm recipes"
+
+
+def _next(recipe: "AnyRecipe", place: str, step: int) -> str:
+    """Return what can be done with a run now; place: its folder, quoted for a shell."""
     from mvm.recipes import DecoderRecipe
 
     if not isinstance(recipe, DecoderRecipe):
-        return f"sample: mvm sample {folder} --out grid.png"
+        return f"sample: mvm sample {place} --out grid.png; look: mvm report {place}"
     if step < recipe.train.steps:
-        return "go on with the same command and --resume"
-    return f"the autoencoder is {folder / 'rae'}: --codec.kind rae --codec.path {folder / 'rae'}"
+        return f"continue with: mvm train --resume {place}"
+    return f"the autoencoder is {place}/rae: --codec.kind rae --codec.path {place}/rae"
 
 
 def _teller() -> Callable[..., None]:

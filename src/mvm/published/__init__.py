@@ -10,19 +10,22 @@ from mvm.published.format import (
     shipped_folder,
     shipped_models,
 )
-from mvm.published.source import Stored, open_stored
+from mvm.published.source import Opened, Stored, open_model, open_stored, run_recipe
 from mvm.published.write import export
 
 __all__ = [
     "Config",
+    "Opened",
     "Stored",
     "export",
     "is_published",
+    "open_model",
     "open_stored",
     "read_codec",
     "read_config",
     "read_weights",
     "require_the_one",
+    "run_recipe",
     "shipped_folder",
     "shipped_models",
 ]

@@ -19,7 +19,7 @@ from mvm.published.figures import Figures, read_figures
 from mvm.published.files import CARD, CODEC, CONFIG, WEIGHTS, replaceable
 from mvm.published.format import Config, Source, check_license, read_codec, read_config, read_weights, version
 from mvm.published.source import Stored, open_stored
-from mvm.recipes import FOLDER, Recipe
+from mvm.recipes import FOLDER, Recipe, as_field
 from mvm.training import checkpoint
 from mvm.training.checkpoint import Weights
 
@@ -51,6 +51,7 @@ def export(
     if not replaceable(folder):
         raise ValueError(f"--out {folder} exists and is not an exported model alone; give another folder")
     stored = open_stored(run, weights, which)
+    recipe = as_field(stored.recipe, str(run))
     values = _rounded(checkpoint.load(stored.folder, weights), kind, dtype)
     folder.resolve().parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_beside(folder)
@@ -58,8 +59,8 @@ def export(
         temporary.mkdir()
         digest = _write_weights(temporary / WEIGHTS, values)
         source = _source(run, stored, weights, dtype)
-        config = Config(_public(stored.recipe), _class_names(stored), license, source, digest)
-        encoder = _write_codec(temporary, stored.recipe)
+        config = Config(_public(recipe), _class_names(stored), license, source, digest)
+        encoder = _write_codec(temporary, recipe)
         write_text(temporary / CONFIG, config.to_json())
         measured = read_figures(figures, (source.sha256, digest)) if figures else Figures([], [])
         told = Told(folder.resolve().name, words, measured, _last_loss(run, source.step), encoder)

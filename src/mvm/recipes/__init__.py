@@ -1,11 +1,23 @@
 """Recipes: what to train, on what, how long."""
 
 from mvm.recipes.autoencoder import DecoderRecipe, HeldOutConfig
-from mvm.recipes.reading import AnyRecipe, as_field, load_recipe, options, override, parse_recipe, shipped, to_json
+from mvm.recipes.reading import (
+    PLACES,
+    AnyRecipe,
+    as_field,
+    load_recipe,
+    located,
+    options,
+    override,
+    parse_recipe,
+    shipped,
+    to_json,
+)
 from mvm.recipes.schema import FOLDER, RECIPE, CodecConfig, DataConfig, PreviewConfig, Recipe, SampleConfig
 
 __all__ = [
     "FOLDER",
+    "PLACES",
     "RECIPE",
     "AnyRecipe",
     "CodecConfig",
@@ -17,6 +29,7 @@ __all__ = [
     "SampleConfig",
     "as_field",
     "load_recipe",
+    "located",
     "options",
     "override",
     "parse_recipe",

@@ -25,9 +25,18 @@ TASKS: dict[str, type[Recipe] | type[DecoderRecipe]] = {"field": Recipe, DECODER
 
 C = TypeVar("C")
 R = TypeVar("R", bound=Recipe | DecoderRecipe)
-# lists of numbers in TOML, "a,b" on the command line
-NUMBERS, WHOLE_NUMBERS = tuple[float, ...], tuple[int, ...]
-LISTS: dict[Any, type] = {NUMBERS: float, WHOLE_NUMBERS: int, tuple: float}
+# lists in TOML, "a,b" on the command line
+LISTS: dict[Any, type] = {tuple[float, ...]: float, tuple[int, ...]: int, tuple[str, ...]: str, tuple: float}
+# Options that name files of this machine. A run keeps them absolute, so that it can be used from any folder.
+PLACES = (
+    "data.path",
+    "codec.path",
+    "codec.encoder",
+    "codec.latents",
+    "repa.encoder",
+    "encoder.name",
+    "reconstruction.lpips_weights",
+)
 
 
 def _checked(option: str, value: Any, kind: type) -> Any:
@@ -143,6 +152,12 @@ def override(recipe: R, changes: Mapping[str, str]) -> R:
             table = table[section]
         table[last] = parse(name, text, _kind(recipe, name))
     return from_dict(type(recipe), values)
+
+
+def located(recipe: R) -> R:
+    """Return the recipe with absolute paths for the places that are there; hub ids and names stay as they are."""
+    found = {name: value for name, value in options(recipe).items() if name in PLACES and value}
+    return override(recipe, {name: str(Path(v).resolve()) for name, v in found.items() if Path(v).exists()})
 
 
 def _with_kind(recipe: R, change: Mapping[str, str]) -> R:

@@ -36,7 +36,7 @@ class DataConfig:
 
     path: what `mvm data prepare` wrote; default data/NAME. mirror: half of the images are shown flipped left to
     right. augment: the probability of each of five warps, of which the network is told, so that samples have none.
-    channels, size and classes belong to a "folder" and are read from it when a run starts.
+    channels, size, classes and names (of the classes) belong to a "folder" and are read from it when a run starts.
     """
 
     name: str = "digits"
@@ -46,6 +46,7 @@ class DataConfig:
     channels: int = 0
     size: int = 0
     classes: int = 0
+    names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         choose("data.name", self.name, {**DATA_SETS, FOLDER: None})
@@ -54,6 +55,11 @@ class DataConfig:
             at_least(f"data.{option}", getattr(self, option), 0)
             if self.name != FOLDER and getattr(self, option):
                 raise ValueError(f"data.{option} belongs to data.name='{FOLDER}'; '{self.name}' is known")
+        if self.names and (self.name != FOLDER or len(self.names) != self.classes):
+            raise ValueError(
+                f"data.names has {len(self.names)} names, data.classes={self.classes}; leave both out: they are read "
+                f"from data.path (data.name='{FOLDER}')"
+            )
         if self.path and self.name != FOLDER and DATA_SETS[self.name].load is not None:
             raise ValueError(
                 f"data.path={self.path}: '{self.name}' ships in the package; give --data.name {FOLDER} too"
@@ -73,7 +79,9 @@ class DataConfig:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        return tuple(map(str, range(self.classes))) if self.name == FOLDER else DATA_SETS[self.name].classes
+        if self.name != FOLDER:
+            return DATA_SETS[self.name].classes
+        return self.names or tuple(map(str, range(self.classes)))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 
 from mvm.data import DATA_SETS, Images, OnHost, Prepared, Resident, Store, open_prepared
 from mvm.latent import RAE, Codec, Latents, LoadedLatents, open_latents, write_latents
-from mvm.recipes import FOLDER, AnyRecipe, DataConfig, Recipe
+from mvm.recipes import AnyRecipe, DataConfig, Recipe, located
 from mvm.training.runtime import Processes
 
 R = TypeVar("R", bound=AnyRecipe)
@@ -65,13 +65,19 @@ def _on_host(prepared: Prepared, device: torch.device) -> OnHost:
 
 
 def completed(recipe: R) -> R:
-    """Return the recipe with the facts of its folder filled in (data.name "folder"): shape and number of classes."""
+    """Return the recipe as a run keeps it: with absolute paths, and the facts of its folder (data.name "folder")."""
     config = recipe.data
-    if config.name != FOLDER or config.size:
-        return recipe
-    found = open_prepared(Path(config.path))
-    channels, size, _ = found.shape
-    return replace(recipe, data=replace(config, channels=channels, size=size, classes=len(found.classes)))
+    known = DATA_SETS.get(config.name)
+    if known is None and not (config.size and config.names):
+        found = open_prepared(config.folder)
+        if not config.size:
+            channels, size, _ = found.shape
+            config = replace(config, channels=channels, size=size, classes=len(found.classes))
+        if config.classes == len(found.classes):  # else it is refused when it is opened
+            config = replace(config, names=found.classes)
+    elif known is not None and known.load is None and config.folder.exists():
+        config = replace(config, path=str(config.folder))
+    return located(replace(recipe, data=config))
 
 
 def training_latents(recipe: Recipe, codec: Codec, store: Store, place: Processes) -> Latents | LoadedLatents | None:

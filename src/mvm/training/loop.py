@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -14,7 +15,8 @@ from mvm.latent import RAE
 from mvm.model import Model
 from mvm.network.pretrained import load_encoder
 from mvm.options import at_least
-from mvm.recipes import RECIPE, AnyRecipe, DecoderRecipe, Recipe, to_json
+from mvm.published import open_model
+from mvm.recipes import RECIPE, AnyRecipe, DecoderRecipe, Recipe, as_field, to_json
 from mvm.training import checkpoint
 from mvm.training.data import completed, training_store
 from mvm.training.decoder_preview import DecoderPreview
@@ -23,11 +25,13 @@ from mvm.training.decoder_result import autoencoder
 from mvm.training.decoder_trainer import DecoderTrainer
 from mvm.training.ema import MAIN
 from mvm.training.features import FeatureBank, open_bank
+from mvm.training.finetune import fit
 from mvm.training.interrupt import deferred_interrupt
 from mvm.training.logs import METRICS, Log, Meter, OnLog, due, keep_metrics, matrix_ceiling, warn
 from mvm.training.preview import QUALITY, Preview
-from mvm.training.rundir import held, initial_weights, note_origin, open_run
+from mvm.training.rundir import held, note_changes, note_origin, open_run
 from mvm.training.runtime import Processes, autocast, determinism, precision, processes
+from mvm.training.sharding import whole
 from mvm.training.snapshots import averages_snapshot
 from mvm.training.trainer import Trainer
 
@@ -113,11 +117,30 @@ def _build(recipe: AnyRecipe, run: Path, place: Processes, progress: bool) -> An
     return Trainer(recipe, store, place, _teacher(recipe, store, run, place, progress))
 
 
+def _start_from(trainer: AnyTrainer, source: Path | str, weights: str) -> dict[str, Any]:
+    """Begin with the weights of another run or model, fitted to this network; return where they came from."""
+    try:
+        opened = open_model(source, weights)
+    except ValueError as error:
+        raise ValueError(f"--init-from {source}: {error}") from error
+    if isinstance(trainer, DecoderTrainer):
+        trainer.start_from(opened.weights)
+    else:
+        as_field(opened.recipe, str(source))
+        own = {name: whole(value.detach()).cpu() for name, value in trainer.model.network.named_parameters()}
+        fitted, told = fit(own, trainer.recipe, opened)
+        trainer.start_from(fitted)
+        for line in told if trainer.place.main else ():
+            warn(f"--init-from {source}: {line}")
+    return {name: opened.origin[name] for name in ("run", "step", "weights", "sha256")}
+
+
 def _start(
     recipe: AnyRecipe,
     run: Path,
     resume: bool,
-    init: tuple[Path, str] | None,
+    allow_change: bool,
+    init: tuple[Path | str, str] | None,
     place: Processes,
     stack: ExitStack,
     progress: bool,
@@ -126,11 +149,12 @@ def _start(
 
     stack: holds the run directory against other processes until training ends.
     """
-    newest, old = None, run.is_dir()
+    newest, changed, old = None, [], run.is_dir()
     with place.main_first():
-        if place.main and old:
-            stack.enter_context(held(run))
-        newest = open_run(recipe, run, resume) if place.main else None
+        if place.main:
+            if old:
+                stack.enter_context(held(run))
+            newest, changed = open_run(recipe, run, resume, allow_change)
     newest = place.tell(newest)
     trainer = _build(recipe, run, place, progress)
     origin = None
@@ -139,15 +163,17 @@ def _start(
         if place.main:  # what a crash has kept from being removed
             checkpoint.prune(run, recipe.train.keep, recipe.train.keep_best)
     elif init is not None:
-        weights, origin = initial_weights(*init)
-        trainer.start_from(weights)
+        origin = _start_from(trainer, *init)
     if trainer.step > recipe.train.steps:
         raise ValueError(f"train.steps={recipe.train.steps}: {run} is already at step {trainer.step}")
     if place.main:
         if not old:  # made only now that all that can be refused was accepted
             stack.enter_context(held(run))
-            if open_run(recipe, run, resume) is not None:
+            if open_run(recipe, run, resume)[0] is not None:
                 raise ValueError(f"{run} was begun by another process meanwhile; give --resume to continue it")
+        for change in changed:
+            warn(f"from step {change.step} on: {change}")
+        note_changes(run, changed)
         write_text(run / RECIPE, to_json(recipe))
         keep_metrics(run / METRICS, trainer.step)
         if origin is not None:
@@ -164,21 +190,24 @@ def train(
     device: torch.device | str = "cpu",
     progress: bool = True,
     on_log: OnLog | None = None,
-    init: tuple[Path, str] | None = None,
+    init: tuple[Path | str, str] | None = None,
+    allow_change: bool = False,
+    track: str = "auto",
 ) -> Model | RAE:
     """Train to recipe.train.steps, or pause at step `until`; return the model with its averaged weights.
 
     Of a DecoderRecipe: the autoencoder, which is also written to RUN/rae once all steps are done.
 
     Under torchrun every process calls it. Ctrl-C and SIGTERM save a checkpoint after the step in hand and raise
-    KeyboardInterrupt: `resume` then continues bit for bit. init: (run, weights) to start from, unless this run has
-    a checkpoint of its own.
+    KeyboardInterrupt: `resume` then continues bit for bit, and may raise train.steps; allow_change: it may also change
+    the learning rate and its schedule. init: (what `mvm.load` takes, weights) to start from, unless this run has a
+    checkpoint of its own.
     """
     if until is not None:
         at_least("until", until, 1)
     recipe = completed(recipe)
     with processes(device, recipe.engine.timeout) as place, determinism(recipe.engine), ExitStack() as stack:
-        trainer = _start(recipe, run, resume, init, place, stack, progress and place.main)
+        trainer = _start(recipe, run, resume, allow_change, init, place, stack, progress and place.main)
         last = min(until or recipe.train.steps, recipe.train.steps)
         try:
             with deferred_interrupt() as asked:

@@ -1,60 +1,84 @@
-"""The run directory: opened for a new run, a resumed one, or one that starts from another's weights."""
+"""The run directory: opened for a new run or a resumed one; what may change in between, and what changed."""
 
 import json
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mvm.files import alone, is_leftover, mend, write_text
-from mvm.published import is_published, read_config, read_weights, require_the_one
-from mvm.recipes import RECIPE, AnyRecipe, options, parse_recipe
+from mvm.published import run_recipe
+from mvm.recipes import PLACES, RECIPE, AnyRecipe, located, options
 from mvm.training import checkpoint
-from mvm.training.checkpoint import sampled_from
-from mvm.untrusted import read_text
+from mvm.untrusted import parse_json, read_text
 
-INIT = "init.json"
+INIT, CHANGES = "init.json", "changes.json"
 
-# May differ when a run goes on: how it is executed, watched and kept.
-_KEPT = ("train.log_every", "train.save_every", "train.snapshot_every", "train.keep", "train.keep_best")
-OWN = ("features",)  # what a run that was stopped before its first step may leave
-# Where frozen weights lie: they are told by their fingerprints.
-_PLACES = (
-    "data.path",
-    "encoder.name",
-    "reconstruction.lpips_weights",
-    "codec.path",
-    "codec.encoder",
-    "codec.latents",
-    "codec.cache",
+# May differ when a run goes on: how it is executed, watched and kept, and where frozen weights lie, which are known by
+# their fingerprints. (REPA's encoder has none, so it may not change.)
+FREE = (
+    *("description", "engine.", "preview.", "sample.", "data.names", "codec.cache"),
+    *(name for name in PLACES if name != "repa.encoder"),
+    *("train.log_every", "train.save_every", "train.snapshot_every", "train.keep", "train.keep_best"),
 )
-FREE = ("description", "engine.", "preview.", "sample.", *_PLACES, *_KEPT)
+# May differ if the user says so: the learning rate and its schedule.
+SCHEDULE = ("train.steps", "train.lr", "train.warmup", "train.decay", "train.final", "train.cooldown")
+OWN = ("features",)  # what a run that was stopped before its first step may leave
 
 
-def _changed(old: AnyRecipe, new: AnyRecipe) -> list[str]:
-    """Return the options that differ and may not: those that decide the weights."""
+class Change(NamedTuple):
+    """An option that has another value from a step on."""
+
+    step: int
+    option: str
+    old: Any
+    new: Any
+
+    def __str__(self) -> str:
+        return f"{self.option} {self.old} there, {self.new} now"
+
+
+def changes(old: AnyRecipe, new: AnyRecipe, step: int) -> list[Change]:
+    """Return the options that differ and decide the weights."""
     if type(old) is not type(new):
-        return ["task"]
-    free = (*FREE, "train.steps") if new.train.decay == "constant" else FREE
-    before, after = options(old), options(new)
-    return [name for name in after if before.get(name) != after[name] and not name.startswith(free)]
+        return [Change(step, "task", type(old).__name__, type(new).__name__)]
+    before, after = options(located(old)), options(located(new))
+    names = [name for name in after if before.get(name) != after[name] and not name.startswith(FREE)]
+    return [Change(step, name, before.get(name), after[name]) for name in names]
 
 
-def open_run(recipe: AnyRecipe, run: Path, resume: bool) -> Path | None:
-    """Prepare the run directory; return the checkpoint to resume from, if any."""
-    stored = run / RECIPE
-    if stored.is_file():
+def _refuse(run: Path, found: list[Change], allowed: bool, constant: bool) -> None:
+    """Raise where something changed that may not: more steps always may, the schedule if `allowed`."""
+    if other := [change for change in found if change.option not in SCHEDULE]:
+        told = "; ".join(map(str, other))
+        raise ValueError(
+            f"{run} was started with other values: {told}. They decide its weights: use another --out, with "
+            f"--init-from {run} to start from its weights"
+        )
+    asked = [c for c in found if c.option != "train.steps" or (c.new < c.old and not constant)]
+    if asked and not allowed:
+        told = "; ".join(map(str, asked))
+        raise ValueError(f"{run} was started with other values: {told}. --allow-change changes them from here on")
+
+
+def open_run(
+    recipe: AnyRecipe, run: Path, resume: bool, allow_change: bool = False
+) -> tuple[Path | None, list[Change]]:
+    """Prepare the run directory; return the checkpoint to resume from, if any, and what changes there."""
+    found: list[Change] = []
+    if (run / RECIPE).is_file():
         if not resume:
             raise ValueError(f"{run} already holds a run; give --resume to continue it, or another --out")
-        changed = _changed(parse_recipe(read_text(stored), ".json", str(stored)), recipe)
-        if changed:
-            raise ValueError(f"{run} was started with other values of {', '.join(changed)}; use another --out")
+        newest = checkpoint.latest(run)
+        step = 0 if newest is None else checkpoint.read_manifest(newest)["step"]
+        found = changes(run_recipe(run), recipe, step)
+        _refuse(run, found, allow_change, recipe.train.decay == "constant")
     elif checkpoint.latest(run) is not None:
         raise ValueError(f"{run} holds checkpoints but no {RECIPE}; restore that file, or give another --out")
     elif run.is_dir() and any(entry.name not in OWN and not is_leftover(entry) for entry in run.iterdir()):
         raise ValueError(f"--out {run} is a folder with other files in it; give a new one")
     for folder in (run, run / "checkpoints", run / "snapshots", run / "samples"):
         mend(folder)
-    return checkpoint.latest(run)
+    return checkpoint.latest(run), found
 
 
 def held(run: Path) -> AbstractContextManager[None]:
@@ -63,24 +87,12 @@ def held(run: Path) -> AbstractContextManager[None]:
     return alone(run, f"{run} is in use by another process that trains; wait for it, or give another --out")
 
 
-def initial_weights(source: Path, weights: str) -> tuple[checkpoint.Weights, dict[str, Any]]:
-    """Return the weights of another run, or of an exported model, to start from, and where they came from."""
-    if is_published(source):
-        config = read_config(source)
-        require_the_one(source, config, weights, "latest")
-        told = config.source
-        origin = {"run": source.name, "step": told.step, "weights": told.weights, "sha256": config.sha256}
-        return read_weights(source, config), origin
-    folder = checkpoint.latest(source)
-    if folder is None:
-        raise ValueError(f"--init-from {source}: no checkpoint there; give a run directory that has one")
-    manifest = checkpoint.read_manifest(folder)
-    name = f"{weights}.safetensors"
-    if weights not in sampled_from(manifest):
-        known = ", ".join(sampled_from(manifest))
-        raise ValueError(f"--init-weights {weights}: {source} has no such weights; it has: {known}")
-    origin = {"run": source.name, "step": manifest["step"], "weights": weights, "sha256": manifest["sha256"][name]}
-    return checkpoint.load(folder, weights), origin
+def note_changes(run: Path, found: list[Change]) -> None:
+    """Append to the list of what was changed when the run was resumed."""
+    if found:
+        path = run / CHANGES
+        before = parse_json(read_text(path)) if path.is_file() else []
+        write_text(path, json.dumps([*before, *(change._asdict() for change in found)], indent=2) + "\n")
 
 
 def note_origin(run: Path, origin: dict[str, Any]) -> None:

@@ -1,0 +1,68 @@
+"""Weights of another model, fitted to a recipe's network: what depends on the data is made anew where it differs."""
+
+import torch
+
+from mvm.network import AUGMENT_MAP, build_network
+from mvm.published import Opened
+from mvm.recipes import Recipe, as_field, options
+from mvm.training.checkpoint import Weights
+
+LABELS = "label.weight"  # (classes + 1, width); the last row is the null class
+# The weights mean something else where these differ. Training goes on, but must learn that first.
+MEANING = ("path.schedule", "objective.kind", "codec.kind", "codec.scale")
+
+
+def fit(own: Weights, recipe: Recipe, opened: Opened) -> tuple[Weights, list[str]]:
+    """Return weights for the recipe's network, from another model's where they fit, and what to tell the user.
+
+    own: the network's weights at initialisation. Another number of classes, of channels or another patch changes the
+    shapes of some tensors, which start as in `own`; a new class starts as the null class. Any other difference between
+    the networks is an error. The number of tokens changes no shape: positions are not learned.
+    """
+    given = {name: value.float() for name, value in opened.weights.items()}
+    flexible = _shaped_by_data(recipe)
+    wrong = sorted((own.keys() ^ given.keys()) - {AUGMENT_MAP})
+    wrong += [n for n in own if n in given and own[n].shape != given[n].shape and n not in flexible]
+    if wrong:
+        raise _other_network(recipe, opened, wrong)
+    taken = {n: given[n] for n in own if n in given and own[n].shape == given[n].shape}
+    fitted, anew = {**own, **taken}, [n for n in own if n not in taken and n not in (LABELS, AUGMENT_MAP)]
+    names, before = recipe.data.class_names, opened.classes
+    bare = all(map(str.isdigit, names)) or all(map(str.isdigit, before))  # numbers name nothing
+    if LABELS not in taken or (names != before and not bare):
+        taken.pop(LABELS, None)
+        kept = [] if bare else [name for name in names if name in before]
+        table = given[LABELS][-1].repeat(len(names) + 1, 1)  # every class as the null class
+        for name in kept:
+            table[names.index(name)] = given[LABELS][before.index(name)]
+        fitted[LABELS] = table
+        shown = ["the null class", *kept[:10], *(["..."] if len(kept) > 10 else [])]
+        anew.append(f"{LABELS} for {len(names)} classes (kept: {', '.join(shown)})")
+    lines = [f"took {len(taken)} of {len(own)} tensors, step {opened.origin['step']} of {opened.origin['run']}"]
+    if anew:
+        lines.append(f"made anew: {', '.join(anew)}")
+    was, now = options(opened.recipe), options(recipe)
+    other = [f"{name} {was[name]} there, {now[name]} now" for name in MEANING if was[name] != now[name]]
+    if other:
+        lines.append(f"warning: what the network reads or predicts differs: {'; '.join(other)}")
+    return fitted, lines
+
+
+def _shaped_by_data(recipe: Recipe) -> set[str]:
+    """Return the names of the parameters whose shape depends on channels or classes."""
+    network, (channels, height, width), classes, told = recipe.blueprint
+    with torch.device("meta"):
+        one = build_network(network, (channels, height, width), classes, told)
+        other = build_network(network, (channels + 1, height, width), classes + 1, told)
+    shapes = {name: value.shape for name, value in other.named_parameters()}
+    return {name for name, value in one.named_parameters() if shapes[name] != value.shape}
+
+
+def _other_network(recipe: Recipe, opened: Opened, names: list[str]) -> ValueError:
+    before, now = options(as_field(opened.recipe, opened.origin["run"]).network), options(recipe.network)
+    other = [f"--network.{name} {value}" for name, value in before.items() if now.get(name) != value]
+    remedy = f"give the recipe its network: {' '.join(other)}" if other else "train with the recipe it was made by"
+    return ValueError(
+        f"--init-from: {', '.join(names[:3])} of '{opened.origin['run']}' (recipe {opened.recipe.name}) do not fit the "
+        f"recipe's network; {remedy}"
+    )
