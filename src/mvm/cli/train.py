@@ -28,6 +28,8 @@ def train(
 ) -> int:
     """Train a recipe; any of its options can be changed as --section.option VALUE, e.g. --train.lr 3e-4.
 
+    Find an option by a word: mvm options learning rate. All options of a recipe, explained: mvm recipes show NAME.
+
     Parameters
     ----------
     recipe

@@ -1,6 +1,7 @@
 """Recipes: what to train, on what, how long."""
 
 from mvm.recipes.autoencoder import DecoderRecipe, HeldOutConfig
+from mvm.recipes.docs import OptionDoc, option_docs
 from mvm.recipes.reading import AnyRecipe, as_field, load_recipe, options, override, parse_recipe, shipped, to_json
 from mvm.recipes.schema import FOLDER, RECIPE, CodecConfig, DataConfig, PreviewConfig, Recipe, SampleConfig
 
@@ -12,11 +13,13 @@ __all__ = [
     "DataConfig",
     "DecoderRecipe",
     "HeldOutConfig",
+    "OptionDoc",
     "PreviewConfig",
     "Recipe",
     "SampleConfig",
     "as_field",
     "load_recipe",
+    "option_docs",
     "options",
     "override",
     "parse_recipe",
