@@ -91,7 +91,10 @@ WEIGHTS: dict[str, Weight | None] = {
 
 @dataclass(frozen=True)
 class ObjectiveConfig:
-    """Training objective: what the network predicts, and how its error is weighted over timesteps."""
+    """Training objective: what the network predicts, and how its error is weighted over timesteps.
+
+    The weight changes which errors count, not the optimum.
+    """
 
     kind: str = "u"
     """What the network predicts: scaled mean velocity (u), mean velocity (v), image (x0), noise (eps), diffusion's v,

@@ -28,7 +28,11 @@ PATIENCE = 1800  # seconds that processes wait for each other: rank 0 may be wri
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """How a run is executed: precision, compilation, memory, several GPUs; may change on resume."""
+    """How a run is executed: precision, compilation, memory, several GPUs; may change on resume.
+
+    With `compile` blocks the gradients of a block travel while the next is computed. What `fp8` rounds is not stored,
+    and samples are not made with it.
+    """
 
     parallel: str = "ddp"
     """How several processes share the work: each with all weights (ddp), or with a shard of them (fsdp).
