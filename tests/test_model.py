@@ -280,7 +280,9 @@ def test_damaged_recipe_is_named(run, tmp_path):
     stored = json.loads((copy / "recipe.json").read_text())
     stored["train"]["stepps"] = 3
     (copy / "recipe.json").write_text(json.dumps(stored))
-    with pytest.raises(ValueError, match=r"recipe\.json: unknown key 'train\.stepps' \(did you mean 'steps'\?\)"):
+    with pytest.raises(
+        ValueError, match=r"recipe\.json: unknown key 'train\.stepps' \(did you mean 'train\.steps'\?\)"
+    ):
         load(copy)
 
 

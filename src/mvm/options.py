@@ -20,9 +20,14 @@ def needs(what: str, package: str, extra: str) -> str:
     return f"{what} needs {package}; install it with: {install(extra)}"
 
 
+def closest(name: str, choices: Iterable[str]) -> list[str]:
+    """Return the choice that is spelt most alike; nothing when none is close."""
+    return difflib.get_close_matches(name, list(choices), n=1, cutoff=0.5)
+
+
 def nearest(name: str, choices: Iterable[str]) -> str:
     """Return the hint " (did you mean 'x'?)", or "" when nothing is close."""
-    close = difflib.get_close_matches(name, list(choices), n=1, cutoff=0.5)
+    close = closest(name, choices)
     return f" (did you mean '{close[0]}'?)" if close else ""
 
 

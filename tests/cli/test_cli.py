@@ -12,7 +12,20 @@ from mvm import demo, verify
 from mvm.cli import run, split_overrides
 from mvm.training import checkpoint
 
-COMMANDS = ("demo", "train", "sample", "verify", "recipes", "data", "bench", "ema", "eval", "sweep", "compare")
+COMMANDS = (
+    "demo",
+    "train",
+    "sample",
+    "verify",
+    "recipes",
+    "options",
+    "data",
+    "bench",
+    "ema",
+    "eval",
+    "sweep",
+    "compare",
+)
 
 
 def spawn(*tokens, cwd=None):
@@ -38,7 +51,16 @@ def test_help_of_each_command(command, capsys):
     assert f"mvm {command}" in out
     wanted = {
         "demo": ("--out", "--quick", "--seed"),
-        "train": ("RECIPE", "--out", "--resume", "--until", "--init-from", "--init-weights", "--train.lr"),
+        "train": (
+            "RECIPE",
+            "--out",
+            "--resume",
+            "--until",
+            "--init-from",
+            "--init-weights",
+            "--train.lr",
+            "mvm options",
+        ),
         "sample": (
             "MODEL",
             "--num",
@@ -53,6 +75,7 @@ def test_help_of_each_command(command, capsys):
         ),
         "verify": ("--json",),
         "recipes": ("NAME",),
+        "options": ("PATTERN", "--recipe"),
         "data": ("prepare", "info", "stats"),
         "bench": ("RECIPE", "--steps", "--samples", "--grow", "--json", "--device"),
         "ema": ("RUN", "--width", "--out", "--step"),
@@ -90,8 +113,8 @@ def test_version(capsys):
         (["train"], "RECIPE"),
         (["train", "digts"], "did you mean 'digits'"),
         (["train", "nothere.toml"], "nothere.toml does not exist"),
-        (["train", "digits", "--train.lrr", "3"], "did you mean 'train.lr'"),
-        (["train", "digits", "--trainn.steps=3"], "did you mean 'train.steps'"),
+        (["train", "digits", "--train.lrr", "3"], "did you mean --train.lr?"),
+        (["train", "digits", "--trainn.steps=3"], "did you mean --train.steps?"),
         (["train", "digits", "--train.lr"], "--train.lr needs a value"),
         (["train", "digits", "--data.mirror", "--out", "x"], "--data.mirror needs a value, as in --data.mirror VALUE"),
         (["train", "digits", "--train.lr", "fast"], "--train.lr fast: a value of type float is needed"),
@@ -107,7 +130,7 @@ def test_version(capsys):
         (["recipes", "show", "digits", "cifar10"], "one recipe at a time"),
         (["bench"], "RECIPE"),
         (["bench", "digts"], "did you mean 'digits'"),
-        (["bench", "digits", "--train.lrr", "1"], "did you mean 'train.lr'"),
+        (["bench", "digits", "--train.lrr", "1"], "did you mean --train.lr?"),
         (["bench", "digits", "--steps", "-1"], "steps=-1"),
         (["bench", "digits", "--samples", "-1"], "samples=-1"),
         (["ema"], "RUN"),
@@ -155,6 +178,63 @@ def test_usage_errors(tokens, words, refused, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert words in refused(*tokens)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("tokens", "words"),
+    [
+        (["train", "digits", "--lr", "1e-3"], "'--lr'; did you mean --train.lr? See: mvm options lr"),
+        (["train", "--lr", "1e-3", "digits"], "'--lr'; did you mean --train.lr? See: mvm options lr"),
+        (["train", "--lr=1e-3"], "'--lr'; did you mean --train.lr? See: mvm options lr"),
+        (["bench", "digits", "--lr", "1e-3"], "'--lr'; did you mean --train.lr? See: mvm options lr"),
+        (
+            ["train", "digits", "--learning-rate", "1"],
+            "'--learning-rate'; did you mean --train.lr? See: mvm options lr",
+        ),
+        (
+            ["train", "digits", "--epochs", "10"],
+            "'--epochs'; did you mean --train.steps (steps = epochs * images / train.batch)? See: mvm options steps",
+        ),
+        (
+            ["train", "digits", "--batch_size", "64"],
+            "'--batch_size'; did you mean --train.batch? See: mvm options batch",
+        ),
+        (["train", "digits", "--batch", "64"], "'--batch'; did you mean --train.batch? See: mvm options batch"),
+        (["train", "digits", "--steps", "5"], "'--steps'; did you mean --train.steps? See: mvm options steps"),
+        (["train", "digits", "--ema", "0.9"], "'--ema'; did you mean --train.ema? See: mvm options ema"),
+        (["train", "digits", "--bf16"], "'--bf16'; did you mean --engine.precision? See: mvm options precision"),
+        (["train", "digits", "--compile"], "'--compile'; did you mean --engine.compile? See: mvm options compile"),
+        (["train", "digits", "--cfg", "2"], "'--cfg'; did you mean --sample.cfg? See: mvm options cfg"),
+        (["train", "digits", "--depth", "2"], "'--depth'; did you mean --network.depth? See: mvm options depth"),
+        (
+            ["train", "digits", "--data_dir", "x"],
+            "'--data_dir'; did you mean --data.path (with --data.name folder)? See: mvm options path",
+        ),
+        (["train", "digits", "--output_dir", "x"], "'--output_dir'; did you mean --out? See: mvm train --help"),
+        (
+            ["train", "digits", "--num_workers", "4"],
+            "'--num_workers'; did you mean --workers of mvm data prepare "
+            "(training reads one step ahead, without workers)? See: mvm train --help",
+        ),
+        (["sample", "digits", "--steps", "4"], "'--steps'; did you mean --nfe? See: mvm sample --help"),
+        (
+            ["sample", "digits", "--num-inference-steps", "4"],
+            "'--num-inference-steps'; did you mean --nfe? See: mvm sample --help",
+        ),
+        (["sample", "digits", "--guidance_scale=4"], "'--guidance_scale'; did you mean --cfg? See: mvm sample --help"),
+        (["sample", "digits", "--n", "4"], "'--n'; did you mean --num? See: mvm sample --help"),
+        (["sample", "digits", "--count", "4"], "'--count'; did you mean --num? See: mvm sample --help"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_options_by_other_projects_names(tokens, words, refused):
+    assert refused(*tokens) == f"mvm: unknown option {words}"
+
+
+def test_misspelt_options_of_a_command_are_its_own(refused):
+    assert refused("train", "digits", "--resum") == "mvm: Unknown option: --resum. Did you mean --resume?"
+    assert refused("sample", "digits", "--class", "3") == "mvm: Unknown option: --class. Did you mean --classes?"
+    assert refused("demo", "--lr", "3").startswith("mvm: Unknown option: --lr.")
 
 
 @pytest.mark.parametrize("part", ["ema", "manifest"])
@@ -280,6 +360,6 @@ def test_a_forgotten_value_does_not_swallow_the_next_option(refused, tmp_path):
 
 
 def test_options_outside_any_section_can_be_given_as_shown(tmp_path, small):
-    """`mvm recipes digits` shows --seed 0 like every other option."""
+    """`mvm options` shows --seed 0 like every other option."""
     assert run(["train", "digits", "--out", str(tmp_path / "run"), *small, "--train.steps", "1", "--seed", "3"]) == 0
     assert mvm.load(tmp_path / "run").recipe.seed == 3

@@ -1,4 +1,4 @@
-"""mvm verify, mvm demo, mvm recipes: commands that show."""
+"""mvm verify, mvm demo, mvm recipes, mvm options: commands that show."""
 
 import json
 import re
@@ -8,8 +8,8 @@ import pytest
 
 import mvm
 from mvm import demo, verify
-from mvm.cli import run, split_overrides
-from mvm.recipes import Recipe, load_recipe, options, override, shipped
+from mvm.cli import run
+from mvm.recipes import load_recipe, options, override, shipped
 
 # --- verify and demo ------------------------------------------------------------------------------------------------
 
@@ -108,25 +108,14 @@ def test_recipes_are_listed_in_columns(done):
     assert all(line.endswith(load_recipe(line.split()[0]).description) for line in lines)
 
 
-@pytest.mark.parametrize("name", shipped())
-def test_recipe_shown_is_a_command_line(name, done):
-    """Every line after the head can be pasted behind a recipe of that task, into a shell: it makes this recipe."""
+@pytest.mark.parametrize("name", ["digits", "imagenette-ddt-s", "imagenette-rae-s"])
+def test_recipe_shown_is_a_file_to_train(name, done, refused, tmp_path):
+    """A step number that is refused last of all, so that nothing is trained."""
     said = done("recipes", "show", name)
     assert said == done("recipes", name)
-    tokens = shlex.split(" ".join(line for line in said.splitlines() if line.startswith("--")))
-    rest, overrides = split_overrides(tokens)
-    assert rest == ["--seed", "0"]
-    about = {"name": name, "description": load_recipe(name).description}  # no settings
-    assert overrides.keys() | about.keys() | {"seed"} == options(load_recipe(name)).keys()
-    other = load_recipe("digits" if isinstance(load_recipe(name), Recipe) else "imagenette-rae-s")
-    assert override(other, {**overrides, **about, "seed": "0"}) == load_recipe(name)
-
-
-@pytest.mark.parametrize("name", shipped())
-def test_each_line_of_a_recipe_is_understood_by_train(name, done, refused):
-    """All of them at once, and a step number that is refused last of all, so that nothing is trained."""
-    tokens = shlex.split(" ".join(line for line in done("recipes", name).splitlines() if line.startswith("--")))
-    assert "until=0" in refused("train", name, *tokens, "--until", "0")
+    (tmp_path / "mine.toml").write_text(said)
+    assert load_recipe(str(tmp_path / "mine.toml")) == load_recipe(name)
+    assert "until=0" in refused("train", tmp_path / "mine.toml", "--until", "0")
 
 
 def test_recipe_page_of_a_file(tmp_path, done):
@@ -134,4 +123,61 @@ def test_recipe_page_of_a_file(tmp_path, done):
     path.write_text('name = "mine"\ndescription = "own"\n[train]\nsteps = 77\n')
     said = done("recipes", "show", path)
     assert said.startswith("# mine: own\n")
-    assert "--train.steps 77\n" in said
+    assert "# Training steps (optimizer updates). Default: 1000.\nsteps = 77\n" in said
+    path.write_text(said)
+    assert done("recipes", "show", path) == said
+
+
+def test_recipe_page_of_a_run(trained, done, tmp_path):
+    (tmp_path / "mine.toml").write_text(done("recipes", "show", trained / "recipe.json"))
+    assert load_recipe(str(tmp_path / "mine.toml")) == mvm.load(trained).recipe
+
+
+# --- options ------------------------------------------------------------------------------------------------------
+
+
+def shown(said):
+    """The options of a listing with their values, as a shell would hand them on."""
+    found = (shlex.split(line[:32] if line[31:32] == " " else line) for line in said.splitlines() if line[:2] == "--")
+    return {words[0].removeprefix("--"): words[1] for words in found}
+
+
+@pytest.mark.parametrize("name", ["cifar10", "imagenet256-ddt-xl", "imagenet256-rae-stage1"])
+def test_all_options_are_listed_with_their_values(name, done):
+    said = done("options", "--recipe", name)
+    listed, recipe = shown(said), load_recipe(name)
+    assert listed.keys() == options(recipe).keys() - {"name", "description"}
+    assert override(recipe, listed) == recipe
+    assert said.splitlines()[0] == f"Options of {name}"
+    tables = re.findall(r"^\[(\S+)\] \S.*\.$", said, re.MULTILINE)
+    assert tables == list(dict.fromkeys(option.rpartition(".")[0] for option in listed if "." in option))
+
+
+def test_options_found_by_words(done):
+    assert done("options", "PEAK", "learning rate") == (
+        "--train.lr 0.003                Learning rate: the peak, after warm-up and before decay. (float;\n"
+        "                                default 0.0001)\n"
+    )
+    assert shown(done("options", "guidance scale", "classifier-free")) == {"sample.cfg": "1.0"}
+    assert shown(done("options", "train.beta")) == {"train.beta1": "0.9", "train.beta2": "0.95"}
+    assert "--train.lr 0.002 " in done("options", "lr", "--recipe", "digits")
+    assert shown(done("options", "lpips", "weights", "--recipe", "imagenette-rae-s")) == {
+        "reconstruction.lpips_weights": ""
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "near"),
+    [
+        (["batch_size"], "; nearest: train.batch"),
+        (["epochs"], "; nearest: train.steps"),
+        (["warmpu"], "; nearest: train.warmup"),
+        (["betas"], "; nearest: train.beta1, train.beta2"),
+        (["qq", "zz"], ""),
+    ],
+)
+def test_no_option_is_found(words, near, capsys):
+    assert run(["options", *words]) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err == f"mvm: no option has '{' '.join(words)}' in its name or meaning{near}\n"

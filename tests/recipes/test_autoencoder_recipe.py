@@ -41,7 +41,7 @@ def test_a_task_says_what_a_table_is():
         from_toml('[encoder]\nname = "x"')
     with pytest.raises(ValueError, match=r"unknown key 'network'"):
         from_toml('task = "decoder"\n[network]\nsize = "S"')
-    with pytest.raises(ValueError, match=r"unknown key 'decoder\.sise' \(did you mean 'size'\?\)"):
+    with pytest.raises(ValueError, match=r"unknown key 'decoder\.sise' \(did you mean 'decoder\.size'\?\)"):
         from_toml('task = "decoder"\n[decoder]\nsise = "S"')
 
 
@@ -142,8 +142,9 @@ def test_page():
     assert training == "training  0.32 M images, 5000 steps of 64"
     assert training_flops(recipe) == 6 * decoder_cost(recipe.decoder, 16).multiply_adds
     text = page("imagenette-rae-s")
-    assert "--held_out.count 200" in text.splitlines()
-    assert "--task" not in text
+    assert "[held_out]" in text.splitlines()
+    assert "count = 200" in text.splitlines()
+    assert 'task = "decoder"' in text.splitlines()
     assert "hours" not in text  # none were measured
     unopened = override(recipe, {"data.name": "folder", "data.path": "x"})
     assert costs(unopened) == [training]

@@ -107,7 +107,7 @@ def test_a_base_may_have_a_base():
     [
         ('base = "cifar"', r"mine\.toml: base='cifar' is unknown \(did you mean 'cifar10'\?\)"),
         ("base = 3", r"mine\.toml: base=3 must be of type str"),
-        ('base = "cifar10"\n[train]\nlrr = 1', r"unknown key 'train\.lrr' \(did you mean 'lr'\?\)"),
+        ('base = "cifar10"\n[train]\nlrr = 1', r"unknown key 'train\.lrr' \(did you mean 'train\.lr'\?\)"),
         ('base = "cifar10"\ntrain = 3', "train"),
     ],
 )

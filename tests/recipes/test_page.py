@@ -1,52 +1,106 @@
-"""A recipe's page: its words, its costs, and options that can be typed."""
+"""A recipe's page: its words, its costs, and every option explained, as a TOML file that makes the recipe."""
 
 import re
-import shlex
+import tomllib
+from dataclasses import asdict
 
 import pytest
 
-from mvm.network import DiTConfig, multiply_adds
-from mvm.recipes import DataConfig, Recipe, load_recipe, options, override, shipped
+from mvm.network import DDTConfig, DiTConfig, multiply_adds
+from mvm.recipes import (
+    CodecConfig,
+    DataConfig,
+    DecoderRecipe,
+    Recipe,
+    load_recipe,
+    option_docs,
+    override,
+    parse_recipe,
+    shipped,
+    to_json,
+)
 from mvm.recipes.page import H200_FLOPS, H200_MFU, costs, has_estimate, hours_on_h200, page
 from mvm.training.optim import TrainConfig
 
 
-def given(text):
-    """The option lines of a page as a shell would hand them on: {"train.lr": "0.001"}."""
-    tokens = shlex.split(" ".join(line for line in text.splitlines() if line.startswith("--")))
-    names, values = tokens[::2], tokens[1::2]
-    assert all(name.startswith("--") for name in names)
-    return dict(zip((name.removeprefix("--") for name in names), values, strict=True))
+def from_toml(text):
+    return parse_recipe(text, ".toml", "page")
 
 
 @pytest.mark.parametrize("name", shipped())
-def test_a_page_has_words_costs_and_options(name):
+def test_a_page_is_a_file_that_makes_the_recipe(name):
     text, recipe = page(name), load_recipe(name)
-    lines = text.splitlines()
-    assert lines[0] == f"# {name}: {recipe.description}"
+    assert from_toml(text) == recipe
+    said = tomllib.loads(text)
+    assert said.pop("task", None) == ("decoder" if isinstance(recipe, DecoderRecipe) else None)
+    wanted = asdict(recipe)
+    wanted.pop("task", None)
+    assert {name: list(table) for name, table in said.items() if isinstance(table, dict)} == {
+        name: list(table) for name, table in wanted.items() if isinstance(table, dict)
+    }  # every option is written, whether it has its default or not
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_a_page_has_words_and_costs(name):
+    lines, recipe = page(name).splitlines(), load_recipe(name)
     words = [line for line in shipped()[name].splitlines() if line.startswith("#")]
-    assert lines[1 : 1 + len(words)] == words
     assert any("Command:" in line for line in words)
-    rest = "\n".join(lines[1 + len(words) :])
-    head, told = rest.strip("\n").split("\n\n")
-    assert head.splitlines() == costs(recipe)
-    assert len(told.splitlines()) == len(options(recipe)) - 2  # all but name and description
+    head = [f"# {name}: {recipe.description}", *words, "#", *(f"# {line}" for line in costs(recipe)), "#"]
+    assert lines[: len(head)] == head
+    assert lines[len(head)] == "# Save as FILE.toml, then: mvm train FILE.toml"
+    assert max(map(len, lines[len(head) :])) <= 106  # one description has 97 letters; comments end at 100
+    assert all(len(line) <= 100 for line in lines[len(head) :] if line.startswith("#"))
 
 
-@pytest.mark.parametrize("name", shipped())
-def test_options_of_a_page_make_the_recipe(name):
-    """Also those that are empty: an option without a value would swallow the next."""
-    recipe = load_recipe(name)
-    shown = {**given(page(name)), "name": recipe.name, "description": recipe.description}
-    assert shown.keys() == options(recipe).keys()
-    assert override(type(recipe)(), shown) == recipe
+@pytest.mark.parametrize("name", ["cifar10", "imagenet256-ddt-xl", "imagenet256-rae-stage1"])
+def test_every_option_is_explained_right_above_it(name):
+    found, table, above = {}, "", []
+    for line in page(name).splitlines():
+        if line.startswith("#"):
+            above.append(line.removeprefix("# "))
+            continue
+        if line.startswith("["):
+            table = line.strip("[]") + "."
+        elif line:
+            found[table + line.split(" = ")[0]] = " ".join(above)
+        above = []
+    found.pop("task", None)
+    docs = option_docs(load_recipe(name))
+    assert found.keys() == docs.keys()
+    assert all(words.startswith(docs[option].meaning) for option, words in found.items())
 
 
-@pytest.mark.parametrize("name", shipped())
-def test_each_line_of_a_page_can_be_given_alone(name):
-    recipe = load_recipe(name)
-    for option, text in given(page(name)).items():
-        assert override(recipe, {option: text}) == recipe
+def test_lines_of_cifar10():
+    lines = page("cifar10").splitlines()
+    at = lines.index("lr = 0.003")
+    assert lines[at - 1] == "# Learning rate: the peak, after warm-up and before decay. Default: 0.0001."
+    at = lines.index("ema = [0.9995, 0.999]")
+    assert lines[at - 1].endswith(" Default: [0.9999].")
+    at = lines.index("beta1 = 0.9")  # the default itself
+    assert lines[at - 1] == "# AdamW's decay of the mean gradient (first moment)."
+    at = lines.index("[path.law]")
+    assert lines[at - 2 : at] == ["", "# Timestep distribution of training."]
+    for line in ("mirror = true", "kernels = false", 'path = ""', "tolerance = 1e-05", "augment = 0.0", "seed = 0"):
+        assert line in lines
+
+
+AWKWARD = [
+    DecoderRecipe(),
+    Recipe(network=DDTConfig(head_depth=1)),
+    Recipe(
+        name='a "b"\\c\n\x1b[2J\x7f\u202e', description="[x]\n# y\nseed = 3", codec=CodecConfig(path="C:\\x \U0001f600")
+    ),
+    override(Recipe(), {"train.power": "", "train.lr": "1e22", "sample.rho": "0.3"}),
+]
+
+
+@pytest.mark.parametrize("recipe", AWKWARD, ids=["decoder", "ddt", "text", "numbers"])
+def test_a_run_s_recipe_is_shown_too(recipe, tmp_path):
+    """Also names with quotes, line breaks and what a terminal would obey, since anybody may have written them."""
+    (tmp_path / "recipe.json").write_text(to_json(recipe))
+    text = page(str(tmp_path / "recipe.json"))
+    assert from_toml(text) == recipe
+    assert all(line.isprintable() for line in text.split("\n"))
 
 
 FIELDS = [name for name in shipped() if isinstance(load_recipe(name), Recipe)]
@@ -56,9 +110,9 @@ FIELDS = [name for name in shipped() if isinstance(load_recipe(name), Recipe)]
 def test_time_is_estimated_where_the_size_was_measured(name):
     text, measured = page(name), has_estimate(load_recipe(name))
     assert measured == (name not in ("digits", "cifar10-small") and "ddt" not in name)
-    assert bool(re.search(r"^estimate  \S+ hours on one NVIDIA H200", text, re.MULTILINE)) == measured
-    assert re.search(r"^network   [\d.]+ M parameters, \S+ G multiply-adds per image$", text, re.MULTILINE)
-    assert re.search(r"^training  \S+ M images, \d+ steps of \d+$", text, re.MULTILINE)
+    assert bool(re.search(r"^# estimate  \S+ hours on one NVIDIA H200", text, re.MULTILINE)) == measured
+    assert re.search(r"^# network   [\d.]+ M parameters, \S+ G multiply-adds per image$", text, re.MULTILINE)
+    assert re.search(r"^# training  \S+ M images, \d+ steps of \d+$", text, re.MULTILINE)
 
 
 def test_hours_are_the_work_over_the_speed():
@@ -86,7 +140,7 @@ def test_a_folder_that_was_not_opened_has_no_costs(tmp_path):
     assert "parameters" not in text
     assert "estimate" not in text
     assert "training  0.256 M images, 1000 steps of 256" in text
-    assert given(text)["data.path"] == "my pictures"
+    assert from_toml(text) == load_recipe(str(path))
 
 
 def test_a_folder_that_is_known_has_costs():

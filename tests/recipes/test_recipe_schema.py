@@ -124,7 +124,7 @@ def test_round_trips_keep_types():
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda r: r.name)
 def test_every_option_can_be_given_as_it_is_shown(recipe):
-    """What `mvm recipes NAME` prints is what the command line takes."""
+    """What `mvm options` prints is what the command line takes."""
     shown = {name: text_of(value) for name, value in options(recipe).items()}
     assert override(recipe, shown) == recipe
     assert override(type(recipe)(), shown) == recipe
@@ -156,8 +156,8 @@ def test_unknown_recipe_suggests_one():
     [
         ("sede = 1", r"test\.toml: unknown key 'sede' \(did you mean 'seed'\?\); allowed: name, .*train"),
         ("[trainn]\nsteps = 1", r"unknown key 'trainn' \(did you mean 'train'\?\)"),
-        ("[train]\nbach = 1", r"unknown key 'train\.bach' \(did you mean 'batch'\?\)"),
-        ("[path.law]\nmaen = 1.0", r"unknown key 'path\.law\.maen' \(did you mean 'mean'\?\)"),
+        ("[train]\nbach = 1", r"unknown key 'train\.bach' \(did you mean 'train\.batch'\?\)"),
+        ("[path.law]\nmaen = 1.0", r"unknown key 'path\.law\.maen' \(did you mean 'path\.law\.mean'\?\)"),
         ("[train]\nzzzz = 1", r"unknown key 'train\.zzzz'; allowed: steps, batch"),
         ("[train]\nsteps = 1.5", r"train\.steps=1\.5 must be of type int"),
         ('[train]\nsteps = "10"', r"train\.steps='10' must be of type int"),
@@ -310,7 +310,7 @@ def test_override_changes_one_option():
     ],
 )
 def test_unknown_override_suggests_the_nearest(name, hint):
-    with pytest.raises(ValueError, match=rf"unknown option '--{name}' \(did you mean '{hint}'\?\)"):
+    with pytest.raises(ValueError, match=rf"unknown option '--{name}'; did you mean --{hint}\?"):
         override(load_recipe("digits"), {name: "1"})
 
 

@@ -4,7 +4,7 @@ import errno
 import os
 import sys
 
-from cyclopts import CycloptsError
+from cyclopts import CycloptsError, UnknownOptionError
 
 from mvm.cli import data, judge, look, publish, sample, speed, sweep, train
 from mvm.cli.app import INTERRUPTED, USAGE_ERROR, Overrides, app
@@ -58,12 +58,29 @@ REMEDIES = {
 }
 
 
-def _told(error: Exception) -> str:
+def _told(error: Exception, command: str) -> str:
     """Return an error's words; of the system's, which name no remedy, with one."""
+    if isinstance(error, UnknownOptionError):
+        return _unknown((error.token.keyword or error.token.value).split("=")[0], command) or str(error)
     if not isinstance(error, OSError) or error.filename is None:
         return str(error)
     remedy = REMEDIES.get(error.errno or 0, "")
     return f"'{error.filename}': {error.strerror}" + (f"; {remedy}" if remedy else "")
+
+
+def _unknown(option: str, command: str) -> str:
+    """Return the error on an option that a command lacks and other projects have; "" for any other."""
+    name = option.removeprefix("--")
+    if command == "sample" and (ours := sample.USUAL.get(name.replace("-", "_"))):
+        return f"unknown option '{option}'; did you mean {ours}? See: mvm sample --help"
+    if command in ("train", "bench"):
+        from mvm.recipes.docs import meant, unknown_option
+        from mvm.recipes.reading import every_option
+
+        known = [known for known in every_option() if "." in known]
+        if meant(name, known):
+            return unknown_option(name, known)
+    return ""
 
 
 def run(tokens: list[str]) -> int:
@@ -82,7 +99,9 @@ def run(tokens: list[str]) -> int:
     except (CycloptsError, ValueError, FloatingPointError, OSError) as error:
         from mvm.untrusted import printable
 
-        lines = (printable(line) for line in _told(error).split("\n"))  # names in it may be another's
+        lines = (
+            printable(line) for line in _told(error, "".join(tokens[:1])).split("\n")
+        )  # names in it may be another's
         sys.stderr.write("mvm: " + "\n".join(lines) + "\n")  # one piece: torchrun's processes speak at once
         return USAGE_ERROR
     except KeyboardInterrupt:

@@ -1,6 +1,8 @@
-"""Commands that show: demo, verify, recipes."""
+"""Commands that show: demo, verify, recipes, options."""
 
 import json
+import sys
+import textwrap
 import time
 from pathlib import Path
 from typing import Annotated
@@ -60,12 +62,14 @@ def verify(*, json_file: Annotated[Path | None, Parameter(name="--json")] = None
 
 @app.command
 def recipes(*words: str) -> int:
-    """List the shipped recipes; `mvm recipes show NAME`: its page, what it costs, and every option with its value.
+    """List the shipped recipes; `mvm recipes show NAME`: what it costs, and every option explained.
+
+    The page is a TOML file that `mvm train` takes: mvm recipes show NAME > mine.toml
 
     Parameters
     ----------
     words
-        show NAME, or NAME alone; nothing lists them.
+        show NAME, or NAME alone, of a shipped recipe, a .toml file or RUN/recipe.json; nothing lists the shipped ones.
     """
     from mvm.recipes import load_recipe, shipped
     from mvm.recipes.page import page
@@ -81,4 +85,47 @@ def recipes(*words: str) -> int:
     width = max(map(len, shipped()))
     for known in shipped():
         print(f"{known:{width}s} {load_recipe(known).description}")
+    return 0
+
+
+@app.command
+def options(*pattern: str, recipe: str = "cifar10") -> int:
+    """List the options of a recipe that `mvm train` takes, with values and meanings: all, or those found by words.
+
+    Exit code 1 if nothing is found.
+
+    Parameters
+    ----------
+    pattern
+        Words that must all occur in an option's name or meaning, e.g. learning rate.
+    recipe
+        Whose options and values: a shipped recipe, a .toml file or RUN/recipe.json.
+    """
+    from mvm.options import closest
+    from mvm.recipes import load_recipe
+    from mvm.recipes import options as values_of
+    from mvm.recipes.docs import as_typed, meant, option_docs, table_docs
+    from mvm.untrusted import printable
+
+    words = " ".join(pattern).lower().split()
+    chosen = load_recipe(recipe)
+    values = values_of(chosen)
+    docs = {name: doc for name, doc in option_docs(chosen).items() if name not in ("name", "description")}
+    found = [name for name, doc in docs.items() if all(word in f"--{name} {doc.meaning}".lower() for word in words)]
+    if not found:
+        leaves = {name.rpartition(".")[2]: name for name in docs}
+        near = [option for word in words for option, _ in meant(word, docs)]
+        near = near or [leaves[leaf] for word in words for leaf in closest(word, leaves)]
+        said = f"no option has '{' '.join(words)}' in its name or meaning" + "; nearest: " * bool(near)
+        print(f"mvm: {printable(said)}{', '.join(near)}", file=sys.stderr)
+        return 1
+    for number, (table, about) in enumerate(table_docs(chosen).items()):
+        here = [name for name in found if name.rpartition(".")[0] == table]
+        if not words:
+            print("\n" * bool(number) + (f"[{table}] {about}" if table else f"Options of {printable(chosen.name)}"))
+        for name in here:
+            value, default = as_typed(values[name]), as_typed(docs[name].default)
+            told = f"{docs[name].meaning} ({docs[name].type}{'' if value == default else f'; default {default}'})"
+            left = f"{f'--{name} {printable(value)}':30s}  "
+            print(textwrap.fill(told, 100, initial_indent=left, subsequent_indent=" " * 32, break_on_hyphens=False))
     return 0

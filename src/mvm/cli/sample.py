@@ -12,6 +12,16 @@ from mvm.cli.app import INTERRUPTED, Whole, app, parse_interval, say_from_first
 if TYPE_CHECKING:
     from mvm.recipes import SampleConfig
 
+# Options as other projects call them.
+USUAL = {
+    **dict.fromkeys(("steps", "num_steps", "num_inference_steps", "num_sampling_steps", "sampling_steps"), "--nfe"),
+    **dict.fromkeys(("guidance_scale", "cfg_scale", "scale", "guidance"), "--cfg"),
+    **dict.fromkeys(("n", "count", "num_images", "num_samples", "num_images_per_prompt"), "--num"),
+    **dict.fromkeys(("batch_size", "bs"), "--batch"),
+    **dict.fromkeys(("sampler", "scheduler"), "--solver"),
+    **dict.fromkeys(("output", "output_dir", "out_dir"), "--out"),
+}
+
 
 def _settings(base: "SampleConfig", asked: Mapping[str, object], interval: str | None) -> "SampleConfig":
     """Return the recipe's settings with what was asked for; an option that would have no effect is an error."""

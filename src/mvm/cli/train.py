@@ -33,6 +33,7 @@ def train(
     """Train a recipe; any of its options can be changed as --section.option VALUE, e.g. --train.lr 3e-4.
 
     `mvm train --resume RUN` continues a run and needs nothing else: the run knows its recipe.
+    Find an option by a word: mvm options learning rate. All options of a recipe, explained: mvm recipes show NAME.
 
     Parameters
     ----------

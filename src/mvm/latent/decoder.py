@@ -35,10 +35,12 @@ SIZES = {
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """Size of the decoder, and pixels a side of what one latent becomes."""
+    """Decoder of the autoencoder: a vision transformer from latents to pixels."""
 
     size: str = "B"
+    """Size of the decoder, which sets depth, width and heads. One of: tiny, S, B, L, XL."""
     patch: int = 16
+    """Side of the patch of pixels that one latent becomes."""
 
     def __post_init__(self) -> None:
         choose("decoder.size", self.size, SIZES)

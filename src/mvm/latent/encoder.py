@@ -35,17 +35,21 @@ class Pictures(Protocol):
 
 @dataclass(frozen=True)
 class EncoderConfig:
-    """Which encoder, and what of it is the latent.
+    """Frozen encoder of the autoencoder, and which of its layers are the latent.
 
-    name: a hub name, a local folder, or Meta's .pth of a DINOv3. layers: "last", "last-K" (mean of the last K blocks),
-    or block numbers from 1, "3,6,9,12"; numbers in a list become such text. RAEv2's K = 7 of a ViT-L,
-    [layers=11.13...23] counted from 0, is "12,14,16,18,20,22,24".
+    Numbers in a list of layers become text. RAEv2's K = 7 of a ViT-L, [layers=11.13...23] counted from 0, is
+    "12,14,16,18,20,22,24".
     """
 
     name: str = ""
+    """Frozen encoder: a hub name, a folder in transformers' format, or Meta's .pth of a DINOv3."""
     layers: str = "last"
-    resolution: int = 0  # pixels a side that images are resized to; 0: the encoder's own
-    global_mean: bool = False  # add the mean token of the last chosen block to all: RAEv2 does, for DINOv3
+    """Blocks whose tokens are averaged into the latent: "last", "last-K" (the last K), or numbers from 1 such as
+    "3,6,9,12"."""
+    resolution: int = 0
+    """Side in pixels to which images are resized for the encoder; 0: its own."""
+    global_mean: bool = False
+    """Add the mean token of the last chosen block to all tokens, as RAEv2 does for DINOv3."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.layers, str):

@@ -32,19 +32,22 @@ HEAD_SIZES: dict[str, tuple[int, int, int]] = {**dict.fromkeys(SIZES, WIDE), "ti
 
 @dataclass(frozen=True)
 class DDTConfig(DiTConfig):
-    """Shape of the network: the backbone's as of a DiT, then the head's; each number but counts of tokens may be 0.
-
-    conditioning: how level and class enter the backbone: "adaln", as in our DiT, or "in-context", as tokens beside
-    the image's, and blocks without modulation.
-    """
+    """Network: a DDT, whose backbone has the options of a DiT, followed by those of the head."""
 
     patch: int = 1
     conditioning: str = "adaln"
-    time_tokens: int = 4  # with in-context conditioning
+    """How noise level and class enter the backbone: by modulation, or as tokens beside the image's, with blocks that
+    are not modulated. One of: adaln, in-context."""
+    time_tokens: int = 4
+    """Tokens that tell the noise level, with in-context conditioning."""
     class_tokens: int = 8
-    head_depth: int = 0  # 0: by size
+    """Tokens that tell the class, with in-context conditioning."""
+    head_depth: int = 0
+    """Number of blocks of the head; 0: by network.size."""
     head_width: int = 0
+    """Channels of a token in the head, a multiple of 4 * head_heads; 0: by network.size."""
     head_heads: int = 0
+    """Attention heads of the head; 0: by network.size."""
     kind: str = "ddt"
 
     def __post_init__(self) -> None:

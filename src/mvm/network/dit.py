@@ -29,20 +29,34 @@ from mvm.precision import way_of
 
 @dataclass(frozen=True)
 class DiTConfig:
-    """Shape of the network. `size` sets depth, width and heads; each may be overridden when not 0."""
+    """Network: a diffusion transformer. `size` sets depth, width and heads; each may be overridden."""
 
     size: str = "S"
+    """Published size, which sets depth, width and heads. One of: tiny, S, B, L, XL."""
     patch: int = 2
+    """Side of the patch that becomes one token, in pixels (or latents)."""
     depth: int = 0
+    """Number of blocks; 0: by network.size."""
     width: int = 0
+    """Channels of a token (hidden size), a multiple of 4 * heads; 0: by network.size."""
     heads: int = 0
-    inner_block: int = 0  # an inner head after this block (1-based), for internal guidance; 0: none
-    skip: bool = False  # the output of block n is added, by a learned map, before block depth + 1 - n (U-ViT)
-    local: bool = False  # a depthwise 3x3 convolution of the tokens is added before every block
-    modulation: str = "own"  # each block's; "shared": one map for all, an offset each (PixArt); a third less weights
-    design: str = "modern"  # of the blocks; "classic": as DiT and SiT have them (LayerNorm, sine positions, GELU)
-    dropout: float = 0.0  # share of the channels that a branch of a block does not see of an image, in training alone
+    """Attention heads; 0: by network.size."""
+    inner_block: int = 0
+    """Block (1-based) after which an inner head predicts as well, for internal guidance; 0: none."""
+    skip: bool = False
+    """Long skip connections: the output of block n is added, by a learned map, before block depth + 1 - n (U-ViT)."""
+    local: bool = False
+    """Add a depthwise 3x3 convolution of the tokens before every block."""
+    modulation: str = "own"
+    """adaLN modulation: a map for each block, or one map for all with an offset each (PixArt; a third less weights).
+    One of: own, shared."""
+    design: str = "modern"
+    """Blocks: modern (RMSNorm, rotary positions, SwiGLU), or classic as in DiT and SiT (LayerNorm, sine positions,
+    GELU). One of: modern, classic."""
+    dropout: float = 0.0
+    """Dropout in training: fraction of the channels hidden from each branch of each block, per image; 0: none."""
     kind: str = "dit"
+    """Network: a DiT, or a DDT (deep backbone, wide shallow head) for latents. One of: dit, ddt."""
 
     def __post_init__(self) -> None:
         choose("network.size", self.size, SIZES)

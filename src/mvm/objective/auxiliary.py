@@ -21,18 +21,31 @@ CACHES = {"device": "all features in device memory", "disk": "all features in fi
 
 @dataclass(frozen=True)
 class RepaConfig:
-    """Alignment of one block's tokens with a frozen encoder's; without an encoder there is none."""
+    """Representation alignment (REPA): one block's tokens are aligned with those of a frozen encoder."""
 
-    encoder: str = ""  # see mvm.network.pretrained; "": no alignment
-    resolution: int = 0  # side that images are resized to for the encoder; 0: its own
+    encoder: str = ""
+    """Frozen encoder: efficientnet-lite0, a hub name, a folder, or Meta's .pth of a DINOv3; empty: no alignment."""
+    resolution: int = 0
+    """Side in pixels to which images are resized for the encoder; 0: its own."""
     weight: float = 0.5
-    block: int = 0  # 1-based; 0: 4 up to depth 12, 8 beyond
-    projector: str = "mlp"  # or "conv"
-    loss: str = "cosine"  # or "mse", as RAEv2 has it
-    hidden: int = 0  # of the MLP; 0: twice the network's width, at most the published 2048
-    normalise: float = 0.0  # share of the mean over tokens taken from the target, which is then scaled; 0: as it is
-    stop: int = 0  # the step from which there is no alignment; 0: never
-    cache: str = "device"  # where the encoder's features are kept: "device", "disk", "none"
+    """Weight of the alignment loss."""
+    block: int = 0
+    """Block (1-based) whose tokens are aligned; 0: block 4 up to depth 12, block 8 beyond."""
+    projector: str = "mlp"
+    """From the network's tokens to the encoder's: three linear layers, or a 3x3 convolution (iREPA).
+    One of: mlp, conv."""
+    loss: str = "cosine"
+    """Alignment loss: 1 - cosine similarity, or mean squared error as in RAEv2. One of: cosine, mse."""
+    hidden: int = 0
+    """Hidden width of the mlp projector; 0: twice the network's width, at most the published 2048."""
+    normalise: float = 0.0
+    """Fraction of the mean over tokens subtracted from the encoder's features, which are then scaled to unit standard
+    deviation (iREPA); 0: features as they are."""
+    stop: int = 0
+    """Step from which there is no alignment; 0: never."""
+    cache: str = "device"
+    """Where the encoder's features of the training set are kept; none encodes the images at every step.
+    One of: device, disk, none."""
 
     def __post_init__(self) -> None:
         for name in ("resolution", "block", "hidden", "stop"):

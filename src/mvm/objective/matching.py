@@ -91,16 +91,22 @@ WEIGHTS: dict[str, Weight | None] = {
 
 @dataclass(frozen=True)
 class ObjectiveConfig:
-    """kind: what the network predicts. label_drop: share of samples trained as the null class.
+    """Training objective: what the network predicts, and how its error is weighted over timesteps.
 
-    label_drop = 1 trains an unconditional model, 0 one without a null class, which nothing can guide from. weight: none
-    takes the squared error of the kind as it is, the others weight it by t; they change what counts, not the optimum.
+    The weight changes which errors count, not the optimum.
     """
 
     kind: str = "u"
+    """What the network predicts: scaled mean velocity (u), mean velocity (v), image (x0), noise (eps), diffusion's v,
+    flow matching's velocity (flow), or the score. One of: u, v, x0, eps, diffusion_v, flow, score."""
     label_drop: float = 0.1
-    inner_weight: float = 0.5  # of the inner head's loss, where the network has one
-    weight: str = "none"  # or "noise", "likelihood", "flow"
+    """Fraction of samples trained without their label, as the null class, for classifier-free guidance.
+    1: unconditional model. 0: no null class, and no guidance."""
+    inner_weight: float = 0.5
+    """Weight of the inner head's loss, where the network has one (network.inner_block)."""
+    weight: str = "none"
+    """Loss weight over timesteps: none takes the squared error of the kind as it is, noise weights it as one of eps,
+    likelihood as maximum likelihood does, flow as flow matching does. One of: none, noise, likelihood, flow."""
 
     @property
     def conditional(self) -> bool:

@@ -42,22 +42,39 @@ OPTION = "reconstruction"
 
 @dataclass(frozen=True)
 class ReconstructionConfig:
-    """Weights of the losses, their starts (0-based steps), and what the discriminator is made of."""
+    """Losses of the decoder and their weights, and the discriminator of the adversarial one."""
 
-    l1: float = 1.0  # of images in [0, 1]
+    l1: float = 1.0
+    """Weight of the L1 loss, of images in [0, 1]."""
     lpips: float = 1.0
-    gan: float = 0.75  # times lambda; 0: no discriminator
-    disc_start: int = 15_000  # epoch 6 of 16 at 2,502 steps each
-    gan_start: int = 20_000  # epoch 8
-    tau: float = TAU  # strength of the latents' noise, see RAE.noised; 0: none
-    lpips_weights: str = ""  # see mvm.evaluation.lpips; "": the cache
-    encoder: str = ""  # of the discriminator, see mvm.network.pretrained
-    resolution: int = 0  # side that images are resized to for it; 0: its own
-    blocks: tuple[int, ...] = ()  # 1-based, whose tokens are judged besides the last; (): the ends of its quarters
-    norm: str = "batch"  # of the heads: "batch" over 8 images, "group" for each alone
+    """Weight of the perceptual loss LPIPS."""
+    gan: float = 0.75
+    """Weight of the adversarial loss, besides the adaptive weight lambda; 0: no discriminator."""
+    disc_start: int = 15_000  # epoch 6 of 16 at 2,502 steps each, as published
+    """Step (0-based) from which the discriminator is trained."""
+    gan_start: int = 20_000  # epoch 8, as published
+    """Step (0-based) from which the decoder is trained by the adversarial loss."""
+    tau: float = TAU
+    """Strength of the noise on latents in training: its standard deviation is drawn from U(0, tau). 0: none."""
+    lpips_weights: str = ""
+    """File or folder with the weights of LPIPS; empty: the folder lpips of the cache (MVM_CACHE)."""
+    encoder: str = ""
+    """Frozen vision transformer of the discriminator: a hub name, a folder, or Meta's .pth of a DINOv3."""
+    resolution: int = 0
+    """Side in pixels to which images are resized for the discriminator's encoder; 0: its own."""
+    blocks: tuple[int, ...] = ()
+    """Blocks (1-based) of the discriminator's encoder whose tokens are judged, besides the last; empty: the ends of
+    its quarters."""
+    norm: str = "batch"
+    """Norm in the discriminator's heads: over 8 images (batch), or for each image alone (group).
+    One of: batch, group."""
     translate: float = 0.125
+    """Augmentation of what the discriminator sees: largest translation, as a fraction of the side; 0: none."""
     colour: bool = True
+    """Augmentation of what the discriminator sees: random brightness, saturation and contrast."""
     cutout: float = 0.0
+    """Augmentation of what the discriminator sees: side of a square that is blanked, as a fraction of the image's;
+    0: none."""
 
     def __post_init__(self) -> None:
         for name in ("l1", "lpips", "gan", "tau"):

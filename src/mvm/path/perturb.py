@@ -18,18 +18,24 @@ INSIDE = (2.0**-60, 1 - 2.0**-53)  # of t/end: at 0 and 1 some targets and weigh
 
 @dataclass(frozen=True)
 class TimeLaw:
-    """The law of t in training: name, its mean and std, the dimension shift, and where the two uniform laws begin.
+    """Timestep distribution of training.
 
     uniform: t ~ U(t_min, T). lam-uniform: lam ~ U(lam(T), lam(t_min)). logit-normal: logit(t/T) ~ N(mean, std^2).
     lam-normal: lam ~ N(mean, std^2).
-    shift_dimension = C*H*W of the data lowers lam by log sqrt(C*H*W / 4096); 0 switches the shift off.
     """
 
     name: str = "uniform"
+    """Timestep distribution: of t, of its logit, or of lam = log(alpha/sigma), half the log-SNR.
+    One of: uniform, lam-uniform, logit-normal, lam-normal."""
     mean: float = 0.0
+    """Mean of logit-normal (of logit t) and lam-normal (of lam; higher means less noise)."""
     std: float = 1.0
+    """Standard deviation of logit-normal and lam-normal."""
     shift_dimension: int = 0
+    """C*H*W of the data: shifts timesteps to more noise for large data, lam lower by log sqrt(C*H*W / 4096).
+    0: no shift."""
     t_min: float = 0.0
+    """Smallest t that uniform and lam-uniform draw; lam-uniform needs one above 0, e.g. 1e-5."""
 
     def __post_init__(self) -> None:
         choose("path.law.name", self.name, LAWS)

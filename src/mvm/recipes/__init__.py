@@ -1,6 +1,7 @@
 """Recipes: what to train, on what, how long."""
 
 from mvm.recipes.autoencoder import DecoderRecipe, HeldOutConfig
+from mvm.recipes.docs import OptionDoc, option_docs
 from mvm.recipes.reading import (
     PLACES,
     AnyRecipe,
@@ -24,12 +25,14 @@ __all__ = [
     "DataConfig",
     "DecoderRecipe",
     "HeldOutConfig",
+    "OptionDoc",
     "PreviewConfig",
     "Recipe",
     "SampleConfig",
     "as_field",
     "load_recipe",
     "located",
+    "option_docs",
     "options",
     "override",
     "parse_recipe",

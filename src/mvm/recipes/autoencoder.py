@@ -9,17 +9,17 @@ from mvm.recipes.schema import DataConfig, PreviewConfig, Recipe
 from mvm.training.optim import TrainConfig
 from mvm.training.runtime import EngineConfig
 
+TASK = "task"  # in a recipe: what is trained; without it a field
 DECODER = "decoder"  # the task's name
 
 
 @dataclass(frozen=True)
 class HeldOutConfig:
-    """The last `count` images of the data: never trained on, restored to see how well it goes.
-
-    They are taken in the order of the prepared folder: of one that is sorted by class they are of its last classes.
-    """
+    """Held-out images, restored by previews and never trained on."""
 
     count: int = 0
+    """How many of the last images are held out, in the order of the prepared folder; where that is sorted by class
+    they are of its last classes. 0: none."""
 
     def __post_init__(self) -> None:
         at_least("held_out.count", self.count, 0)
@@ -27,12 +27,16 @@ class HeldOutConfig:
 
 @dataclass(frozen=True)
 class DecoderRecipe:
-    """Everything that decides a run of stage 1. preview.count: how many held-out images a look restores, at most."""
+    """Everything that decides a run of stage 1."""
 
     task: str = DECODER
+    """What is trained: the decoder of a representation autoencoder."""
     name: str = "unnamed"
+    """Name of the recipe; a run is written to runs/NAME unless --out says otherwise."""
     description: str = ""
+    """One line on what the recipe trains, shown by `mvm recipes`."""
     seed: int = 0
+    """Seed of weights, data order and noise."""
     data: DataConfig = field(default_factory=DataConfig)
     held_out: HeldOutConfig = field(default_factory=HeldOutConfig)
     encoder: EncoderConfig = field(default_factory=EncoderConfig)

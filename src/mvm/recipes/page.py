@@ -1,14 +1,18 @@
-"""A recipe as a page: what it is, what it costs, and every option with its value."""
+"""A recipe as a page: what it is, what it costs, and every option with its value and meaning, as a TOML file."""
 
-import shlex
+import json
+import textwrap
+from typing import Any
 
 from mvm.latent.decoder import decoder_cost
 from mvm.network import multiply_adds, parameters
 from mvm.network.dit import SIZES
-from mvm.recipes.autoencoder import DecoderRecipe
+from mvm.recipes.autoencoder import TASK, DecoderRecipe
+from mvm.recipes.docs import meanings, option_docs, table_docs
 from mvm.recipes.memory import training_memory
 from mvm.recipes.reading import AnyRecipe, load_recipe, options, shipped
 from mvm.recipes.schema import Recipe
+from mvm.untrusted import printable
 
 # Share of the matrix ceiling that training reached on one NVIDIA H200 (790 TFLOP/s), by network size;
 # measured by benchmarks/training_speed.py.
@@ -84,16 +88,40 @@ def _memory_line(recipe: Recipe) -> str:
 
 
 def page(name: str) -> str:
-    """Return the recipe's page: its own words, its costs, its options."""
+    """Return the recipe as a TOML file that `mvm train` takes: its own words and costs, then every option explained."""
     recipe = load_recipe(name)
     words = [line for line in shipped().get(name, "").splitlines() if line.startswith("#")]
-    told = [f"--{option} {_text(value)}" for option, value in options(recipe).items() if option not in _HEAD]
-    return "\n".join([f"# {recipe.name}: {recipe.description}", *words, "", *costs(recipe), "", *told])
+    head = [
+        f"{recipe.name}: {recipe.description}",
+        "",
+        *costs(recipe),
+        "",
+        "Save as FILE.toml, then: mvm train FILE.toml",
+    ]
+    first, *rest = (f"# {printable(line)}".rstrip() for line in head)
+    lines = [first, *words, *rest, ""]
+    if isinstance(recipe, DecoderRecipe):
+        lines += [_comment(meanings(DecoderRecipe)[TASK]), f"{TASK} = {_toml(recipe.task)}"]
+    values, docs = options(recipe), option_docs(recipe)
+    for table, about in table_docs(recipe).items():
+        if table:
+            lines += ["", f"# {about}", f"[{table}]"]
+        for option, doc in docs.items():
+            if option.rpartition(".")[0] == table:
+                value = values[option]
+                told = "" if value == doc.default or not table else f" Default: {_toml(doc.default)}."
+                lines += [_comment(doc.meaning + told), f"{option.rpartition('.')[2]} = {_toml(value)}"]
+    return "\n".join(lines)
 
 
-_HEAD = ("name", "description")
+def _comment(words: str) -> str:
+    return textwrap.fill(words, 100, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
 
 
-def _text(value: object) -> str:
-    """Return the value as a shell takes it: an option without one would swallow the next."""
-    return shlex.quote(",".join(map(str, value)) if isinstance(value, tuple) else str(value))
+def _toml(value: Any) -> str:
+    """Return a value as TOML has it; what a terminal would obey is escaped."""
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, float):
+        return repr(value)  # JSON has other words for infinity
+    return "".join(one if one.isprintable() else f"\\U{ord(one):08X}" for one in json.dumps(value, ensure_ascii=False))

@@ -2,15 +2,16 @@
 
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields, is_dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 from mvm.network import DDTConfig, DiTConfig
-from mvm.options import choose, nearest
-from mvm.recipes.autoencoder import DECODER, DecoderRecipe
+from mvm.options import choose
+from mvm.recipes.autoencoder import DECODER, TASK, DecoderRecipe
+from mvm.recipes.docs import hint, unknown_option
 from mvm.recipes.schema import Recipe
 from mvm.untrusted import MOST_RECIPE, cut, parse_json, read_text
 
@@ -20,7 +21,6 @@ LONGEST = 2_000  # letters of an error: all options of a table fit
 VARIANTS: dict[type, dict[str, type]] = {DiTConfig: {"dit": DiTConfig, "ddt": DDTConfig}}
 
 AnyRecipe = Recipe | DecoderRecipe
-TASK = "task"  # in a recipe: what is trained; without it a field
 TASKS: dict[str, type[Recipe] | type[DecoderRecipe]] = {"field": Recipe, DECODER: DecoderRecipe}
 
 C = TypeVar("C")
@@ -64,18 +64,19 @@ def _variant(cls: Any, values: Mapping[str, Any], where: str) -> Any:
     return cls if known is None else choose(f"{where}{KIND}", values.get(KIND, next(iter(known))), known)
 
 
-def from_dict(cls: type[C], values: Mapping[str, Any], where: str = "") -> C:
-    """Return a dataclass from nested mappings; an unknown key is an error with the nearest valid one."""
+def from_dict(cls: type[C], values: Mapping[str, Any], where: str = "", known: Iterable[str] = ()) -> C:
+    """Return a dataclass from nested mappings; an unknown key is an error with the nearest of its table or `known`."""
     if not isinstance(values, Mapping):
         raise ValueError(f"{where or 'a recipe'} must be a table of options; got {cut(repr(values))}")
     kinds = get_type_hints(cls)
     built: dict[str, Any] = {}
     for key, value in values.items():
         if key not in kinds:
-            raise ValueError(f"unknown key '{where}{key}'{nearest(key, kinds)}; allowed: {', '.join(kinds)}")
+            likely = hint(f"{where}{key}", [*(f"{where}{kind}" for kind in kinds), *known])
+            raise ValueError(f"unknown key '{where}{key}'{likely}; allowed: {', '.join(kinds)}")
         if is_dataclass(kinds[key]):
             table = _checked(f"{where}{key}", value, dict)
-            built[key] = from_dict(_variant(kinds[key], table, f"{where}{key}."), table, f"{where}{key}.")
+            built[key] = from_dict(_variant(kinds[key], table, f"{where}{key}."), table, f"{where}{key}.", known)
         else:
             built[key] = _checked(f"{where}{key}", value, kinds[key])
     return cls(**built)
@@ -87,7 +88,7 @@ def recipe_of(values: Mapping[str, Any]) -> AnyRecipe:
     kind = choose(TASK, _checked(TASK, task, str), TASKS)
     if kind is Recipe and isinstance(values, Mapping):
         values = {name: value for name, value in values.items() if name != TASK}
-    return from_dict(kind, values)
+    return from_dict(kind, values, known=options(kind()))
 
 
 def to_json(recipe: AnyRecipe) -> str:
@@ -107,6 +108,11 @@ def options(config: Any, where: str = "") -> dict[str, Any]:
         else:
             found[f"{where}{entry.name}"] = value
     return found
+
+
+def every_option() -> dict[str, Any]:
+    """Return the options of recipes of all kinds, with their defaults."""
+    return options(DecoderRecipe()) | options(Recipe(network=DDTConfig())) | options(Recipe())
 
 
 _TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
@@ -145,7 +151,7 @@ def override(recipe: R, changes: Mapping[str, str]) -> R:
     values = asdict(recipe)
     for name, text in changes.items():
         if name not in known:
-            raise ValueError(f"unknown option '--{name}'{nearest(name, known)}; see: mvm recipes NAME")
+            raise ValueError(unknown_option(name, known))
         *sections, last = name.split(".")
         table = values
         for section in sections:
@@ -218,7 +224,7 @@ def parse_recipe(text: str, suffix: str, source: str) -> AnyRecipe:
 
 
 def _parse_toml(text: str) -> dict[str, Any]:
-    if len(text) > MOST_RECIPE:
+    if sum(len(line) for line in text.split("\n") if not line.startswith("#")) > MOST_RECIPE:
         raise ValueError(f"larger than {MOST_RECIPE:,} letters, which no recipe is")
     try:
         return tomllib.loads(text)

@@ -32,21 +32,27 @@ FOLDER = "folder"  # data.name of a prepared folder that the catalogue does not 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Which images: a set known by name, or any prepared folder (name "folder").
-
-    path: what `mvm data prepare` wrote; default data/NAME. mirror: half of the images are shown flipped left to
-    right. augment: the probability of each of five warps, of which the network is told, so that samples have none.
-    channels, size, classes and names (of the classes) belong to a "folder" and are read from it when a run starts.
-    """
+    """Training images: a data set known by name, or any prepared folder."""
 
     name: str = "digits"
+    """Data set; "folder" is any folder written by `mvm data prepare`, named by data.path.
+    One of: digits, cifar10, imagenet32, imagenet256, imagenette, folder."""
     path: str = ""
+    """Folder of prepared images, as written by `mvm data prepare`; empty: data/NAME."""
     mirror: bool = False
+    """Flip half of the training images left to right, at random."""
     augment: float = 0.0
+    """Probability of each of five augmentations (up-down flip, size, rotation, stretch, translation).
+    The network is told which were applied, so samples show none. 0: no augmentation."""
     channels: int = 0
+    """Channels of an image, of data.name "folder" only: 3 for colour, 1 for grey. 0: read from the folder."""
     size: int = 0
+    """Side of the square images in pixels, of data.name "folder" only; set by `mvm data prepare --size`.
+    0: read from the folder."""
     classes: int = 0
+    """Number of classes, of data.name "folder" only. 0: read from the folder."""
     names: tuple[str, ...] = ()
+    """Names of the classes, of data.name "folder" only. Empty: read from the folder."""
 
     def __post_init__(self) -> None:
         choose("data.name", self.name, {**DATA_SETS, FOLDER: None})
@@ -86,22 +92,26 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class CodecConfig:
-    """Between images and what the path works on: pixels, or the latents of a representation autoencoder (rae).
-
-    path: the autoencoder, as stage 1 wrote it. encoder: where its encoder's weights lie now, if elsewhere than then.
-    channels, side: of a latent; they must be the autoencoder's. cache: where the latents of the data are kept:
-    device, disk, or none (encoded every step); latents: the folder, by default beside the data. scale: pixels lie in
-    [-scale, scale]. A law of log-SNR is then one of scaled pixels: log(scale) lower for the same noise on an image.
-    """
+    """What is diffused: pixels, or the latents of a representation autoencoder (rae)."""
 
     kind: str = "pixels"
+    """Space in which the model is trained: pixels, or latents of a representation autoencoder. One of: pixels, rae."""
     path: str = ""
+    """Folder of the autoencoder, RUN/rae of a stage 1 training; for codec.kind rae."""
     encoder: str = ""
+    """Folder or file with the weights of the autoencoder's encoder; empty: where they were in stage 1."""
     channels: int = 0
+    """Channels of a latent, as the autoencoder has them; 0 for pixels."""
     side: int = 0
+    """Height and width of a latent, as the autoencoder has them; 0 for pixels."""
     cache: str = "device"
+    """Where the latents of the training set are kept; none encodes the images at every step.
+    One of: device, disk, none."""
     latents: str = ""
+    """Folder in which the encoded latents are stored; empty: beside the data. Unused with codec.cache none."""
     scale: float = 1.0
+    """Pixels lie in [-scale, scale]. The timestep distribution is one of scaled pixels: for the same noise on an
+    image lower path.law.mean by log(scale)."""
 
     def __post_init__(self) -> None:
         choose("codec.kind", self.kind, dict.fromkeys(("pixels", "rae")))
@@ -115,9 +125,11 @@ class CodecConfig:
 
 @dataclass(frozen=True)
 class PathConfig:
-    """The schedule and the law of t in training."""
+    """Noise schedule."""
 
     schedule: str = "mean-velocity"
+    """Noise schedule: alpha and sigma of x_t = alpha x0 + sigma eps.
+    One of: mean-velocity, linear-flow, variance-preserving."""
     law: TimeLaw = field(default_factory=TimeLaw)
 
     def __post_init__(self) -> None:
@@ -135,23 +147,28 @@ def _lam_grid(solver: Solver | Adaptive) -> LamGrid | None:
 
 @dataclass(frozen=True)
 class SampleConfig:
-    """How to sample, unless told otherwise.
-
-    cfg = 1 is no classifier-free guidance, internal = 1 none by the inner head; low and high bound both in log-SNR
-    progress. share: part of the evaluations that take a DDT's backbone from an earlier one. tolerance is for adaptive
-    and dopri5, which take it in place of nfe. t_min: the last time that sa evaluates; the others have none to choose.
-    """
+    """Defaults of sampling, for previews and `mvm sample`."""
 
     solver: str = "adams"
+    """Solver of the reverse process. One of: adams, sa, heun, euler, euler-maruyama, adaptive, dopri5."""
     nfe: int = DEFAULT_NFE
+    """Number of function evaluations: how often the solver evaluates the network per image (sampling steps)."""
     rho: float = 0.0
+    """Noise of the reverse process: 0 is the probability-flow ODE, 1 the reverse SDE."""
     cfg: float = 1.0
+    """Classifier-free guidance scale; 1: no guidance."""
     low: float = 0.0
+    """Start of the interval in which guidance acts, in log-SNR progress from 0 (noise) to 1 (image)."""
     high: float = 1.0
+    """End of the interval in which guidance acts, in log-SNR progress from 0 (noise) to 1 (image)."""
     tolerance: float = 1e-5
+    """Error tolerance per step of the solvers adaptive and dopri5, which take it in place of sample.nfe."""
     internal: float = 1.0
+    """Scale of internal guidance, by the network's inner head (network.inner_block); 1: none."""
     share: float = 0.0
+    """Fraction of the evaluations that reuse the backbone output of an earlier one; for network.kind ddt. 0: none."""
     t_min: float = DEFAULT_T_MIN
+    """Last time at which the solver sa evaluates the network; the other solvers do not use it."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.share < 1:
@@ -203,14 +220,15 @@ class SampleConfig:
 
 @dataclass(frozen=True)
 class PreviewConfig:
-    """Looks at a run while it trains: every `every` steps (0: never) a grid of `grid` images of the averaged weights.
-
-    count: images for the cheap quality figure, a Frechet distance between shrunken pixels (fd_pixels; not FID).
-    """
+    """Previews while a run trains: images by the averaged weights, and a cheap measure of quality."""
 
     every: int = 0
+    """Steps between previews; 0: none."""
     grid: int = 64
+    """Images in the grid that a preview writes."""
     count: int = 1024
+    """Images from which a preview measures quality: fd_pixels, a Frechet distance of shrunken pixels (not FID).
+    For a decoder: how many held-out images it restores, at most."""
 
     def __post_init__(self) -> None:
         at_least("preview.every", self.every, 0)
@@ -223,8 +241,11 @@ class Recipe:
     """Everything that decides a run."""
 
     name: str = "unnamed"
+    """Name of the recipe; a run is written to runs/NAME unless --out says otherwise."""
     description: str = ""
+    """One line on what the recipe trains, shown by `mvm recipes`."""
     seed: int = 0
+    """Seed of weights, data order and noise."""
     data: DataConfig = field(default_factory=DataConfig)
     codec: CodecConfig = field(default_factory=CodecConfig)
     path: PathConfig = field(default_factory=PathConfig)

@@ -24,31 +24,52 @@ LARGEST_DECAY = 0.9999999
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """The rate warms up linearly over `warmup` steps, then goes from lr to final * lr as `decay` says.
+    """Length of training, optimizer, learning rate schedule, weight averages and checkpoints.
 
-    constant stays; linear and cosine fall from the end of the warm-up; trapezoid stays, and falls linearly over the
-    last `cooldown` share of all steps. muon moves the blocks' matrices by Muon and the rest by AdamW, at one rate.
+    The learning rate warms up linearly over `warmup` steps, then goes from lr to final * lr as `decay` says.
     """
 
     steps: int = 1000
-    batch: int = 256  # global, whatever the number of processes
+    """Training steps (optimizer updates)."""
+    batch: int = 256
+    """Images per step, over all processes and parts of gradient accumulation together (global batch size)."""
     optimizer: str = "adamw"
+    """Optimizer; muon updates the matrices of the blocks by Muon and all other weights by AdamW, at one learning rate.
+    One of: adamw, muon."""
     lr: float = 1e-4
+    """Learning rate: the peak, after warm-up and before decay."""
     warmup: int = 0
+    """Steps over which the learning rate rises linearly to train.lr (warm-up); 0: none."""
     decay: str = "constant"
+    """Learning rate schedule after the warm-up; trapezoid is constant, then linear over the last train.cooldown.
+    One of: constant, linear, cosine, trapezoid."""
     final: float = 0.1
+    """Learning rate at the last step, as a fraction of train.lr; unused by train.decay constant."""
     cooldown: float = 0.2
+    """Fraction of all steps over which the learning rate falls, at the end; for train.decay trapezoid."""
     weight_decay: float = 0.0
+    """Decoupled weight decay of matrices; vectors such as biases have none."""
     beta1: float = 0.9
+    """AdamW's decay of the mean gradient (first moment)."""
     beta2: float = 0.95
-    clip: float = 1.0  # of the gradient norm; 0 switches clipping off
-    ema: tuple[float, ...] = (0.9999,)  # decays of the averages; the first is sampled from
-    power: tuple[float, ...] = ()  # relative widths of power-function averages
-    snapshot_every: int = 0  # steps between stored power-function averages, for another width afterwards; 0: none
+    """AdamW's decay of the mean squared gradient (second moment)."""
+    clip: float = 1.0
+    """Largest norm of the gradient, beyond which it is scaled down (gradient clipping); 0: no clipping."""
+    ema: tuple[float, ...] = (0.9999,)
+    """Decays per step of exponential moving averages of the weights; the first is the one sampled from.
+    0 is the weights themselves."""
+    power: tuple[float, ...] = ()
+    """Relative widths (sigma_rel, as in EDM2) of power-function averages of the weights; empty: none."""
+    snapshot_every: int = 0
+    """Steps between stored power-function averages, from which `mvm ema` makes other widths afterwards; 0: none."""
     log_every: int = 50
+    """Steps between entries of the log (metrics.jsonl)."""
     save_every: int = 1000
-    keep: int = 2  # newest checkpoints kept
-    keep_best: bool = False  # and the one with the best preview
+    """Steps between checkpoints."""
+    keep: int = 2
+    """How many of the newest checkpoints are kept."""
+    keep_best: bool = False
+    """Also keep the checkpoint with the best preview; preview.every must divide train.save_every."""
 
     def __post_init__(self) -> None:
         if not 0 < self.lr < float("inf"):

@@ -28,34 +28,44 @@ PATIENCE = 1800  # seconds that processes wait for each other: rank 0 may be wri
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """How a run is executed; may change on resume.
+    """How a run is executed: precision, compilation, memory, several GPUs; may change on resume.
 
-    parallel: how several processes share the work. shard: processes per copy of the weights under fsdp
-    (0: all of them; 8 of 64: hybrid). precision: of matrix products; auto is bf16 on a GPU. fp8: the blocks' large
-    products in 8 bits while training, scaled by tensor (sampled: by some of its rows, faster) or by row; partly: by
-    row, gradients of weights left out; nothing of it is stored, or sampled with.
-    compile: off; blocks one by one (gradients of a block then travel while the next is computed); full; graph: full,
-    and replayed as CUDA graphs. auto is off on a CPU, graph on one GPU (full where steps accumulate), blocks on more.
-    recompute: share of the blocks whose activations are computed again in the backward pass, to save memory; keep:
-    products spares matrix products and attention, so that less is saved and little time lost; nothing saves most.
-    kernels: GPU kernels written by hand, for bf16. deterministic: GPU kernels whose sums have one order, so that two
-    runs, or a run and its continuation, are bit-equal; compiled training without it is not (a CPU is so anyway).
-    accumulate: parts a process cuts its share of the batch into. resident: where the images live. timeout: seconds
-    that processes wait for one of them, which hangs or was stopped, before they end with an error.
+    With `compile` blocks the gradients of a block travel while the next is computed. What `fp8` rounds is not stored,
+    and samples are not made with it.
     """
 
     parallel: str = "ddp"
+    """How several processes share the work: each with all weights (ddp), or with a shard of them (fsdp).
+    One of: ddp, fsdp."""
     shard: int = 0
+    """Processes per copy of the weights under fsdp: 8 of 64 is hybrid sharding. 0: all of them."""
     precision: str = "auto"
+    """Precision of matrix products (mixed precision); auto is bf16 on a GPU and fp32 on a CPU.
+    One of: auto, fp32, bf16."""
     fp8: str = "off"
+    """Large products of the blocks in 8 bits while training, scaled by tensor, by a sample of its rows, by row, or by
+    row except for gradients of weights (partly). One of: off, tensor, sampled, row, partly."""
     compile: str = "auto"
+    """torch.compile: block by block, the full step, or full and replayed as CUDA graphs. auto: off on a CPU, graph on
+    one GPU (full with accumulation), blocks on more. One of: auto, off, blocks, full, graph."""
     recompute: float = 0.0
+    """Fraction of the blocks whose activations are computed again in the backward pass, to save memory (activation
+    checkpointing); 0: none."""
     keep: str = "products"
+    """What recomputed blocks keep: matrix products and attention, which costs little time, or nothing, which saves
+    most memory. One of: products, nothing."""
     kernels: bool = False
+    """Use the GPU kernels of this package, for bf16."""
     deterministic: bool = False
+    """Deterministic GPU kernels: two runs, or a run and its continuation, are bit-equal also when compiled.
+    On a CPU they always are."""
     accumulate: int = 1
+    """Gradient accumulation: parts into which each process cuts its share of train.batch, to save memory."""
     resident: str = "auto"
+    """Where training images live: in the memory of the device (GPU), or in files read one step ahead (host); auto:
+    on the device if they fit. One of: auto, device, host."""
     timeout: int = PATIENCE
+    """Seconds that processes wait for one that hangs or was stopped, before they end with an error."""
 
     def __post_init__(self) -> None:
         choose("engine.parallel", self.parallel, PARALLEL)
