@@ -29,6 +29,7 @@ from mvm.training.preview import QUALITY, Preview
 from mvm.training.rundir import held, initial_weights, note_origin, open_run
 from mvm.training.runtime import Processes, autocast, determinism, precision, processes
 from mvm.training.snapshots import averages_snapshot
+from mvm.training.track import AUTO, parse_trackers, trackers
 from mvm.training.trainer import Trainer
 
 AnyTrainer = Trainer | DecoderTrainer
@@ -165,6 +166,7 @@ def train(
     progress: bool = True,
     on_log: OnLog | None = None,
     init: tuple[Path, str] | None = None,
+    track: str = AUTO,
 ) -> Model | RAE:
     """Train to recipe.train.steps, or pause at step `until`; return the model with its averaged weights.
 
@@ -172,8 +174,11 @@ def train(
 
     Under torchrun every process calls it. Ctrl-C and SIGTERM save a checkpoint after the step in hand and raise
     KeyboardInterrupt: `resume` then continues bit for bit. init: (run, weights) to start from, unless this run has
-    a checkpoint of its own.
+    a checkpoint of its own. on_log: called in the main process with every line of metrics.jsonl. track: trackers
+    that get them too, "auto", "none", or of tensorboard, wandb, mlflow, separated by commas.
     """
+    if track != AUTO:  # which refuses nothing
+        parse_trackers(track)  # before anything is read or written
     if until is not None:
         at_least("until", until, 1)
     recipe = completed(recipe)
@@ -182,7 +187,7 @@ def train(
         last = min(until or recipe.train.steps, recipe.train.steps)
         try:
             with deferred_interrupt() as asked:
-                _run(trainer, run, last, asked, progress and place.main, on_log)
+                _run(trainer, run, last, asked, progress and place.main, on_log, track)
             return _result(trainer, run, progress and place.main)
         finally:
             trainer.engine.release()
@@ -214,11 +219,14 @@ def _look(trainer: AnyTrainer, preview: Preview | DecoderPreview, log: Log) -> f
     return quality
 
 
-def _run(trainer: AnyTrainer, run: Path, last: int, asked: Event, progress: bool, on_log: OnLog | None) -> None:
+def _run(
+    trainer: AnyTrainer, run: Path, last: int, asked: Event, progress: bool, on_log: OnLog | None, track: str
+) -> None:
     """Do the steps up to `last`, with logs, looks and checkpoints; stop and save once `asked` is set."""
     recipe, place, config = trainer.recipe, trainer.place, trainer.recipe.train
     meter = Meter(recipe, place, matrix_ceiling(place.device), trainer.step)
-    log = Log(run, config.log_every, config.steps, trainer.window, meter, on_log)
+    shown = trackers(track, run, recipe, trainer.step) if place.main else []
+    log = Log(run, config.log_every, config.steps, trainer.window, meter, on_log, shown)
     preview = _preview(trainer, run)
     saver = Saver(trainer, run)
     eager = place.device.type == "cpu"  # reading a step's figures is free there
