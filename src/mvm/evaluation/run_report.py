@@ -515,7 +515,7 @@ def _checkpoints_section(page: Page, story: Story) -> None:
         notes += ["best preview"] * (one.quality is not None and one.quality == best)
         quality = "-" if one.quality is None else f"{sign * one.quality:.4g}"
         rows.append([f"{one.step:,}", f"{one.megabytes:,.1f} MB", quality, ", ".join(notes)])
-    page.section("Checkpoints kept", table(["step", "size", name, ""], rows))
+    page.section("Checkpoints kept", table(["step", "size", name, ""], rows, "plain"))
 
 
 def _typed(*words: object) -> str:
