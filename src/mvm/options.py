@@ -15,9 +15,9 @@ def install(extra: str) -> str:
     return f"pip install '{DISTRIBUTION}[{extra}]'"
 
 
-def needs(what: str, package: str, extra: str) -> str:
-    """Return the message that `what` needs a package, and how to install it."""
-    return f"{what} needs {package}; install it with: {install(extra)}"
+def needs(what: str, package: str, extra: str = "") -> str:
+    """Return the message that `what` needs a package, and how to install it: by our extra, else by its own name."""
+    return f"{what} needs {package}; install it with: {install(extra) if extra else f'pip install {package}'}"
 
 
 def closest(name: str, choices: Iterable[str]) -> list[str]:

@@ -13,7 +13,7 @@ import pytest
 from tests.faults.activities import train
 
 from mvm import cli, files, samples
-from mvm.training import checkpoint, logs
+from mvm.training import checkpoint, logs, track
 
 ROOT = Path(__file__).parents[2]
 
@@ -119,7 +119,7 @@ def test_tensorboard_on_a_full_disk_does_not_stop_training(tmp_path, monkeypatch
         def fail(self):
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(logs, "open_board", lambda folder, step: Board())
+    monkeypatch.setattr(track.TensorBoard, "_open", lambda self: Board())
     assert train(tmp_path, False) == 0
     assert capsys.readouterr().err.count("TensorBoard") == 1
     assert checkpoint.latest(tmp_path / "run").name == "step-00000012"

@@ -1,4 +1,4 @@
-"""What a run tells: windows, speed, metrics.jsonl and TensorBoard, each against numbers worked out by hand."""
+"""What a run tells: windows, speed, metrics.jsonl and trackers, each against numbers worked out by hand."""
 
 import json
 import math
@@ -11,10 +11,12 @@ import torch
 from tiny_recipe import NETWORK, recipe_with
 
 from mvm.network import multiply_adds
-from mvm.training import checkpoint, logs
-from mvm.training.logs import Log, Meter, Record, Window, keep_metrics, matrix_ceiling, open_board, training_flops
+from mvm.recipes import options
+from mvm.training import checkpoint
+from mvm.training.logs import Log, Meter, Record, Window, keep_metrics, matrix_ceiling, read_metrics, training_flops
 from mvm.training.loop import train
 from mvm.training.runtime import Processes
+from mvm.training.track import TensorBoard, parse_trackers, trackers
 
 TINY = {
     **NETWORK,
@@ -141,21 +143,16 @@ def test_a_cpu_has_no_ceiling():
 # Lines
 
 
-def make_log(run, every=2, last=5, window=None, step=0, on_line=None):
+def make_log(run, every=2, last=5, window=None, step=0, on_line=None, shown=()):
     run.mkdir(exist_ok=True)
-    return Log(run, every, last, window or Window(), Meter(tiny(), Processes(), None, step), on_line)
+    return Log(run, every, last, window or Window(), Meter(tiny(), Processes(), None, step), on_line, shown)
 
 
 def read(run):
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def no_board(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-
-
-def test_lines_by_hand(tmp_path, clock, monkeypatch):
-    no_board(monkeypatch)
+def test_lines_by_hand(tmp_path, clock):
     log = make_log(tmp_path)
     clock[0] += 4
     window = log.add([record(1, 3.0), record(2, 5.0, norm=2.0), record(3, 7.0)])
@@ -173,8 +170,7 @@ def test_lines_by_hand(tmp_path, clock, monkeypatch):
     ]
 
 
-def test_numbers_that_json_lacks_become_null(tmp_path, monkeypatch):
-    no_board(monkeypatch)
+def test_numbers_that_json_lacks_become_null(tmp_path):
     log = make_log(tmp_path)
     log.write({"step": 1, "a": math.nan, "b": math.inf, "c": -math.inf, "d": 0.5})
     text = (tmp_path / "metrics.jsonl").read_text()
@@ -200,6 +196,13 @@ def test_keep_metrics(tmp_path):
     assert path.read_text() == "".join(f"{line}\n" for line in lines[:3])
     keep_metrics(path, 1)
     assert path.read_text() == ""
+
+
+def test_read_metrics_leaves_out_what_is_not_whole(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    assert read_metrics(path) == []
+    path.write_bytes(b'{"step": 2, "loss": 1.0}\n\xff\n[1]\n{"loss": 2.0}\n{"step": 4, "loss": null}\n{"step": 6, "lo')
+    assert read_metrics(path) == [{"step": 2, "loss": 1.0}, {"step": 4, "loss": None}]
 
 
 # TensorBoard
@@ -247,8 +250,8 @@ def test_tensorboard_forgets_what_a_restart_does_again(tmp_path, monkeypatch, lo
 
 
 def test_without_tensorboard_there_is_the_file(tmp_path, monkeypatch):
-    no_board(monkeypatch)
-    assert open_board(tmp_path / "tensorboard", 0) is None
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    assert parse_trackers("auto") == ()
     train(tiny(), tmp_path / "run", progress=False)
     assert [line["step"] for line in read(tmp_path / "run")] == [2, 4, 6]
     assert not (tmp_path / "run" / "tensorboard").exists()
@@ -256,13 +259,178 @@ def test_without_tensorboard_there_is_the_file(tmp_path, monkeypatch):
 
 def test_a_run_with_nothing_to_tell_opens_no_board(tmp_path, monkeypatch):
     opened = []
-    monkeypatch.setattr(logs, "open_board", lambda folder, step: opened.append(step))
-    log = make_log(tmp_path, every=5, last=9, step=3)
+    monkeypatch.setattr(TensorBoard, "_open", lambda self: opened.append(self.step) or Recorder())
+    log = make_log(tmp_path, every=5, last=9, step=3, shown=[TensorBoard(tmp_path, tiny(), 3)])
     log.add([record(4, 1.0)])
     log.close()
     assert opened == []
     log.add([record(5, 1.0), record(9, 1.0)])
     assert opened == [3]  # once, and from the step the run began at
+
+
+# Trackers
+
+
+class Recorder:
+    """Stands in for a module, a writer or a session: notes what is called, by dotted name, and returns itself."""
+
+    def __init__(self, calls=None, name=""):
+        self.calls, self.name = [] if calls is None else calls, name
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Recorder(self.calls, f"{self.name}.{name}" if self.name else name)
+
+    def __call__(self, *arguments, **options):
+        self.calls.append((self.name, arguments, options))
+        return self
+
+
+class Run:
+    """What mlflow.start_run returns."""
+
+    class info:
+        run_id = "abc"
+
+
+LINES = ({"step": 2, "loss": 4.0, "lr": 0.1}, {"step": 2, "fd_pixels": 0.5})
+
+
+def sent(monkeypatch, name, run, step=0):
+    """Return the calls that a tracker makes of its package for two lines and the end."""
+    package = Recorder()
+    if name == "mlflow":
+        package.start_run = lambda **options: package.calls.append(("start_run", (), options)) or Run()
+    monkeypatch.setitem(sys.modules, name, package)
+    (tracker,) = trackers(name, run, tiny(), step)
+    assert package.calls == []  # nothing is opened before there is a line
+    for line in LINES:
+        tracker(line)
+    tracker.close()
+    return package.calls
+
+
+def test_names_of_trackers(monkeypatch):
+    for name in ("wandb", "mlflow"):
+        monkeypatch.setitem(sys.modules, name, Recorder())
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", Recorder())
+    names = ("auto", "none", "wandb", "mlflow, wandb,mlflow")
+    found = [[tracker.__name__ for tracker in parse_trackers(name)] for name in names]
+    assert found == [["TensorBoard"], [], ["WandB"], ["MLflow", "WandB"]]
+    for wrong in ("", "wandb,none", "comet"):
+        with pytest.raises(ValueError, match=r"is unknown.*allowed: tensorboard, wandb, mlflow"):
+            parse_trackers(wrong)
+    with pytest.raises(ValueError, match="did you mean 'wandb'"):
+        parse_trackers("wanbd")
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "command"),
+    [
+        ("tensorboard", "torch.utils.tensorboard", "pip install 'mean-velocity-matching[track]'"),
+        ("wandb", "wandb", "pip install wandb"),
+        ("mlflow", "mlflow", "pip install mlflow"),
+    ],
+)
+def test_a_tracker_that_is_not_installed_is_refused_before_the_run_begins(
+    tmp_path, monkeypatch, name, package, command
+):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ValueError, match="needs") as refusal:
+        train(tiny(), tmp_path / "run", progress=False, track=name)
+    assert str(refusal.value) == f"track='{name}' needs {name}; install it with: {command}"
+    assert not (tmp_path / "run").exists()
+
+
+def test_wandb_gets_the_lines_the_recipe_and_one_id(tmp_path, monkeypatch):
+    run = tmp_path / "mine"
+    run.mkdir()
+    first, second = (sent(monkeypatch, "wandb", run, step) for step in (0, 2))
+    (name, _, opened), *lines = first
+    assert name == "init"
+    assert json.loads((run / "trackers.json").read_text()) == {"wandb": opened["id"]}
+    assert opened == {
+        "project": "mvm", "name": "mine", "id": opened["id"], "resume": "allow", "dir": str(run),
+        "config": options(tiny()),
+    }  # fmt: skip
+    assert lines == [
+        ("init.log", ({"loss": 4.0, "lr": 0.1},), {"step": 2}),
+        ("init.log", ({"fd_pixels": 0.5},), {"step": 2}),
+        ("init.finish", (), {}),
+    ]
+    assert second == first  # a resumed run goes on under the same id
+    other = tmp_path / "elsewhere" / "mine"
+    other.mkdir(parents=True)
+    assert sent(monkeypatch, "wandb", other)[0][2]["id"] != opened["id"]
+
+
+def test_mlflow_gets_the_lines_the_recipe_once_and_one_id(tmp_path, monkeypatch):
+    run = tmp_path / "mine"
+    run.mkdir()
+    (run / "trackers.json").write_text('{"wandb": "kept"}')
+    lines = [
+        ("log_metrics", ({"loss": 4.0, "lr": 0.1},), {"step": 2}),
+        ("log_metrics", ({"fd_pixels": 0.5},), {"step": 2}),
+        ("end_run", (), {}),
+    ]
+    assert sent(monkeypatch, "mlflow", run) == [
+        ("set_experiment", ("mvm",), {}),
+        ("start_run", (), {"run_name": "mine"}),
+        ("log_params", (options(tiny()),), {}),
+        *lines,
+    ]
+    assert json.loads((run / "trackers.json").read_text()) == {"wandb": "kept", "mlflow": "abc"}
+    assert sent(monkeypatch, "mlflow", run, step=2) == [
+        ("set_experiment", ("mvm",), {}),
+        ("start_run", (), {"run_id": "abc"}),
+        *lines,
+    ]
+
+
+def test_training_tells_its_tracker_the_lines_of_the_file(tmp_path, monkeypatch):
+    package = Recorder()
+    monkeypatch.setitem(sys.modules, "wandb", package)
+    train(tiny(), tmp_path / "run", progress=False, track="wandb")
+    told = [{"step": options["step"], **values} for name, (values, *_), options in package.calls[1:-1]]
+    assert told == read(tmp_path / "run")
+    assert [name for name, *_ in package.calls] == ["init", *["init.log"] * 3, "init.finish"]
+    assert not (tmp_path / "run" / "tensorboard").exists()
+
+
+class Broken:
+    """A tracker whose server is away: at its lines, or at the end alone."""
+
+    def __init__(self, error, at):
+        self.error, self.at, self.lines = error, at, 0
+
+    def __call__(self, line):
+        self.lines += 1
+        if self.at == "line":
+            raise self.error
+
+    def close(self):
+        if self.at == "close":
+            raise self.error
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("a\x1bb"), KeyError()])
+def test_a_tracker_that_fails_is_dropped_with_one_warning(tmp_path, capsys, error):
+    broken, seen = Broken(error, "line"), Broken(error, "never")
+    log = make_log(tmp_path, every=1, shown=[broken, seen])
+    log.add([record(1, 1.0), record(2, 1.0), record(3, 1.0)])
+    log.close()
+    assert (broken.lines, seen.lines, len(read(tmp_path))) == (1, 3, 3)
+    (warning,) = capsys.readouterr().err.splitlines()
+    told = {"OSError": "[Errno 28] No space left on device", "RuntimeError": "a\\x1bb", "KeyError": "KeyError"}
+    assert warning == f"mvm: Broken failed ({told[type(error).__name__]}); training goes on without it"
+
+
+def test_a_tracker_that_fails_at_the_end_keeps_no_other_from_ending(tmp_path, capsys):
+    ends = Recorder()
+    make_log(tmp_path, shown=[Broken(OSError("gone"), "close"), ends]).close()
+    assert ends.calls == [("close", (), {})]
+    assert capsys.readouterr().err == "mvm: Broken failed (gone); its last lines may be missing\n"
 
 
 # Resume

@@ -6,7 +6,7 @@ import sys
 
 from cyclopts import CycloptsError, UnknownOptionError
 
-from mvm.cli import data, judge, look, publish, sample, speed, sweep, train
+from mvm.cli import data, judge, look, publish, report, sample, speed, sweep, train
 from mvm.cli.app import INTERRUPTED, USAGE_ERROR, Overrides, app
 from mvm.cli.export_onnx import onnx as onnx
 from mvm.cli.web import web as web
@@ -19,6 +19,7 @@ __all__ = [
     "look",
     "main",
     "publish",
+    "report",
     "run",
     "sample",
     "speed",

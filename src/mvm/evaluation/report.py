@@ -143,12 +143,12 @@ def figure_of(panels: Sequence[tuple[Sequence[Curve], Axes]], width: float, heig
     return figure
 
 
-def plot_svg(curves: Sequence[Curve], axes: Axes) -> str:
-    """Return a plot as inline SVG."""
-    figure = require_plots().Figure(figsize=(7.2, 3.6), layout="constrained")
+def plot_svg(curves: Sequence[Curve], axes: Axes, size: tuple[float, float] = (7.2, 3.6)) -> str:
+    """Return a plot as inline SVG; size: width and height in inches."""
+    figure = require_plots().Figure(figsize=size, layout="constrained")
     panel = figure.subplots()
     draw(panel, curves, axes)
-    if len(curves) > 1 or axes.level is not None:
+    if len([curve for curve in curves if curve.label]) > 1 or axes.level is not None:
         panel.legend(frameon=False)
     return inline_svg(figure)
 
@@ -162,7 +162,7 @@ def inline_svg(figure: Any) -> str:
 
 
 class Html(str):
-    """Text that is HTML already: a table's cell of it is not escaped."""
+    """Text that is HTML already: a table's cell or a list's point of it is not escaped."""
 
 
 def embedded(data: bytes, kind: str, caption: str, width: int = 0) -> str:
@@ -176,6 +176,19 @@ def embedded(data: bytes, kind: str, caption: str, width: int = 0) -> str:
 def picture(image: Image.Image, caption: str, width: int = 0) -> str:
     """Return a figure with an embedded PNG; width in CSS pixels, 0 for its own."""
     return embedded(png_bytes(image), "png", caption, width)
+
+
+def thumbnail(path: Path, caption: str, width: int) -> str:
+    """Return a figure with the picture in a file; a large one reduced, for a page of many must stay small."""
+    stored = 2 * width  # pixels kept of it, for screens of double density
+    with Image.open(path) as image:
+        if image.width <= stored:
+            return picture(image, caption, min(image.width, width))
+        size = stored, round(image.height * stored / image.width)
+        small = image.convert("RGB").resize(size, Image.Resampling.LANCZOS)
+    buffer = io.BytesIO()
+    small.save(buffer, format="JPEG", quality=90)
+    return embedded(buffer.getvalue(), "jpeg", caption, width)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[Any]], kind: str = "") -> str:
@@ -198,12 +211,34 @@ def subheading(text: str) -> str:
 
 def bullets(texts: Sequence[str], kind: str = "") -> str:
     """Return a list, one text to a point; "" where there is none."""
-    points = "".join(f"<li>{html.escape(text)}</li>" for text in texts)
+    points = "".join(f"<li>{text if isinstance(text, Html) else html.escape(text)}</li>" for text in texts)
     return f'<ul class="{kind}">{points}</ul>' if texts else ""
 
 
 def paragraph(text: str) -> str:
     return f"<p>{html.escape(text)}</p>"
+
+
+def prose(text: str) -> Html:
+    """Return a sentence in which `this` is what is typed."""
+    parts = html.escape(text).split("`")
+    return Html("".join(f"<code>{part}</code>" if i % 2 else part for i, part in enumerate(parts)))
+
+
+def block(text: str) -> str:
+    """Return lines to be copied as they are."""
+    return f"<pre>{html.escape(text)}</pre>"
+
+
+def folded(summary: str, *blocks: str) -> str:
+    """Return ready HTML blocks that open with a click."""
+    return f"<details><summary>{html.escape(summary)}</summary>{''.join(blocks)}</details>"
+
+
+def panels(blocks: Sequence[str]) -> str:
+    """Return small plots or pictures side by side, as many as the window is wide for; "" where there is none."""
+    found = (one if one.startswith("<figure") else f"<figure>{one}</figure>" for one in blocks)
+    return f'<div class="panels">{"".join(found)}</div>' if blocks else ""
 
 
 @dataclass
@@ -258,6 +293,14 @@ th:first-child, td:first-child { text-align: left } code, pre { font: .92em/1.5 
 .cells, .plain, .grids { white-space: nowrap; font-size: .92rem }
 .grids :is(td, th) { text-align: left; vertical-align: top } .grids figure { margin: 0 }
 .grids img { image-rendering: auto; max-width: none }
+.panels { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(17rem, 100%), 1fr)); gap: .4rem 1.2rem }
+.panels svg, .panels img { width: 100% } .panels img { image-rendering: auto }
+.curve svg { width: 100%; min-width: 36rem }
+pre { background: #f4f6f9; border-radius: 4px; padding: .6rem .8rem; margin: .3rem 0 1rem;
+      white-space: pre-wrap; overflow-wrap: anywhere }
+li code { background: #f4f6f9; padding: .1em .3em; border-radius: 3px; white-space: nowrap }
+.warnings li { margin: .5rem 0 } .warnings :is(code, pre) { background: #fff } .warnings pre { margin: .3rem 0 }
+summary { cursor: pointer; margin: 1rem 0 .4rem }
 @media print { figure, tr { break-inside: avoid } .wide { overflow: visible } }
 </style></head>
 """

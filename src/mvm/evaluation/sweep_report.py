@@ -7,10 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
 from tqdm import tqdm
 
-from mvm.evaluation.report import Html, Page, bullets, embedded, paragraph, subheading, table
+from mvm.evaluation.report import Html, Page, bullets, paragraph, subheading, table, thumbnail
 from mvm.evaluation.sweep_curves import EVALUATIONS, PASSES, Cost, curves_figure, plots_svg, seconds_per_thousand
 from mvm.evaluation.sweep_findings import (
     Gap,
@@ -35,13 +34,11 @@ from mvm.evaluation.sweep_findings import (
     rho_name,
 )
 from mvm.files import write_text
-from mvm.generate import png_bytes
 
 __all__ = ["Result", "curves_figure", "write_report"]
 
 ABSENT = "-"
 SHOWN = 260  # CSS pixels of a grid's width
-STORED = 2 * SHOWN  # pixels kept of it, for screens of double density
 
 
 def file_names(metrics: Iterable[str]) -> dict[str, str]:
@@ -184,21 +181,11 @@ def _table_section(page: Page, results: Sequence[Result], metrics: Sequence[str]
 
 
 def _grid_figure(folder: Path, result: Result, metric: str) -> str:
-    """Return a cell's grid with its figure below; a large one reduced, for a page of many must stay small."""
+    """Return a cell's grid with its figure below."""
     found = reading(result, metric)
     caption = f"{metric_named(metric).label} {in_words(found)}" if found else ""
     path = folder / result.grid
-    if not result.grid or not path.is_file():
-        return ABSENT
-    with Image.open(path) as image:
-        if image.width <= STORED:
-            return Html(embedded(png_bytes(image), "png", caption, min(image.width, SHOWN)))
-        small = image.convert("RGB").resize(
-            (STORED, round(image.height * STORED / image.width)), Image.Resampling.LANCZOS
-        )
-    buffer = io.BytesIO()
-    small.save(buffer, format="JPEG", quality=90)
-    return Html(embedded(buffer.getvalue(), "jpeg", caption, SHOWN))
+    return Html(thumbnail(path, caption, SHOWN)) if result.grid and path.is_file() else ABSENT
 
 
 def _grids_section(page: Page, folder: Path, results: Sequence[Result], metric: str) -> None:

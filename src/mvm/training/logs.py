@@ -1,4 +1,4 @@
-"""What a run tells while it trains: metrics.jsonl, TensorBoard, speed; and when to stop it."""
+"""What a run tells while it trains: metrics.jsonl, trackers, speed; and when to stop it."""
 
 import json
 import math
@@ -7,9 +7,8 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from tqdm import tqdm
@@ -18,6 +17,8 @@ from mvm.files import write_text
 from mvm.recipes import AnyRecipe
 from mvm.recipes.page import training_flops
 from mvm.training.runtime import Processes
+from mvm.training.track import Tracker
+from mvm.untrusted import MOST_TEXT, cut
 
 METRICS = "metrics.jsonl"
 PATIENCE = 3  # steps in a row that may be skipped
@@ -115,25 +116,18 @@ def matrix_ceiling(device: torch.device, dtype: torch.dtype = torch.bfloat16, si
     return 20 * 2 * size**3 / (start.elapsed_time(end) / 1000)
 
 
-class Board(Protocol):
-    """The part of TensorBoard's writer that is used."""
-
-    def add_scalar(self, name: str, value: float, step: int, /) -> None: ...
-    def close(self) -> None: ...
-
-
-def open_board(folder: Path, step: int) -> Board | None:
-    """Return a TensorBoard writer, or None where it is not installed."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return None
-    return SummaryWriter(folder, purge_step=step + 1)
-
-
 def warn(text: str) -> None:
     """Say something on stderr without breaking the progress bar."""
     tqdm.write(f"mvm: {text}", file=sys.stderr)
+
+
+def _whole(line: str) -> dict[str, Any] | None:
+    """Return a log line with its step; None where it is not a whole one: a full disk or a crash cuts lines."""
+    try:
+        found = json.loads(line)
+        return {**found, "step": int(found["step"])}
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return None
 
 
 def keep_metrics(path: Path, step: int) -> None:
@@ -141,16 +135,17 @@ def keep_metrics(path: Path, step: int) -> None:
     if not path.is_file():
         return
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    kept = [line for line in lines if (found := _step_of(line)) is not None and found <= step]
+    kept = [line for line in lines if (found := _whole(line)) is not None and found["step"] <= step]
     write_text(path, "".join(f"{line}\n" for line in kept))
 
 
-def _step_of(line: str) -> int | None:
-    """Return the step of a log line; None where it is not a whole one: a full disk or a crash cuts lines."""
-    try:
-        return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        return None
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Return the whole lines of a log, oldest first; none where there is no log. Lines may still be added to it."""
+    if not path.is_file():
+        return []
+    with path.open("rb") as file:
+        lines = file.read(MOST_TEXT).decode(errors="replace").splitlines()
+    return [found for line in lines if (found := _whole(line)) is not None]
 
 
 def _finite(value: float) -> float | None:
@@ -166,13 +161,20 @@ def due(step: int, every: int, last: int) -> bool:
 class Log:
     """One line every `log_every` steps, with the mean loss since the line before; written by the main process alone."""
 
-    def __init__(self, run: Path, every: int, last: int, window: Window, meter: Meter, on_line: OnLog | None) -> None:
+    def __init__(
+        self,
+        run: Path,
+        every: int,
+        last: int,
+        window: Window,
+        meter: Meter,
+        on_line: OnLog | None,
+        trackers: Sequence[Tracker] = (),
+    ) -> None:
         self.path, self.every, self.last = run / METRICS, every, last
         self.window, self.meter, self.on_line = window, meter, on_line
+        self.trackers = list(trackers)
         self.writes = meter.place.main
-        self.board: Board | None = None
-        step = meter.step  # now: by the time there is something to write, the meter has moved on
-        self.open_board = cache(lambda: open_board(run / "tensorboard", step))
 
     def due(self, step: int) -> bool:
         """Whether a line is due after step `step`."""
@@ -192,24 +194,18 @@ class Log:
         self.write({"step": record.step, **values, **self.meter.read(record.step)})
 
     def write(self, line: dict[str, Any]) -> None:
-        """Append a line to metrics.jsonl and TensorBoard."""
+        """Append a line to metrics.jsonl, and hand it to the trackers and to on_line."""
         if not self.writes:
             return
         self._append(json.dumps({name: _finite(value) for name, value in line.items()}) + "\n")
-        self._show(line)
+        for tracker in list(self.trackers):
+            try:
+                tracker(line)
+            except Exception as error:  # a full disk, a server that is away: no reason to stop training
+                warn(f"{_told(tracker, error)}; training goes on without it")
+                self.trackers.remove(tracker)
         if self.on_line is not None:
             self.on_line(line)
-
-    def _show(self, line: dict[str, Any]) -> None:
-        """Hand a line to TensorBoard; a full disk is no reason to stop training, but ends its writer for good."""
-        try:
-            self.board = self.open_board()
-            for name, value in line.items():
-                if self.board is not None and name != "step":
-                    self.board.add_scalar(name, value, line["step"])
-        except OSError as error:
-            warn(f"TensorBoard's file could not be written ({error}); training goes on without it")
-            self.board, self.open_board = None, cache(lambda: None)
 
     def _append(self, text: str) -> None:
         try:
@@ -219,9 +215,13 @@ class Log:
             warn(f"a log line could not be written ({error}); training goes on")
 
     def close(self) -> None:
-        """Flush TensorBoard."""
-        try:
-            if self.board is not None:
-                self.board.close()
-        except OSError as error:
-            warn(f"the last lines could not be written for TensorBoard ({error})")
+        """End the trackers."""
+        for tracker in self.trackers:
+            try:
+                tracker.close()
+            except Exception as error:
+                warn(f"{_told(tracker, error)}; its last lines may be missing")
+
+
+def _told(tracker: Tracker, error: Exception) -> str:
+    return f"{type(tracker).__name__} failed ({cut(error) or type(error).__name__})"

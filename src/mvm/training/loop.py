@@ -33,6 +33,7 @@ from mvm.training.rundir import held, note_changes, note_origin, open_run
 from mvm.training.runtime import Processes, autocast, determinism, precision, processes
 from mvm.training.sharding import whole
 from mvm.training.snapshots import averages_snapshot
+from mvm.training.track import AUTO, parse_trackers, trackers
 from mvm.training.trainer import Trainer
 
 AnyTrainer = Trainer | DecoderTrainer
@@ -192,7 +193,7 @@ def train(
     on_log: OnLog | None = None,
     init: tuple[Path | str, str] | None = None,
     allow_change: bool = False,
-    track: str = "auto",
+    track: str = AUTO,
 ) -> Model | RAE:
     """Train to recipe.train.steps, or pause at step `until`; return the model with its averaged weights.
 
@@ -201,8 +202,11 @@ def train(
     Under torchrun every process calls it. Ctrl-C and SIGTERM save a checkpoint after the step in hand and raise
     KeyboardInterrupt: `resume` then continues bit for bit, and may raise train.steps; allow_change: it may also change
     the learning rate and its schedule. init: (what `mvm.load` takes, weights) to start from, unless this run has a
-    checkpoint of its own.
+    checkpoint of its own. on_log: called in the main process with every line of metrics.jsonl. track: trackers that
+    get them too, "auto", "none", or of tensorboard, wandb, mlflow, separated by commas.
     """
+    if track != AUTO:  # which refuses nothing
+        parse_trackers(track)  # before anything is read or written
     if until is not None:
         at_least("until", until, 1)
     recipe = completed(recipe)
@@ -211,7 +215,7 @@ def train(
         last = min(until or recipe.train.steps, recipe.train.steps)
         try:
             with deferred_interrupt() as asked:
-                _run(trainer, run, last, asked, progress and place.main, on_log)
+                _run(trainer, run, last, asked, progress and place.main, on_log, track)
             return _result(trainer, run, progress and place.main)
         finally:
             trainer.engine.release()
@@ -243,11 +247,14 @@ def _look(trainer: AnyTrainer, preview: Preview | DecoderPreview, log: Log) -> f
     return quality
 
 
-def _run(trainer: AnyTrainer, run: Path, last: int, asked: Event, progress: bool, on_log: OnLog | None) -> None:
+def _run(
+    trainer: AnyTrainer, run: Path, last: int, asked: Event, progress: bool, on_log: OnLog | None, track: str
+) -> None:
     """Do the steps up to `last`, with logs, looks and checkpoints; stop and save once `asked` is set."""
     recipe, place, config = trainer.recipe, trainer.place, trainer.recipe.train
     meter = Meter(recipe, place, matrix_ceiling(place.device), trainer.step)
-    log = Log(run, config.log_every, config.steps, trainer.window, meter, on_log)
+    shown = trackers(track, run, recipe, trainer.step) if place.main else []
+    log = Log(run, config.log_every, config.steps, trainer.window, meter, on_log, shown)
     preview = _preview(trainer, run)
     saver = Saver(trainer, run)
     eager = place.device.type == "cpu"  # reading a step's figures is free there

@@ -1,0 +1,630 @@
+"""The report of a training run: one offline page, at any time: while it trains, after a crash, after the end."""
+
+import math
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mvm.data import DATA_SETS, open_prepared
+from mvm.evaluation.report import (
+    Axes,
+    Curve,
+    Html,
+    Page,
+    Style,
+    block,
+    bullets,
+    folded,
+    panels,
+    paragraph,
+    plot_svg,
+    prose,
+    require_plots,
+    subheading,
+    table,
+    thumbnail,
+)
+from mvm.recipes import FOLDER, RECIPE, AnyRecipe, DecoderRecipe, Recipe, load_recipe, options, parse_recipe, shipped
+from mvm.recipes import to_json as recipe_text
+from mvm.training import checkpoint
+from mvm.training.logs import METRICS, read_metrics
+from mvm.training.preview import QUALITY
+from mvm.training.rundir import INIT
+from mvm.untrusted import cut, parse_json, printable, read_text
+
+REPORT = "report.html"  # in a run directory
+START, CHANGES = "start.json", "changes.json"
+MOST_PREVIEWS = 6
+MOST_POINTS, MOST_SMALL = 1_000, 400  # of a curve, of a small one: more only make the page heavy
+MOST_PARTS = 12  # of the loss: as many small plots
+SHOWN = 290  # CSS pixels of a preview's width
+LARGE, SMALL = (8.6, 3.4), (3.4, 2.2)  # inches of plots: the page's width, and 326 CSS pixels, a phone's
+ENOUGH = 50  # log lines from which curves are smoothed, and a rise is told from noise
+FEW_IMAGES, MANY_EPOCHS = 10_000, 100
+RAW, SMOOTH = Style("#a9cfe8", "", "."), Style("#0072B2", "-", "")
+
+SPEED = "images_per_second"
+TITLES = {
+    "lr": "learning rate",
+    "grad_norm": "gradient norm before clipping",
+    SPEED: "throughput, images/s",
+    "mfu": "MFU",
+    "memory_gb": "GPU memory, GB",
+}
+FROM_ZERO = (SPEED, "mfu", "memory_gb")
+NOT_PARTS = ("step", "loss", "skipped", *TITLES)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """One checkpoint folder."""
+
+    folder: Path
+    step: int
+    megabytes: float
+    quality: float | None
+    damaged: bool
+
+
+@dataclass(frozen=True)
+class Story:
+    """All that a run directory tells, read once."""
+
+    run: Path
+    recipe: AnyRecipe
+    lines: list[dict[str, Any]]  # of training: with a loss
+    looks: list[dict[str, Any]]  # of previews
+    saved: list[Saved]
+    start: dict[str, Any]
+    init: dict[str, Any]
+    changes: list[dict[str, Any]]
+
+    @property
+    def name(self) -> str:
+        return cut(self.run.resolve().name)
+
+    @property
+    def logged(self) -> int:
+        """The last step in the log."""
+        return max((line["step"] for line in (*self.lines, *self.looks)), default=0)
+
+    @property
+    def kept(self) -> int | None:
+        """The step that a resumed run goes on from; None without a checkpoint."""
+        return max((one.step for one in self.saved), default=None)
+
+    @property
+    def step(self) -> int:
+        return max(self.logged, self.kept or 0)
+
+    @property
+    def finished(self) -> bool:
+        return self.kept is not None and self.kept >= self.recipe.train.steps
+
+    @property
+    def state(self) -> str:
+        if self.kept is None:
+            return "no checkpoint yet"
+        if self.finished:
+            return "finished"
+        return "paused" if self.logged <= self.kept else "training or interrupted"
+
+    @property
+    def judged(self) -> tuple[str, float]:
+        """The preview figure that checkpoints are chosen by, and its sign: times it, lower is better."""
+        return ("psnr", -1.0) if isinstance(self.recipe, DecoderRecipe) else (QUALITY, 1.0)
+
+
+def _json(path: Path, kind: type) -> Any:
+    """Return an optional file of a run; empty where it is missing, damaged or of another kind."""
+    try:
+        found = parse_json(read_text(path))
+    except (OSError, ValueError):
+        return kind()
+    return found if isinstance(found, kind) else kind()
+
+
+def _saved(folder: Path) -> Saved | None:
+    """Return what a checkpoint folder tells; None where training has removed it meanwhile."""
+    found = re.fullmatch(r"step-(\d{1,12})", folder.name)
+    if found is None:
+        return None
+    quality, damaged = None, False
+    try:
+        quality = _number(checkpoint.read_manifest(folder).get("quality"))
+    except checkpoint.DamagedCheckpoint:
+        damaged = True
+    try:
+        size = sum(path.stat().st_size for path in folder.iterdir()) / 1e6
+    except OSError:
+        return None
+    return Saved(
+        folder, int(found[1]), size, quality if quality is not None and math.isfinite(quality) else None, damaged
+    )
+
+
+def _read(run: Path) -> Story:
+    stored = run / RECIPE
+    if not stored.is_file():
+        what = "does not exist" if not run.exists() else f"is no run directory: it has no {RECIPE}"
+        raise ValueError(f"'{run}' {what}; give the folder that `mvm train` wrote, by default runs/RECIPE")
+    lines = [line for line in read_metrics(run / METRICS) if 0 <= line["step"] < 1 << 53]
+    found = map(_saved, checkpoint.folders(run))
+    changes = [entry for entry in _json(run / CHANGES, list) if isinstance(entry, dict)]
+    return Story(
+        run,
+        parse_recipe(read_text(stored), ".json", str(stored)),
+        [line for line in lines if "loss" in line],
+        [line for line in lines if "loss" not in line],
+        [one for one in found if one is not None],
+        _json(run / START, dict),
+        _json(run / INIT, dict),
+        changes,
+    )
+
+
+# Numbers
+
+
+def _number(value: object) -> float:
+    """Return a number of a log line; NaN for null, which stands for what is not finite, and for what is no number."""
+    return float(value) if type(value) is float or (type(value) is int and abs(value) < 1 << 62) else math.nan
+
+
+def _series(lines: Sequence[dict[str, Any]], name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the steps and values of the lines that have this name."""
+    having = [line for line in lines if name in line]
+    return np.array([line["step"] for line in having], float), np.array([_number(line[name]) for line in having])
+
+
+def smoothed(values: np.ndarray) -> np.ndarray:
+    """Return centred means over a twenty-fifth of the values; those not finite are left out.
+
+    Near the start, where a loss falls steeply, over fewer on both sides; near the end over those before.
+    """
+    place, known = np.arange(len(values)), np.isfinite(values)
+    half = np.minimum(len(values) // ENOUGH, place)
+    sums, counts = (np.concatenate([[0], np.cumsum(part)]) for part in (np.where(known, values, 0), known))
+    low, high = place - half, np.minimum(place + half + 1, len(values))
+    count = counts[high] - counts[low]
+    return np.divide(sums[high] - sums[low], count, out=np.full(len(values), np.nan), where=count > 0)
+
+
+def _rise(values: np.ndarray) -> tuple[float, float] | None:
+    """Return (lowest, last) where the loss has risen beyond its noise: means of tenths, or lines where they are few."""
+    values = values[np.isfinite(values)]
+    if len(values) < 3:
+        return None
+    if len(values) < ENOUGH:
+        low, last = values.min(), values[-1]
+        return (float(low), float(last)) if last - low > 0.5 * abs(low) else None
+    tenths = np.array_split(values, 10)
+    means = np.array([part.mean() for part in tenths])
+    errors = np.array([part.std(ddof=1) / len(part) ** 0.5 for part in tenths])
+    best = int(means.argmin())
+    gap = means[-1] - means[best]
+    risen = gap > 4 * math.hypot(errors[-1], errors[best]) and gap > 0.02 * abs(means[best])
+    return (float(means[best]), float(means[-1])) if risen else None
+
+
+def _seconds(story: Story) -> float:
+    """Return the time spent in steps, as the logged throughput tells it; 0 where it tells none."""
+    total, before = 0.0, 0
+    for line in story.lines:
+        rate = _number(line.get(SPEED))
+        if rate > 0:
+            total += max(0, line["step"] - before) * story.recipe.train.batch / rate
+        before = line["step"]
+    return total
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _duration(seconds: float) -> str:
+    for name, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.3g} {name}"
+    return f"{seconds:.3g} seconds"
+
+
+def _image_count(story: Story) -> int:
+    """Return the number of training images: as told at the start, else as the data tell; 0 where they are not here."""
+    told, data = story.start.get("images"), story.recipe.data
+    if type(told) is int and told > 0:
+        return told
+    known = DATA_SETS.get(data.name)
+    if known is not None and known.load is not None:
+        return len(known.load("train").labels)
+    try:
+        held_out = story.recipe.held_out.count if isinstance(story.recipe, DecoderRecipe) else 0
+        return max(0, open_prepared(data.folder).count - held_out)
+    except (OSError, ValueError):
+        return 0
+
+
+# Words
+
+
+def _lead(story: Story, images: int) -> str:
+    seen, seconds = story.step * story.recipe.train.batch, _seconds(story)
+    epochs = f" ({_count(seen / images)} epochs of {images:,})" if images else ""
+    parts = [f"{seen:,} images seen{epochs}"]
+    if seconds:
+        parts.append(f"{_duration(seconds)} in training steps")
+    _, losses = _series(story.lines, "loss")
+    if len(losses):
+        averaged = len(losses) // ENOUGH + 1
+        of = f" (mean of the last {averaged} log lines)" if averaged > 1 else ""
+        parts.append(f"loss {smoothed(losses)[-1]:.4g}{of}")
+    speeds = _series(story.lines, SPEED)[1]
+    if np.isfinite(speeds).any():
+        parts.append(f"median throughput {_count(float(np.nanmedian(speeds)))} images/s")
+    description = story.recipe.description.rstrip(". ")
+    return " ".join(filter(None, (f"{cut(description)}." if description else "", f"{', '.join(parts)}.")))
+
+
+def _findings(story: Story) -> list[str]:
+    """Return what went as it should."""
+    found = []
+    steps, losses = _series(story.lines, "loss")
+    if len(losses) > 1:
+        first, last = losses[0], smoothed(losses)[-1]
+        went = "fell" if last < first else "went"
+        found.append(f"The loss {went} from {first:.4g} (step {steps[0]:,.0f}) to {last:.4g} (step {steps[-1]:,.0f}).")
+    name, sign = story.judged
+    at, figures = _series(story.looks, name)
+    if len(figures) > 1 and np.isfinite(figures).any():
+        best = int(np.nanargmin(sign * figures))
+        told = f"{name} went from {figures[0]:.4g} (step {at[0]:,.0f}) to {figures[-1]:.4g} (step {at[-1]:,.0f})"
+        rank = "its best so far" if best == len(figures) - 1 else f"best: {figures[best]:.4g} (step {at[best]:,.0f})"
+        found.append(f"{told}; {rank}.")
+    if story.lines and not _number(story.lines[-1].get("skipped", 0)):
+        found.append("No step was skipped.")
+    if story.init:
+        told = ", ".join(f"{key} {cut(story.init[key], 80)}" for key in ("run", "step", "weights") if key in story.init)
+        found.append(f"Started from other weights ({INIT}): {told}.")
+    return found
+
+
+def _warnings(story: Story, images: int) -> list[str]:
+    """Return what a reader should look at, with what to do about it."""
+    found = []
+    steps, losses = _series(story.lines, "loss")
+    skipped = _number(story.lines[-1].get("skipped", 0)) if story.lines else 0.0
+    if skipped > 0:
+        found.append(
+            f"{skipped:,.0f} of {story.logged:,} steps were skipped because their gradient was not finite. A few do no "
+            "harm; if there are more and more of them, lower `--train.lr` or use `--engine.precision fp32`."
+        )
+    if not np.isfinite(losses).all():
+        first = steps[~np.isfinite(losses)][0]
+        found.append(
+            f"The loss was not finite in {np.sum(~np.isfinite(losses))} of {len(losses)} log lines, first at step "
+            f"{first:,.0f}."
+        )
+    if (rise := _rise(losses)) is not None:
+        found.append(
+            f"The loss rises: its lowest was {rise[0]:.4g}, it is {rise[1]:.4g} now. Try a lower `--train.lr`, or a "
+            "longer `--train.warmup`, in a new run."
+        )
+    if (worse := _worse(story)) is not None:
+        found.append(worse)
+    for one in story.saved:
+        if one.damaged:
+            found.append(f"Checkpoint {one.folder.name} is damaged: its manifest cannot be read.")
+    if images and isinstance(story.recipe, Recipe):
+        epochs = story.step * story.recipe.train.batch / images
+        if images < FEW_IMAGES and epochs >= MANY_EPOCHS:
+            found.append(
+                f"Few images, seen often: each of {images:,} about {epochs:,.0f} times. Watch for memorization: "
+                "compare samples with their nearest training images. `--data.augment 0.12` and `--network.dropout 0.1` "
+                "counter it in a new run."
+            )
+    return [*map(prose, found), *([] if story.finished else [_unfinished(story)])]
+
+
+def _worse(story: Story) -> str | None:
+    """Return that previews have become worse than their best by more than a tenth (fd_pixels) or half a dB (psnr)."""
+    name, sign = story.judged
+    at, figures = _series(story.looks, name)
+    known = np.isfinite(figures)
+    at, figures = at[known], figures[known]
+    if len(figures) < 2:
+        return None
+    best = int((sign * figures).argmin())
+    slack = 0.5 if sign < 0 else 0.1 * abs(figures[best])
+    if sign * (figures[-1] - figures[best]) <= slack:
+        return None
+    text = (
+        f"Previews have become worse: {name} is {figures[-1]:.4g}, and was {figures[best]:.4g} at step {at[best]:,.0f}."
+    )
+    if any(one.step == at[best] and not one.damaged for one in story.saved):
+        return f"{text} The checkpoint of that step is kept: use it with `--checkpoint {at[best]:.0f}`."
+    return f"{text} No checkpoint of that step is kept; `--train.keep_best true` keeps the best one."
+
+
+def _unfinished(story: Story) -> Html:
+    left, kept = story.recipe.train.steps - story.step, story.kept
+    if kept is None:
+        text = "No checkpoint is saved yet; a run that was stopped starts again from step 0"
+    elif story.logged > kept:
+        text = f"Not finished, {left:,} steps to go. If no process trains it now, continue from step {kept:,}"
+    else:
+        text = f"Not finished, {left:,} steps to go. Continue from step {kept:,}"
+    return Html(f"{text}:{block(_resume(story))}")
+
+
+# Curves
+
+
+def _axes(x: str, y: str, title: str, values: np.ndarray, from_zero: bool = False) -> Axes:
+    """Return axes with a logarithmic y where a few large values would press the others flat and all are positive."""
+    values = values[np.isfinite(values)]
+    if from_zero and values.max() > 0:
+        return Axes(x, y, markers=True, title=title, range_y=(0, 1.1 * values.max()))
+    if len(values) < 3 or values.min() <= 0 or values.max() <= 4 * np.median(values):
+        return Axes(x, y, markers=True, title=title)
+    decades = range(math.floor(math.log10(values.min())), math.ceil(math.log10(values.max())) + 1)
+    marks = (1, 2, 5) if len(decades) <= 3 else (1,)  # matplotlib's own lie on each other in a small plot
+    ticks = [mark * 10.0**decade for decade in decades for mark in marks]
+    inside = [tick for tick in ticks if values.min() <= tick <= values.max()]
+    return Axes(x, y, markers=True, title=title, log_y=True, ticks_y=inside)
+
+
+def _thinned(values: np.ndarray, most: int) -> np.ndarray:
+    """Return the places of at most so many values, the lowest and highest of equal stretches: no spike is lost."""
+    if len(values) <= most:
+        return np.arange(len(values))
+    found = []
+    for part in np.array_split(np.arange(len(values)), most // 2):
+        part = part[np.isfinite(values[part])]
+        found += [part[values[part].argmin()], part[values[part].argmax()]] if len(part) else []
+    return np.unique(found)
+
+
+def _curves(steps: np.ndarray, values: np.ndarray, most: int, smooth: bool = True) -> list[Curve]:
+    """Return the logged values, faint, and their smoothed line; one line with markers where there are few."""
+    if len(values) < ENOUGH or not smooth:
+        shown = _thinned(values, most)
+        marker = "." if len(values) < ENOUGH else ""
+        return [Curve("logged", steps[shown], values[shown], style=Style(SMOOTH.colour, "-", marker))]
+    line = smoothed(values)
+    return [
+        Curve(name, steps[shown], what[shown], style=style)
+        for name, what, style in (("logged", values, RAW), ("smoothed", line, SMOOTH))
+        for shown in [_thinned(what, most)]
+    ]
+
+
+def _plot(lines: Sequence[dict[str, Any]], name: str, title: str = "", most: int = MOST_SMALL) -> str:
+    """Return a plot of one name of the log: small with a title, large with a label."""
+    steps, values = _series(lines, name)
+    many = len(steps) and steps[-1] >= 10_000  # long numbers would lie on each other
+    curves = _curves(steps / 1000 if many else steps, values, most, smooth=name != "lr")
+    x = "thousand steps" if many else "step"
+    axes = _axes(x, "" if title else name, title, values, from_zero=name in FROM_ZERO)
+    if not title:
+        return plot_svg(curves, axes, LARGE)
+    return plot_svg([Curve("", curve.x, curve.y, style=curve.style) for curve in curves], axes, SMALL)
+
+
+def _small(lines: Sequence[dict[str, Any]], names: Sequence[str]) -> list[str]:
+    """Return a small plot for every name that the lines have a finite value of."""
+    having = [name for name in names if np.isfinite(_series(lines, name)[1]).any()]
+    return [_plot(lines, name, cut(TITLES.get(name, name), 40)) for name in having]
+
+
+def _loss_section(page: Page, story: Story) -> None:
+    if not np.isfinite(_series(story.lines, "loss")[1]).any():
+        page.section("Loss", paragraph(f"{METRICS} has no loss yet: a line is written every train.log_every steps."))
+        return
+    every = story.recipe.train.log_every
+    text = f"A point is the mean over the {every} steps since the one before." if every > 1 else ""
+    plot = f'<div class="wide curve">{_plot(story.lines, "loss", most=MOST_POINTS)}</div>'
+    page.section("Loss", plot, paragraph(text) if text else "")
+    names = sorted({name for line in story.lines for name in line if name not in NOT_PARTS})
+    if parts := _small(story.lines, names[:MOST_PARTS]):
+        page.section("Further parts of the loss", paragraph("As measured, before their weights."), panels(parts))
+    if found := _small(story.lines, list(TITLES)):
+        page.section("Learning rate, gradients, throughput", panels(found))
+
+
+def _previews_section(page: Page, story: Story) -> None:
+    paths = {
+        int(m[1]): path for path in story.run.glob("samples/*.png") if (m := re.fullmatch(r"step-(\d+)", path.stem))
+    }
+    steps = sorted(paths)
+    chosen = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), MOST_PREVIEWS)).round().astype(int))
+    name, _ = story.judged
+    figures = {line["step"]: _number(line[name]) for line in story.looks if name in line}
+    shown = []
+    for step in (steps[i] for i in chosen):
+        figure = figures.get(step, math.nan)
+        caption = f"step {step:,}" + (f", {name} {figure:.4g}" if math.isfinite(figure) else "")
+        try:
+            shown.append(thumbnail(paths[step], caption, SHOWN))
+        except Exception:  # of a damaged picture Pillow raises nearly anything; the page is worth more than it
+            continue
+    curves = _small(story.looks, sorted({key for line in story.looks for key in line if key != "step"})[:MOST_PARTS])
+    if not shown and not curves:
+        text = "This run draws none. Draw some from now on: add --preview.every 500 when it is resumed."
+        page.section("Previews", paragraph(text))
+        return
+    if isinstance(story.recipe, DecoderRecipe):
+        text = "Held-out images, a row of originals above the row of what the averaged decoder makes of them."
+    else:
+        text = (
+            "Samples of the averaged weights, from the same seeds and classes each time. fd_pixels is a Frechet "
+            "distance of shrunken pixels: lower is better, and it is not FID."
+        )
+    page.section("Previews", paragraph(text), panels(shown), panels(curves))
+
+
+# Settings, checkpoints, commands
+
+
+def _told(value: object) -> str:
+    """Return an option's value, as it is typed."""
+    if isinstance(value, list | tuple):
+        value = ",".join(map(str, value))
+    return "(empty)" if value == "" else cut(str(value).lower() if isinstance(value, bool) else value)
+
+
+def _base(recipe: AnyRecipe) -> tuple[AnyRecipe, str]:
+    """Return what a recipe is compared with, and what that is called."""
+    if recipe.name in shipped():
+        base = load_recipe(recipe.name)
+        if type(base) is type(recipe):
+            return base, f"recipe {recipe.name}"
+    return type(recipe)(), "default"
+
+
+def _settings_section(page: Page, story: Story) -> None:
+    base, called = _base(story.recipe)
+    here, there = options(story.recipe), options(base)
+    names = [name for name in here if name not in ("name", "description") and here[name] != there.get(name)]
+    rows = [[f"--{name}", _told(here[name]), _told(there.get(name, "-"))] for name in names]
+    blocks = [subheading(f"What differs from the {called}")]
+    blocks.append(table(["option", "this run", called], rows, "text") if rows else paragraph("Nothing."))
+    if story.changes:
+        changed = [[_told(entry.get(key, "-")) for key in ("step", "option", "old", "new")] for entry in story.changes]
+        blocks += [subheading("Changed on resume"), table(["from step", "option", "old", "new"], changed, "text")]
+    if story.start:
+        facts = [[cut(key), _told(value)] for key, value in story.start.items()]
+        blocks += [subheading("Told at the start"), table(["", ""], facts, "text")]
+    page.section("Settings", *blocks, folded(f"All options ({RECIPE})", block(recipe_text(story.recipe))))
+
+
+def _checkpoints_section(page: Page, story: Story) -> None:
+    if not story.saved:
+        text = f"None yet; one is saved every {story.recipe.train.save_every:,} steps (train.save_every) and on Ctrl-C."
+        page.section("Checkpoints", paragraph(text))
+        return
+    name, sign = story.judged
+    best = min((one.quality for one in story.saved if one.quality is not None), default=None)
+    rows = []
+    for one in story.saved:
+        notes = ["damaged"] * one.damaged + ["newest"] * (one.step == story.kept)
+        notes += ["best preview"] * (one.quality is not None and one.quality == best)
+        quality = "-" if one.quality is None else f"{sign * one.quality:.4g}"
+        rows.append([f"{one.step:,}", f"{one.megabytes:,.1f} MB", quality, ", ".join(notes)])
+    page.section("Checkpoints kept", table(["step", "size", name, ""], rows, "plain"))
+
+
+def _typed(*words: object) -> str:
+    return printable(shlex.join(["mvm", *map(str, words)]))  # what is pasted must not steer a terminal
+
+
+def _folder(path: Path) -> str:
+    """Return a path as a command takes it: one that begins with a dash would be an option."""
+    return f"./{path}" if str(path).startswith("-") else str(path)
+
+
+def _resume(story: Story) -> str:
+    return _typed("train", "--resume", _folder(story.run))
+
+
+def _next_commands(story: Story) -> list[tuple[str, str]]:
+    """Return sentences and the commands they are about."""
+    run, recipe, name = _folder(story.run), story.recipe, story.run.resolve().name
+    found: list[tuple[str, str]] = []
+    if not story.finished:
+        found.append(("Continue this run; a checkpoint continues bit for bit.", _resume(story)))
+    if story.kept is None:
+        return found
+    if isinstance(recipe, Recipe):
+        found += _sampling_commands(story, recipe, run)
+    elif story.finished:
+        found += _autoencoder_commands(recipe, story.run)
+    stored, longer = _folder(story.run / RECIPE), ("--train.steps", 2 * recipe.train.steps)
+    if recipe.train.decay == "constant":  # the only one whose learning rates do not depend on the number of steps
+        found.append(
+            ("Train longer: the same run, with more steps.", f"{_resume(story)} {shlex.join(map(str, longer))}")
+        )
+    else:
+        told = f"Train longer: as the learning rate decays ({recipe.train.decay}), in a new run from these weights."
+        other = _folder(story.run.with_name(f"{name}-longer"))
+        found.append((told, _typed("train", stored, "--init-from", run, *longer, "--out", other)))
+    tuned = ["--data.name", FOLDER, "--data.path", "data/mine", *(["--data.size", "0"] if recipe.data.size else [])]
+    rate = ["--train.lr", f"{recipe.train.lr / 10:g}", "--out", f"runs/{name}-tuned"]
+    found.append(
+        (
+            "Fine-tune on other images (mvm data prepare PHOTOS --out data/mine), at a tenth of the learning rate.",
+            _typed("train", stored, "--init-from", run, *tuned, *rate),
+        )
+    )
+    return found
+
+
+def _sampling_commands(story: Story, recipe: Recipe, run: str) -> list[tuple[str, str]]:
+    classes = [str(i) if "," in one else one for i, one in enumerate(recipe.data.class_names)]
+    name = story.run.resolve().name
+    found = [
+        ("Sample by class, with the sampler of the recipe.", ["sample", run, "--out", f"{name}.png"]),
+        (
+            "Sample by the reverse SDE instead of the ODE.",
+            ["sample", run, "--solver", "adams", "--rho", "0.75", "--nfe", "65", "--out", f"{name}-sde.png"],
+        ),
+        (
+            "Measure 10,000 samples against the training images: FID for colour images, fd-pixels for grey ones.",
+            ["eval", run, "-n", "10000", "--json", _folder(story.run / "eval.json")],
+        ),
+        (
+            "Export a folder that only samples: model card, config.json, safetensors.",
+            ["export", run, "--out", f"exports/{name}"],
+        ),
+    ]
+    if len(classes) > 1:
+        found[0][1][2:2] = ["--classes", ",".join(classes[:2])]
+    return [(sentence, _typed(*words)) for sentence, words in found]
+
+
+def _autoencoder_commands(recipe: DecoderRecipe, run: Path) -> list[tuple[str, str]]:
+    known = DATA_SETS.get(recipe.data.name)
+    images = f"data:{recipe.data.name}" if known is not None and known.load is not None else _folder(recipe.data.folder)
+    rae = _folder(run / "rae")
+    fields = (
+        name
+        for name in shipped()
+        if isinstance(found := load_recipe(name), Recipe)
+        and (found.codec.kind, found.data.name) == ("rae", recipe.data.name)
+    )
+    return [
+        ("Judge the autoencoder by images that it restores (rFID).", _typed("eval", rae, "--ref", images)),
+        (
+            "Train a field on its latents (stage 2).",
+            _typed("train", next(fields, "RECIPE"), "--codec.kind", "rae", "--codec.path", rae),
+        ),
+    ]
+
+
+def write_run_report(run: Path, out: Path | None = None) -> Path:
+    """Write one offline HTML page about a training run, whole or not at all; return its path (RUN/report.html).
+
+    It needs recipe.json alone: a run that trains now, has crashed, or has no checkpoint yet has a report too.
+    """
+    require_plots()
+    story = _read(run)
+    images = _image_count(story)
+    page = Page(
+        f"{story.name}: step {story.step:,} of {story.recipe.train.steps:,}, {story.state}", _lead(story, images)
+    )
+    page.parts.append(bullets(_warnings(story, images), "warnings"))
+    page.parts.append(bullets(_findings(story)))
+    _loss_section(page, story)
+    _previews_section(page, story)
+    _settings_section(page, story)
+    _checkpoints_section(page, story)
+    commands = (text for sentence, typed in _next_commands(story) for text in (paragraph(sentence), block(typed)))
+    page.section("What to do next", *commands)
+    out = run / REPORT if out is None else out
+    out.resolve().parent.mkdir(parents=True, exist_ok=True)
+    page.write(out)
+    return out
