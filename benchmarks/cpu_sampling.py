@@ -6,7 +6,7 @@
 The ways take turns, so that a machine shared with others slows all of them; seconds are medians of the rounds, over
 plain is the median of the ratios within a round. A round is everything from seeds to bytes; the model is loaded before.
 Pixel differences are of uint8 images of the same seeds from those of the plain way. With --command plain also gives
-its memory back to the system as it frees it, as every process does that is not told otherwise (mvm.heap).
+its memory back to the system as it frees it, as every process does that is not told otherwise (mvm.process).
 """
 
 import argparse
@@ -34,7 +34,7 @@ def sampled(model: Model, num: int, settings: SampleConfig, way: str) -> tuple[f
         return time.perf_counter() - start, images
 
 
-PLAIN = "import mvm.heap, mvm.precision; mvm.heap.keep_freed_memory = bool; mvm.precision.way_of = lambda x: 'plain'; "
+PLAIN = "import mvm.process, mvm.precision; mvm.process.keep_freed_memory = bool; mvm.precision.way_of = lambda x: 'plain'; "
 COMMANDS = {"plain": (PLAIN, "fp32"), "lean": ("", "fp32"), "int8": ("", "int8")}
 
 

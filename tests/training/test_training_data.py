@@ -130,14 +130,14 @@ def test_a_known_set_prepared_wrongly_is_named(folder):
     ],
 )
 def test_where_images_are_kept(folder, monkeypatch, asked, free, kind):
-    monkeypatch.setattr(training, "_free_memory", lambda device: free)
+    monkeypatch.setattr(training, "free_memory", lambda device: free)
     store = training_store(completed(recipe(folder, engine_resident=asked)), CPU)
     assert type(store) is kind
     assert len(store) == len(store.labels) == COUNT
 
 
 def test_free_memory_is_that_of_this_machine():
-    assert 2**20 < training._free_memory(CPU) < 2**45
+    assert 2**20 < training.free_memory(CPU) < 2**45
 
 
 def test_embedded_images_are_always_on_the_device():

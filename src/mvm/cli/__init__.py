@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import sys
 
 from cyclopts import CycloptsError, UnknownOptionError
@@ -10,7 +11,7 @@ from mvm.cli import data, judge, look, publish, report, sample, speed, sweep, tr
 from mvm.cli.app import INTERRUPTED, USAGE_ERROR, Overrides, app
 from mvm.cli.export_onnx import onnx as onnx
 from mvm.cli.web import web as web
-from mvm.heap import keep_freed_memory
+from mvm.process import keep_freed_memory, share_cores
 
 __all__ = [
     "app",
@@ -46,6 +47,10 @@ def split_overrides(tokens: list[str]) -> tuple[list[str], Overrides]:
     return rest, found
 
 
+# torch's words, of its CUDA allocator and of its CPU one; the latter raises a plain RuntimeError
+OUT_OF_MEMORY = re.compile("out of memory|can't allocate memory|not enough memory")
+LESS_MEMORY = {"train": "try --engine.accumulate 4, or a smaller recipe", "bench": "try --engine.accumulate 4"}
+FEWER = "try a smaller --batch"
 _FILE_IN_THE_WAY = "a file is in the way; name another path"
 REMEDIES = {
     errno.EEXIST: _FILE_IN_THE_WAY,
@@ -108,6 +113,12 @@ def run(tokens: list[str]) -> int:
     except KeyboardInterrupt:
         print("\nmvm: stopped", file=sys.stderr)
         return INTERRUPTED
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not OUT_OF_MEMORY.search(str(error)):
+            raise
+        first = next(iter(str(error).splitlines()), "") or "the host has no more"
+        print(f"mvm: out of memory ({first}); {LESS_MEMORY.get(tokens[0], FEWER)}", file=sys.stderr)
+        return USAGE_ERROR
 
 
 def main() -> None:
@@ -116,6 +127,7 @@ def main() -> None:
     One of torchrun's ends at once, without Python's own farewell: gloo's threads may outlive their group there and
     then abort the process, whose work is done (one in hundreds of runs on a busy machine).
     """
+    share_cores()
     keep_freed_memory()
     code = run(sys.argv[1:])
     if "TORCHELASTIC_RUN_ID" in os.environ:

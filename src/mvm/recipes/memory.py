@@ -1,6 +1,9 @@
-"""What a training step needs of a GPU's memory, estimated from the shapes: compiled, bf16, one process."""
+"""What a training step needs of memory, estimated from the shapes, what is free, and how the two are made to fit."""
 
 import math
+import os
+from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -13,6 +16,12 @@ from mvm.recipes.schema import Recipe
 KEPT = {"all": 40.0, "products": 23.3, "nothing": 10.3}  # the last two: XL alone; "nothing" holds its working space
 WEIGHT, GRADIENT, HALF, AVERAGE = 4, 4, 2, 4  # bytes a parameter: float32, float32, bf16 copy, each average
 MOMENTS = {"adamw": 8, "muon": 4}
+# The same on a CPU in float32, not compiled, an upper bound: peaks of `mvm train` less the states were 159 to 235
+# (cifar10, cifar10-small, digits, imagenet32-dit-b; torch 2.13). torch and Python besides.
+KEPT_ON_HOST, LIBRARIES = 250.0, 0.7e9
+# Bytes of activations that a CPU computes at once: more is not faster, and Ctrl-C is answered between the blocks.
+AT_ONCE = 3e9
+SLACK = 0.8  # of an estimate: less is certain not to fit
 
 
 class Memory(NamedTuple):
@@ -26,8 +35,8 @@ class Memory(NamedTuple):
         return self.states + self.activations
 
 
-def training_memory(recipe: Recipe, batch: int) -> Memory:
-    """Return the memory of a training step on one GPU with `batch` images.
+def training_memory(recipe: Recipe, batch: int, device: str = "cuda") -> Memory:
+    """Return the memory of a training step on one device with `batch` images: a GPU, compiled in bf16, or a CPU.
 
     The classic design with its kernels takes 11 to 17 % less (S, B, XL measured). Left out: images or latents that
     live on the device, REPA's projector and encoder, the codec; what network.skip and network.local keep (8 % more
@@ -37,7 +46,10 @@ def training_memory(recipe: Recipe, batch: int) -> Memory:
     """
     averages = len(recipe.train.ema) + len(recipe.train.power)
     each = WEIGHT + GRADIENT + HALF + MOMENTS[recipe.train.optimizer] + AVERAGE * averages
-    return Memory(float(each * parameters(*recipe.blueprint)), batch * _kept(recipe))
+    states = float(each * parameters(*recipe.blueprint))
+    if device == "cpu":
+        return Memory(states + LIBRARIES, batch * _kept(recipe) * KEPT_ON_HOST / KEPT["all"])
+    return Memory(states, batch * _kept(recipe))
 
 
 def _kept(recipe: Recipe) -> float:
@@ -52,3 +64,57 @@ def _kept(recipe: Recipe) -> float:
         head = tokens * head_depth * head_width * KEPT["all"]
         tokens += 0 if network.context is None else len(network.context.time) + len(network.context.kind)
     return tokens * width * ((depth - again) * KEPT["all"] + again * KEPT[recipe.engine.keep]) + head
+
+
+def free_memory(device: torch.device) -> int:
+    """Return the bytes that are free on a device; of the host those that this process may have (its cgroup's limit)."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        told = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        free = 1024 * int(told["MemAvailable"].split()[0])
+    except (OSError, KeyError, ValueError):  # another system: half of what it has
+        free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    for limit, used, stat in CGROUP_FILES:
+        try:
+            told = dict(line.split() for line in (CGROUP / stat).read_text().splitlines())
+            cached = int(told["inactive_file"])  # counted as used, but given up when it is needed
+            free = min(free, int((CGROUP / limit).read_text()) - int((CGROUP / used).read_text()) + cached)
+        except (OSError, KeyError, ValueError):  # no such file, or "max"
+            continue
+    return free
+
+
+CGROUP = Path("/sys/fs/cgroup")
+CGROUP_FILES = (
+    ("memory.max", "memory.current", "memory.stat"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
+)
+
+
+def fit_memory(recipe: Recipe, device: torch.device, world: int = 1) -> tuple[Recipe, Memory, str]:
+    """Return the recipe with as much gradient accumulation as a CPU needs, a step's memory, and a warning or "".
+
+    What cannot fit is a ValueError that says what would. On a GPU nothing is changed: accumulation is slower there.
+    """
+    images, free, engine = recipe.train.batch / world, free_memory(device), recipe.engine
+    if device.type == "cpu":
+        free /= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    states, each = training_memory(recipe, 1, device.type)
+    if engine.parallel == "fsdp":
+        states /= engine.shard or world
+    room = max(0.0, SLACK * free - states)
+    parts = min(math.ceil(images), math.ceil(images * each / room) if room else math.ceil(images))
+    if device.type == "cpu":
+        parts = max(parts, math.ceil(images * each / AT_ONCE))
+        recipe = replace(
+            recipe, engine=replace(engine, accumulate=max(engine.accumulate, min(math.ceil(images), parts)))
+        )
+    need = Memory(states, math.ceil(images / recipe.engine.accumulate) * each)
+    if need.total <= free:
+        return recipe, need, ""
+    said = f"{recipe.name} needs about {need.total / 1e9:.1f} GB of memory for a step, and {free / 1e9:.1f} GB are free"
+    remedy = f"--engine.accumulate {parts}" if states + each <= SLACK * free else "a smaller network (--network.size S)"
+    if device.type == "cpu" or SLACK * need.total > free:
+        raise ValueError(f"{said}; try {remedy}, or a smaller recipe (mvm recipes)")
+    return recipe, need, f"{said}; if it fails, try {remedy}"

@@ -1,6 +1,5 @@
 """The images a recipe trains on, placed where they are fastest to reach."""
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -10,6 +9,7 @@ import torch
 from mvm.data import DATA_SETS, Images, OnHost, Prepared, Resident, Store, open_prepared
 from mvm.latent import RAE, Codec, Latents, LoadedLatents, open_latents, write_latents
 from mvm.recipes import AnyRecipe, DataConfig, Recipe, located
+from mvm.recipes.memory import free_memory
 from mvm.training.runtime import Processes
 
 R = TypeVar("R", bound=AnyRecipe)
@@ -39,12 +39,6 @@ def training_data(recipe: AnyRecipe, split: str = "train") -> Images:
     return _open(recipe.data).load()
 
 
-def _free_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
 def training_store(recipe: AnyRecipe, device: torch.device) -> Store:
     """Return the images on the device where they fit (engine.resident), else read from disk a step ahead."""
     known = DATA_SETS.get(recipe.data.name)
@@ -53,7 +47,7 @@ def training_store(recipe: AnyRecipe, device: torch.device) -> Store:
     prepared = _open(recipe.data)
     where = recipe.engine.resident
     if where == "auto":
-        where = "device" if prepared.bytes < ROOM * _free_memory(device) else "host"
+        where = "device" if prepared.bytes < ROOM * free_memory(device) else "host"
     store = Resident(prepared.load(), device) if where == "device" else _on_host(prepared, device)
     store.stamp = prepared.stamp
     return store

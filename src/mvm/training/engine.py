@@ -106,6 +106,17 @@ def _use_fp8(fp8: str, network: DiT | DDT) -> None:
         module.fp8 = fp8
 
 
+def _let_python_in(block: nn.Module, given: Any, output: Any) -> None:
+    """Have the backward pass come by Python at every block: only there a signal's handler is run, and on a CPU a
+    whole pass may take minutes."""
+    if isinstance(output, torch.Tensor) and output.requires_grad:
+        output.register_hook(_nothing)
+
+
+def _nothing(gradient: torch.Tensor) -> None:
+    return
+
+
 class Engine:
     """A learner made ready for its processes and device: call it, and control when gradients are summed."""
 
@@ -127,6 +138,9 @@ class Engine:
                 block.compile()
         if self.mode in ("full", "graph"):
             learner.compile(mode="reduce-overhead" if self.mode == "graph" else None)
+        if place.device.type == "cpu" and place.world == 1:
+            for block in blocks_of(network):
+                block.register_forward_hook(_let_python_in)
         self.module: nn.Module = learner
         if self.sharded:
             _shard(config, learner, network, place)

@@ -1,7 +1,11 @@
-"""Ctrl-C and a scheduler's SIGTERM, held back to the end of a step: half a step could not be resumed bit for bit."""
+"""Ctrl-C and a scheduler's SIGTERM: half an update could not be resumed bit for bit, so it is ended first.
+
+Until then nothing has changed but gradients: a step is given up at once, and done again when the run is resumed.
+"""
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -14,19 +18,36 @@ class Terminated(KeyboardInterrupt):
     """Stopped and saved as a scheduler asked by SIGTERM: no failure, so that the command ends with code 0."""
 
 
+class Request(Event):
+    """Set by the first signal. Inside `at_once` the signal raises KeyboardInterrupt where it arrives."""
+
+    immediate = False
+
+    @contextmanager
+    def at_once(self) -> Generator[None]:
+        """What runs inside can be given up at any time."""
+        self.immediate = True
+        try:
+            if self.is_set():
+                raise KeyboardInterrupt
+            yield
+        finally:
+            self.immediate = False
+
+
 def _under_torchrun() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 @contextmanager
-def deferred_interrupt() -> Generator[Event]:
+def deferred_interrupt() -> Generator[Request]:
     """Yield an event that the first signal sets; a second one acts at once, but not under torchrun.
 
     torchrun passes signals on, so that one sent to all its processes arrives twice; it also kills what does not stop.
     A KeyboardInterrupt that follows on SIGTERM alone leaves as Terminated. So it does in a process of torchrun that
     got no signal: another one did, and its exit code tells which.
     """
-    asked = Event()
+    asked = Request()
     if threading.current_thread() is not threading.main_thread():
         yield asked
         return
@@ -42,7 +63,11 @@ def deferred_interrupt() -> Generator[Event]:
         if asked.is_set() and not _under_torchrun():
             restore()
             signal.raise_signal(number)
+        elif not _under_torchrun():
+            os.write(sys.stderr.fileno(), b"\nmvm: stopping; once more to leave without saving\n")
         asked.set()
+        if asked.immediate:
+            raise KeyboardInterrupt
 
     for number in SIGNALS:
         signal.signal(number, note)

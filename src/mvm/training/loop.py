@@ -1,7 +1,9 @@
 """The one training loop: one process or many, CPU or GPUs, every recipe."""
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -17,6 +19,7 @@ from mvm.network.pretrained import load_encoder
 from mvm.options import at_least
 from mvm.published import open_model
 from mvm.recipes import RECIPE, AnyRecipe, DecoderRecipe, Recipe, as_field, to_json
+from mvm.recipes.memory import Memory, fit_memory
 from mvm.training import checkpoint
 from mvm.training.data import completed, training_store
 from mvm.training.decoder_preview import DecoderPreview
@@ -26,8 +29,8 @@ from mvm.training.decoder_trainer import DecoderTrainer
 from mvm.training.ema import MAIN
 from mvm.training.features import FeatureBank, open_bank
 from mvm.training.finetune import fit
-from mvm.training.interrupt import deferred_interrupt
-from mvm.training.logs import METRICS, Log, Meter, OnLog, due, keep_metrics, matrix_ceiling, warn
+from mvm.training.interrupt import Request, deferred_interrupt
+from mvm.training.logs import METRICS, Log, Meter, OnLog, Record, due, keep_metrics, matrix_ceiling, warn
 from mvm.training.preview import QUALITY, Preview
 from mvm.training.rundir import held, note_changes, note_origin, open_run
 from mvm.training.runtime import Processes, autocast, determinism, precision, processes
@@ -35,21 +38,48 @@ from mvm.training.sharding import whole
 from mvm.training.snapshots import averages_snapshot
 from mvm.training.track import AUTO, parse_trackers, trackers
 from mvm.training.trainer import Trainer
+from mvm.untrusted import printable
 
 AnyTrainer = Trainer | DecoderTrainer
+START = "start.json"  # in a run: what was said at its start
 AGREE_EVERY = 5  # steps after which processes ask each other whether to stop: asking costs a message
 
 
-def _steps(trainer: AnyTrainer, until: int, asked: Event, progress: bool) -> Iterator[int]:
+class Bar:
+    """The progress bar: steps, time left, the loss smoothed over about 50 read steps, images a second."""
+
+    def __init__(self, trainer: AnyTrainer, shown: bool) -> None:
+        total, self.batch, self.loss = trainer.recipe.train.steps, trainer.recipe.train.batch, math.nan
+        self.bar = tqdm(total=total, initial=trainer.step, desc="train", unit="step", disable=not shown)
+
+    def part(self, done: int, parts: int) -> None:
+        """Show how far a step of many parts is: on a CPU it may take minutes."""
+        if parts > 1:
+            self.bar.set_postfix_str(f"part {done} of {parts}{self._loss}")
+
+    @property
+    def _loss(self) -> str:
+        return "" if math.isnan(self.loss) else f", loss {self.loss:.4f}"
+
+    def step(self, records: Sequence[Record]) -> None:
+        """Count a step; records: the figures of steps that were read."""
+        for record in records:
+            if not record.skipped:
+                value = record.values["loss"]
+                self.loss = value if math.isnan(self.loss) else self.loss + 0.02 * (value - self.loss)
+        rate = self.bar.format_dict["rate"]  # steps a second
+        speed = f", {rate * self.batch:,.0f} images/s" if rate else ""
+        self.bar.set_postfix_str((self._loss + speed).removeprefix(", "), refresh=False)
+        self.bar.update(1)
+
+
+def _steps(trainer: AnyTrainer, until: int, asked: Event) -> Iterator[int]:
     """Yield before every step; a signal is raised between steps, in all processes after the same one."""
-    total, place = trainer.recipe.train.steps, trainer.place
-    bar = tqdm(total=total, initial=trainer.step, desc="train", unit="step", disable=not progress)
-    with bar:
-        while trainer.step < until:
-            if (place.world == 1 or trainer.step % AGREE_EVERY == 0) and place.any(asked.is_set()):
-                raise KeyboardInterrupt
-            yield trainer.step
-            bar.update(1)
+    place = trainer.place
+    while trainer.step < until:
+        if (place.world == 1 or trainer.step % AGREE_EVERY == 0) and place.any(asked.is_set()):
+            raise KeyboardInterrupt
+        yield trainer.step
 
 
 class Saver:
@@ -136,6 +166,39 @@ def _start_from(trainer: AnyTrainer, source: Path | str, weights: str) -> dict[s
     return {name: opened.origin[name] for name in ("run", "step", "weights", "sha256")}
 
 
+def _tell_start(trainer: AnyTrainer, need: Memory | None, run: Path, progress: bool) -> None:
+    """Say what is trained on what, and keep it in RUN/start.json for the report."""
+    recipe, place, device = trainer.recipe, trainer.place, trainer.place.device
+    trained = trainer.model.network if isinstance(trainer, Trainer) else trainer.decoder
+    images, names, train = len(trainer.store), recipe.data.class_names, recipe.train
+    gpu = device.type == "cuda"
+    facts = {
+        "device": torch.cuda.get_device_name(device) if gpu else f"{device.type}, {torch.get_num_threads()} threads",
+        "processes": place.world,
+        "precision": {torch.float32: "fp32", torch.bfloat16: "bf16"}[precision(recipe.engine, device)],
+        "parameters": sum(parameter.numel() for parameter in trained.parameters()),
+        "images": images,
+        "classes": len(names),
+        "steps": f"{trainer.step} to {train.steps} of {train.batch} images",
+        "epochs": round(train.steps * train.batch / images, 1),
+        "accumulate": recipe.engine.accumulate,
+        "memory_gb": round(need.total / 1e9, 1) if need else None,
+    }
+    write_text(run / START, json.dumps(facts, indent=2) + "\n")
+    if progress:
+        shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+        where = f"{facts['device']}{f' x {place.world}' if place.world > 1 else ''}, {facts['precision']}"
+        parts = f", each in {facts['accumulate']} parts" if facts["accumulate"] > 1 else ""
+        memory = f"about {facts['memory_gb']} GB of memory; " if need else ""
+        lines = (
+            f"{recipe.name} on {where}: {facts['parameters'] / 1e6:.3g} M parameters, {images:,} images, "
+            f"{len(names)} classes ({printable(shown)})",
+            f"steps {facts['steps']}{parts} ({facts['epochs']:g} epochs); {memory}writes {run}",
+        )
+        for line in lines:
+            warn(line)
+
+
 def _start(
     recipe: AnyRecipe,
     run: Path,
@@ -157,7 +220,12 @@ def _start(
                 stack.enter_context(held(run))
             newest, changed = open_run(recipe, run, resume, allow_change)
     newest = place.tell(newest)
-    trainer = _build(recipe, run, place, progress)
+    need, executed = None, recipe
+    if isinstance(recipe, Recipe):  # a decoder's memory is mostly that of the frozen networks around it
+        executed, need, warning = fit_memory(recipe, place.device, place.world)
+        if warning and place.main:
+            warn(warning)
+    trainer = _build(executed, run, place, progress)
     origin = None
     if newest is not None:
         trainer.restore(newest)
@@ -176,6 +244,7 @@ def _start(
             warn(f"from step {change.step} on: {change}")
         note_changes(run, changed)
         write_text(run / RECIPE, to_json(recipe))
+        _tell_start(trainer, need, run, progress)
         keep_metrics(run / METRICS, trainer.step)
         if origin is not None:
             note_origin(run, origin)
@@ -248,7 +317,7 @@ def _look(trainer: AnyTrainer, preview: Preview | DecoderPreview, log: Log) -> f
 
 
 def _run(
-    trainer: AnyTrainer, run: Path, last: int, asked: Event, progress: bool, on_log: OnLog | None, track: str
+    trainer: AnyTrainer, run: Path, last: int, asked: Request, progress: bool, on_log: OnLog | None, track: str
 ) -> None:
     """Do the steps up to `last`, with logs, looks and checkpoints; stop and save once `asked` is set."""
     recipe, place, config = trainer.recipe, trainer.place, trainer.recipe.train
@@ -258,13 +327,20 @@ def _run(
     preview = _preview(trainer, run)
     saver = Saver(trainer, run)
     eager = place.device.type == "cpu"  # reading a step's figures is free there
+    bar = Bar(trainer, progress)
+    if isinstance(trainer, Trainer):  # a decoder's step changes its discriminator before its end
+        trainer.on_part = bar.part
+        trainer.at_once = asked.at_once if place.world == 1 else nullcontext
     try:
-        for _ in _steps(trainer, last, asked, progress):
+        for _ in _steps(trainer, last, asked):
             trainer.advance()
+            records: list[Record] = []
             saves = due(trainer.step, config.save_every, last)
             looks = preview.due(trainer.step)
             if eager or saves or looks or log.due(trainer.step):
-                trainer.window = log.add(trainer.read())
+                records = trainer.read()
+                trainer.window = log.add(records)
+            bar.step(records)
             quality = _look(trainer, preview, log) if looks else None
             if config.snapshot_every and trainer.step % config.snapshot_every == 0:
                 saver.save_averages()  # before the checkpoint: a run that goes on from it has them all
@@ -278,5 +354,6 @@ def _run(
             saver.finish()
         raise
     finally:
+        bar.bar.close()
         saver.tell_failure()
         log.close()

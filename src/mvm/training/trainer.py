@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
@@ -68,6 +69,8 @@ class Trainer:
         self.window = Window()
         self.between_steps = True  # False while a step is under way: such a state must not be saved
         self.unread: list[tuple[int, float, dict[str, Tensor]]] = []  # steps whose figures are still on the device
+        self.at_once: Callable[[], AbstractContextManager[None]] = nullcontext  # around what a signal may cut short
+        self.on_part: Callable[[int, int], None] = lambda done, parts: None  # after each part of an accumulated step
 
     def positions(self, step: int) -> Tensor:
         """Return the places in the stream that this process consumes in step `step`."""
@@ -123,6 +126,7 @@ class Trainer:
                 (loss.total * share * self.place.world).backward()  # DDP and FSDP average over processes
             for name, value in loss.parts.items():
                 found[name] = found.get(name, 0) + share * value
+            self.on_part(number, len(cuts))
         return found
 
     def advance(self) -> None:
@@ -130,13 +134,14 @@ class Trainer:
 
         A gradient that is not finite leaves weights and optimizer as they are; step, rate and data order go on.
         """
-        self.between_steps = False
         config = self.recipe.train
         rate = learning_rate(config, self.step)
         for optimizer in self.optimizers:
             set_rate(optimizer, rate)
             optimizer.zero_grad(set_to_none=True)
-        parts = self._backward()
+        with self.at_once():
+            parts = self._backward()
+        self.between_steps = False
         norm = whole(nn.utils.clip_grad_norm_(self.learner.parameters(), config.clip or math.inf, foreach=True))
         for optimizer in self.optimizers:
             step_unless(optimizer, ~torch.isfinite(norm))

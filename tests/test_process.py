@@ -11,7 +11,7 @@ from mvm import heap
 CODE = """
 import resource, sys
 import torch
-from mvm.heap import keep_freed_memory
+from mvm.process import keep_freed_memory
 if sys.argv[1] == "keep":
     assert keep_freed_memory()
 def passes(count):  # as a network does: a large tensor, another of it, little of that kept

@@ -1,6 +1,7 @@
-"""Memory of a CPU that a process keeps for its next tensors, instead of handing it back after every one."""
+"""How a process of our own uses the host: memory kept for its next tensors, cores that others may want too."""
 
 import ctypes
+import os
 from collections.abc import Callable
 
 # glibc's numbers for its options. Blocks above the first size are asked of the system one by one; above the second what
@@ -8,6 +9,18 @@ from collections.abc import Callable
 M_MMAP_THRESHOLD, M_TRIM_THRESHOLD = -3, -1
 LARGEST_BLOCKS = (2**30, 2**25)  # bytes; older versions take no more than the second
 ALL = 2**31 - 1
+
+
+# Turns of a waiting OpenMP thread before it sleeps. libgomp's default, 300,000, holds a core for milliseconds that the
+# thread it waits for may need; none at all (OMP_WAIT_POLICY=passive) costs a wake-up at every product. Measured beside
+# other programs and alone: benchmarks/results/cpu-sampling.md.
+SPINS = "5000"
+
+
+def share_cores() -> None:
+    """Let OpenMP's threads wait briefly, unless the user has said how; before torch is imported."""
+    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
+        os.environ["GOMP_SPINCOUNT"] = SPINS
 
 
 def _mallopt() -> Callable[[int, int], int] | None:
