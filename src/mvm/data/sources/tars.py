@@ -16,7 +16,7 @@ TAR_TEXTS = (*TAR_LABELS, "txt")  # captions
 
 
 def _is_webdataset(path: Path) -> bool:
-    """Return whether the first picture of a tar has a label or a caption beside it; without any, whether it may have."""
+    """Return whether the first picture of a tar has a label or caption beside it; of a tar without, if it may have."""
     key, kinds, image = "", set(), False
     for member in tar_members(path):
         folder, _, base = member.name.rpartition("/")
