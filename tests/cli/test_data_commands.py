@@ -67,6 +67,37 @@ def test_a_truncated_file_is_counted_named_and_left_out(damaged, tmp_path, done)
     assert re.search(r"^images per class: min 2, median 3, max 3$", said, re.MULTILINE)
 
 
+def test_the_closing_lines_tell_what_is_left_out(pictures, tmp_path, done, refused):
+    """Skipped by reason, the first few names, what is no image, and class folders without images."""
+    folder, out = tmp_path / "my photos", tmp_path / "my out"
+    shutil.copytree(pictures, folder)
+    for number in range(7):
+        (folder / "kind-0" / f"{number}.nef").touch()
+    (folder / "kind-1" / "text.png").write_text("no image")
+    (folder / "notes.txt").touch()
+    (folder / "\x1b[31mempty").mkdir()
+    tokens = ["data", "prepare", folder, "--out", out, "--size", "8", "--workers", "1"]
+    raw = ".nef files are not supported; convert them to JPEG or PNG"
+    assert done(*tokens).splitlines() == [
+        f"{out}: 30 images of 10 classes, 8 skipped; see: mvm data info '{out}'",
+        f"  7 skipped: {raw}",
+        "  1 skipped: not an image",
+        "  kind-1/text.png: not an image",
+        *(f"  kind-0/{number}.nef: {raw}" for number in range(4)),
+        "  ... and 3 more",
+        "  ignored 1 file that is no image: .txt 1",
+        "  no images of class \\x1b[31mempty: it is left out",
+    ]
+    assert "  7 skipped: " + raw in done("data", "info", out).splitlines()
+    assert f"'kind-0/0.nef': {raw}" in refused(*tokens, "--strict")
+
+
+def test_training_on_pictures_names_the_command(pictures, refused):
+    said = refused("train", "cifar10", "--data.path", pictures)
+    assert f"'{pictures}' holds pictures, not prepared data; prepare them first: mvm data prepare {pictures} " in said
+    assert "--out data/photos-32 --size 32, then --data.path data/photos-32" in said
+
+
 def test_strict_refuses_a_truncated_file(damaged, tmp_path, refused, done):
     tokens = ["data", "prepare", damaged, "--out", tmp_path / "out", "--size", "8", "--workers", "1"]
     said = refused(*tokens, "--strict")

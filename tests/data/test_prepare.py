@@ -343,14 +343,15 @@ def test_number_of_classes(images, tmp_path):
 
 
 def test_empty_classes_are_told(images, tmp_path):
-    (images / "dog").mkdir()
+    (images / "aaa").mkdir()
     prepared = run(images, tmp_path / "out")
-    assert prepared.classes == (*NAMES, "dog")
-    assert prepared.class_counts == (4, 4, 4, 0)
-    assert prepared.empty_classes == ("dog",)
-    assert "classes    4, 1 of them empty" in describe(tmp_path / "out")[0]
-    with pytest.raises(ValueError, match="classes without images: dog"):
-        run(images, tmp_path / "out", strict=True)
+    assert (prepared.classes, prepared.class_counts) == (NAMES, (4, 4, 4))
+    assert prepared.empty_classes == ("aaa",)
+    assert prepared.load().labels.tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    assert "  no images of class aaa: it is left out" in describe(tmp_path / "out")[0].splitlines()
+    for out in ("out", "strict"):  # prepared before, or now
+        with pytest.raises(ValueError, match="classes without images: aaa"):
+            run(images, tmp_path / out, strict=True)
 
 
 def test_mixed_sizes_need_a_resize(tmp_path):

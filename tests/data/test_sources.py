@@ -517,4 +517,6 @@ def test_without_pyarrow(tmp_path):
     )
     command = [sys.executable, "-c", program, str(tmp_path / "d.parquet")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "parquet files need pyarrow: pip install 'mean-velocity-matching[data]'"
+    assert done.stdout.strip() == (
+        "a parquet file needs pyarrow; install it with: pip install 'mean-velocity-matching[data]'"
+    )

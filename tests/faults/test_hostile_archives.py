@@ -83,7 +83,7 @@ def test_a_zip_that_claims_gigabytes(tmp_path):
 def test_packing_whose_header_asks_for_memory_is_refused(tmp_path, method):
     with zipfile.ZipFile(tmp_path / "x.zip", "w", method) as archive:
         archive.writestr("x.png", picture())
-    with pytest.raises(ValueError, match=r"'x\.png' cannot be read \(packed by method 14; .*mend the archive"):
+    with pytest.raises(ValueError, match=r"'x\.png' cannot be read \(packed by method 14; .*repair the archive"):
         records(tmp_path / "x.zip")
 
 

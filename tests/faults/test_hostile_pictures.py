@@ -118,10 +118,14 @@ def test_a_transparent_palette_keeps_its_colours():
     assert np.asarray(found).tolist() == [[[10, 20, 30], [200, 100, 50]]]
 
 
-def test_a_rotation_in_exif_is_not_done():
+def test_a_damaged_exif_block_does_not_lose_the_picture():
     exif = Image.Exif()
     exif[0x0112] = 6
-    assert decode(saved(COLOUR, "JPEG", exif=exif), 3).size == COLOUR.size
+    whole = exif.tobytes()
+    outside = b"Exif\0\0II*\0\xff\xff\xff\xff"
+    for damaged in (whole[:9], b"Exif\0\0" + bytes(40), outside, whole.replace(b"\x06", b"\x63")):
+        assert decode(saved(COLOUR, "PNG", exif=damaged), 3).tobytes() == COLOUR.tobytes()
+        assert decode(saved(COLOUR, "JPEG", exif=damaged), 3).size == COLOUR.size
 
 
 @pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG", "TIFF"])

@@ -1,6 +1,7 @@
 """mvm data prepare, mvm data info."""
 
 from pathlib import Path
+from shlex import quote
 
 from cyclopts import App
 
@@ -29,8 +30,8 @@ def prepare(
     Parameters
     ----------
     source
-        A folder of images, a zip, parquet files (hub layout), webdataset tars, .npz or .npy arrays, or the published
-        CIFAR and downsampled-ImageNet batches.
+        A folder of images, a zip or a tar of it, parquet files (hub layout), webdataset tars, .npz or .npy arrays, or
+        the published CIFAR and downsampled-ImageNet batches. HEIC pictures need pillow-heif.
     out
         Folder to write.
     size
@@ -47,8 +48,9 @@ def prepare(
     workers
         Processes; default: as many as there are cores.
     strict
-        A file that cannot be read, or a class without images, is an error; else it is counted, named and left out.
+        A picture that cannot be read, or a class without images, is an error; else it is named and left out.
     """
+    from mvm.data.prepare import left_out
     from mvm.data.prepare import prepare as run_prepare
 
     made = run_prepare(
@@ -63,7 +65,10 @@ def prepare(
         classes=classes,
     )
     skipped = made.skipped["count"]
-    print(f"{out}: {made.count} images of {len(made.classes)} classes, {skipped} skipped; see: mvm data info {out}")
+    see = f"see: mvm data info {quote(str(out))}"
+    print(f"{out}: {made.count} images of {len(made.classes)} classes, {skipped} skipped; {see}")
+    for line in left_out(made, named=5):
+        print(line)
     return 0
 
 

@@ -4,17 +4,20 @@ import json
 import os
 import re
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from mvm import files
-from mvm.data.resize import MODES, resolve
+from mvm.data.resize import MODES, NO_HEIF, has_heif, resolve
 from mvm.data.shards import INDEX, Prepared, Shard, index_of, open_prepared
 from mvm.data.sources import open_source
-from mvm.data.sources.records import PART_SIZE, Source, numbered, stamp_of
-from mvm.data.workers import NAMED, Task, all_shards, read_sidecar
+from mvm.data.sources.records import PART_SIZE, Source, most_common, numbered, stamp_of
+from mvm.data.workers import NAMED, Task, all_shards, grouped, landing, read_sidecar
 from mvm.options import at_least
 from mvm.untrusted import cut, printable
 
@@ -59,7 +62,10 @@ def _summary(done: list[dict[str, Any]], source: Source, names: tuple[str, ...],
     counts, settings = _total(done), done[0]["settings"]
     names = names or numbered(max(counts, default=-1) + 1)
     skipped = [told["skipped"] for told in done]
-    first = [pair for some in skipped for pair in some["first"]][:NAMED]
+    first = [*(pair for some in skipped for pair in some["first"]), *map(list, source.unread)][:NAMED]
+    reasons: Counter[str] = Counter(grouped(source.unread))
+    for told in done:
+        reasons.update(told["reasons"])
     return Prepared(
         folder=out,
         shape=(settings["channels"], settings["size"], settings["size"]),
@@ -69,22 +75,47 @@ def _summary(done: list[dict[str, Any]], source: Source, names: tuple[str, ...],
         resize=settings["resize"],
         source={"name": source.name, "kind": source.kind},
         settings=settings,
-        skipped={"count": sum(some["count"] for some in skipped), "first": first},
+        skipped={"count": sum(some["count"] for some in skipped) + len(source.unread), "first": first},
         shards=tuple(Shard(**told["shard"]) for told in done if told["shard"]["count"]),
+        reasons=most_common(reasons),
+        ignored=source.ignored,
     )
 
 
 def _accept(prepared: Prepared, strict: bool) -> Prepared:
     """Return the set if it is good enough to be used."""
     skipped, first = prepared.skipped["count"], prepared.skipped["first"]
-    example = f" (first: '{first[0][0]}': {first[0][1]})" if first else ""
+    example = f" (first: '{cut(first[0][0])}': {first[0][1]})" if first else ""
     if not prepared.count:
         raise ValueError(f"'{prepared.source['name']}' has no usable image; {skipped:,} were skipped{example}")
     if strict and skipped:
-        raise ValueError(f"{skipped:,} images were skipped{example}; mend them, or prepare without strict")
+        raise ValueError(f"{skipped:,} images were skipped{example}; repair them, or prepare without strict")
     if strict and prepared.empty_classes:
-        raise ValueError(f"classes without images: {', '.join(prepared.empty_classes[:20])}; prepare without strict")
+        names = ", ".join(map(cut, prepared.empty_classes[:20]))
+        raise ValueError(f"classes without images: {names}; prepare without strict")
     return prepared
+
+
+def _without_empty(prepared: Prepared) -> Prepared:
+    """Return the set with the labels 0, 1, ... over the classes that have images; rewrites files of labels.
+
+    An interrupted call leaves labels that their sidecars contradict, and the next one makes these shards again.
+    """
+    kept = [label for label, count in enumerate(prepared.class_counts) if count]
+    if len(kept) == len(prepared.classes):
+        return prepared
+    shards = []
+    for shard in prepared.shards:
+        path = prepared.folder / shard.labels
+        with landing(path) as file:
+            np.lib.format.write_array(file, np.searchsorted(kept, np.load(path)).astype(np.int64), allow_pickle=False)
+        shards.append(replace(shard, sha256=shard.sha256 | {shard.labels: files.sha256(path)}))
+    return replace(
+        prepared,
+        shards=tuple(shards),
+        classes=tuple(prepared.classes[label] for label in kept),
+        class_counts=tuple(prepared.class_counts[label] for label in kept),
+    )
 
 
 def _sweep(prepared: Prepared) -> None:
@@ -116,6 +147,11 @@ def _again(out: Path, settings: dict[str, Any]) -> Prepared | None:
         return None
     prepared = open_prepared(out)
     _check_settings(out, prepared.settings, settings)
+    if NO_HEIF in prepared.reasons and has_heif():
+        raise ValueError(
+            f"out='{out}' was prepared without pillow-heif and lacks {prepared.reasons[NO_HEIF]:,} HEIC pictures, "
+            "which can be read now; choose another --out, or delete the folder"
+        )
     return prepared
 
 
@@ -138,13 +174,16 @@ def prepare(
     An interrupted call, made again, keeps finished shards and ends with the very bytes of one that was not.
     resize: auto (box up to 64 pixels, centre-crop above), box, centre-crop, none. channels: 3, or 1 for grey.
     workers: processes, by default one per CPU. classes: how many there must be. part_size: most images in a shard.
-    Images that cannot be decoded are skipped and named in the index, as are classes without images; strict
-    makes both errors.
+    Pictures that cannot be read are skipped and named in the index, as are class folders without images, which are
+    no classes unless `classes` counts them; strict makes both errors.
     """
     source_path, out = Path(source_path), Path(out)
     _check_options(source_path, out, channels, size=size, workers=workers, classes=classes)
     options = {"size": size, "resize": resolve(resize, size), "channels": channels, "split": split, "classes": classes}
     source = open_source(source_path, split, part_size)
+    if strict and source.unread:  # before hours of work
+        name, reason = source.unread[0]
+        raise ValueError(f"'{cut(name)}': {reason}; or prepare without strict to skip it")
     settings, names = _settings(source, **options, part_size=part_size), _class_names(source, classes)
     task = partial(Task, out=out, settings=settings, classes=len(names) or None, strict=strict)
     out.mkdir(parents=True, exist_ok=True)
@@ -155,6 +194,8 @@ def prepare(
             tasks = [task(part, number) for number, part in enumerate(source.parts)]
             done = all_shards(tasks, workers or os.cpu_count() or 1, progress)
             prepared = _accept(_summary(done, source, names, out), strict)
+            if source.by_folder and classes is None:
+                prepared = _without_empty(prepared)
             files.write_text(out / INDEX, json.dumps(index_of(prepared), indent=1) + "\n")
         _sweep(prepared)
     return _accept(prepared, strict)
@@ -182,6 +223,25 @@ def _checksums(prepared: Prepared) -> str:
     return GOOD
 
 
+def left_out(prepared: Prepared, named: int = LISTED) -> list[str]:
+    """Return lines on what of the source is not in the set, with at most `named` names of a kind."""
+    first, count, ignored = prepared.skipped["first"], prepared.skipped["count"], prepared.ignored
+    lines = [f"  {number:,} skipped: {reason}" for reason, number in prepared.reasons.items()]
+    lines += [f"  {name}: {reason}" for name, reason in first[:named]]
+    lines += [f"  ... and {count - named:,} more"] if count > named else []
+    if ignored:
+        kinds = ", ".join(f"{suffix} {number:,}" for suffix, number in ignored.items())
+        total = sum(ignored.values())
+        lines.append(
+            f"  ignored {total:,} {'file that is no image' if total == 1 else 'files that are no images'}: {kinds}"
+        )
+    for name in prepared.empty_classes[:named]:
+        lines.append(f"  no images of class {name}" + ("" if name in prepared.classes else ": it is left out"))
+    more = len(prepared.empty_classes) - named
+    lines += [f"  ... and {more:,} more classes without images"] if more > 0 else []
+    return list(map(printable, lines))
+
+
 def describe(folder: Path | str) -> tuple[str, bool]:
     """Return a table of what a prepared folder holds, and whether its checksums are good; reads every byte."""
     prepared = open_prepared(folder)
@@ -194,9 +254,7 @@ def describe(folder: Path | str) -> tuple[str, bool]:
         "source": f"{prepared.source['name']} ({prepared.source['kind']})",
         "skipped": f"{prepared.skipped['count']:,}",
         "checksums": _checksums(prepared),
-        "classes": f"{len(prepared.classes):,}, {len(prepared.empty_classes):,} of them empty",
+        "classes": f"{len(prepared.classes):,}, {prepared.class_counts.count(0):,} of them empty",
     }
-    empty = [f"  no images of class {name}" for name in prepared.empty_classes[:LISTED]]
-    skipped = [f"  {name}: {reason}" for name, reason in prepared.skipped["first"][:LISTED]]
-    lines = [*(f"{key:<10} {value}" for key, value in rows.items()), *_class_lines(prepared), *empty, *skipped]
-    return "\n".join(map(printable, lines)), rows["checksums"] == GOOD
+    lines = [*(f"{key:<10} {value}" for key, value in rows.items()), *_class_lines(prepared)]
+    return "\n".join([*map(printable, lines), *left_out(prepared)]), rows["checksums"] == GOOD

@@ -1,18 +1,26 @@
 """From a stored picture to size x size pixels."""
 
+import importlib
+import importlib.util
 import io
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
-from mvm.options import choose
+from mvm.options import choose, needs
 from mvm.untrusted import MOST_PICTURE, MOST_PIXELS, cut
 
 MODES = {1: "L", 3: "RGB"}  # by channels
 # Told by contents, not by name. Pillow knows others, of which EPS would start Ghostscript.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000", "AVIF")
+# Brands in the first box of a file: HEIC and AVIF share their container, and Pillow's AVIF reader fails on some HEIC.
+HEIF_BRANDS = frozenset(b"heic heix heim heis hevc hevx hevm hevs mif1 msf1".split())
+AVIF_BRANDS = frozenset(b"avif avis".split())
+NO_HEIF = needs("a HEIC picture", "pillow-heif", "heic")  # why one is skipped
+NO_AVIF = "an AVIF picture needs Pillow 11.3 or newer; install it with: pip install -U pillow"
 BOX_UP_TO = 64  # pixels; small images are published squashed whole (ImageNet-32, -64), large ones cropped (ADM)
 
 
@@ -74,10 +82,13 @@ def _eight_bits(image: Image.Image) -> Image.Image:
 
 
 def _converted(image: Image.Image, mode: str) -> Image.Image:
+    image.load()  # now: Pillow would find damage only when someone looks at the pixels
+    _check_pixels(*image.size)  # again: of HEIC only decoding tells the size
+    with suppress(Exception):  # a damaged EXIF block is no reason to lose the pixels
+        ImageOps.exif_transpose(image, in_place=True)
     image = _eight_bits(image)
     if image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")  # the same colours; straight to RGB Pillow warns
-    image.load()  # now: Pillow would find damage only when someone looks at the pixels
     return image if image.mode == mode else image.convert(mode)
 
 
@@ -95,12 +106,40 @@ def _formats() -> tuple[str, ...]:
     return tuple(name for name in FORMATS if name in Image.OPEN)
 
 
+def has_heif() -> bool:
+    """Return whether HEIC pictures can be read here."""
+    return importlib.util.find_spec("pillow_heif") is not None
+
+
+@cache
+def _register_heif() -> None:
+    """Let Pillow read HEIC: the picture alone, in this thread, as there is a process per core."""
+    module = importlib.import_module("pillow_heif")
+    module.register_heif_opener(thumbnails=False, depth_images=False, aux_images=False, decode_threads=1)
+
+
+def _formats_of(data: bytes) -> tuple[str, ...]:
+    """Return the formats to try; BadImage where this one needs what is not installed."""
+    if data[4:8] != b"ftyp":
+        return _formats()
+    end = min(int.from_bytes(data[:4]), 256)
+    brands = {data[place : place + 4] for place in (8, *range(16, end, 4))}
+    if brands & AVIF_BRANDS and "AVIF" not in _formats():
+        raise BadImage(NO_AVIF)
+    if not brands & HEIF_BRANDS or brands & AVIF_BRANDS:
+        return _formats()
+    if not has_heif():
+        raise BadImage(NO_HEIF)
+    _register_heif()
+    return ("HEIF",)
+
+
 def open_picture(data: bytes) -> Image.Image:
     """Return the picture in a file's bytes, not unpacked yet; BadImage where it is of no known format, or too large."""
     if len(data) > MOST_PICTURE:
         raise BadImage(f"its file is larger than {MOST_PICTURE:,} bytes")
     try:
-        image = Image.open(io.BytesIO(data), formats=_formats())
+        image = Image.open(io.BytesIO(data), formats=_formats_of(data))
     except Exception as error:  # decoders raise nearly anything on damaged files: OSError, SyntaxError, struct.error...
         raise _bad(error) from None
     _check_pixels(*image.size)
@@ -124,8 +163,7 @@ def _opened(image: bytes | np.ndarray) -> Image.Image:
 def decode(image: bytes | np.ndarray, channels: int) -> Image.Image:
     """Return the picture in RGB or grey; BadImage when it is none, not whole, or too large.
 
-    Of an animation the first frame; transparency is dropped; a rotation noted in EXIF is not done, as in ADM's and
-    EDM's tools, so that the pixels are those of the file.
+    Of an animation the first frame; transparency is dropped; a rotation or reflection noted in EXIF is applied.
     """
     mode = choose("channels", str(channels), {str(number): mode for number, mode in MODES.items()})
     try:

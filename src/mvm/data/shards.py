@@ -1,10 +1,12 @@
 """The prepared format: a folder of uint8 shards (.npy) with an index, read whole or memory-mapped."""
 
 import hashlib
-from dataclasses import asdict, dataclass
-from itertools import pairwise
+import os
+from dataclasses import asdict, dataclass, field
+from itertools import islice, pairwise
 from math import prod
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -37,12 +39,14 @@ class Prepared:
     shape: tuple[int, int, int]
     classes: tuple[str, ...]
     class_counts: tuple[int, ...]
-    empty_classes: tuple[str, ...]
+    empty_classes: tuple[str, ...]  # without images; class folders among them are not in `classes`
     resize: str
     source: dict[str, str]  # name and kind
     settings: dict[str, Any]  # what a second preparation must share to be the same
     skipped: dict[str, Any]  # count, and first: [name, reason] of up to 100
     shards: tuple[Shard, ...]
+    reasons: dict[str, int] = field(default_factory=dict)  # how many were skipped for each
+    ignored: dict[str, int] = field(default_factory=dict)  # files of the source that are no images, by suffix
 
     @property
     def count(self) -> int:
@@ -160,7 +164,7 @@ def _of_index(folder: Path, index: dict[str, Any]) -> Prepared:
 def _check_types(prepared: Prepared) -> None:
     """Raise where the index tells something else than the names and counts that it should."""
     whole_numbers(*prepared.shape, *prepared.class_counts, *(shard.count for shard in prepared.shards))
-    whole_numbers(prepared.skipped["count"])
+    whole_numbers(prepared.skipped["count"], *prepared.reasons.values(), *prepared.ignored.values())
     for shard in prepared.shards:
         names = [plain_name(name) for name in shard.sha256]
         if sorted(names) != sorted((shard.images, shard.labels)) or not shard.count:
@@ -185,15 +189,48 @@ def is_prepared(folder: Path) -> bool:
     return {"format", "shards", "class_counts"} <= index.keys()
 
 
-def open_prepared(folder: Path | str) -> Prepared:
-    """Return the set that `mvm data prepare` wrote into the folder; contents are not read yet."""
+LOOKED_AT = 10_000  # files among which a picture is looked for
+USUAL_SIZE = 32  # pixels, where nobody says
+
+
+def _holds_pictures(path: Path) -> bool:
+    """Return whether a path is a source for `mvm data prepare` rather than what it writes."""
+    from mvm.data.sources import SUFFIXES  # not above: sources import this module
+    from mvm.data.sources.archives import IMAGE_SUFFIXES
+
+    if path.is_file():
+        return path.name.lower().endswith(tuple(SUFFIXES))
+    names = (name.lower() for _, _, names in os.walk(path) for name in names)
+    return any(name.endswith((*IMAGE_SUFFIXES, ".parquet", ".tar")) for name in islice(names, LOOKED_AT))
+
+
+def _not_prepared(folder: Path, size: int) -> str:
+    """Return what to do about a folder that holds no prepared data."""
+    if any(folder.glob("shard-*.json")) or not _holds_pictures(folder):
+        state = "is not finished" if any(folder.glob("shard-*.json")) else "holds no prepared data"
+        command = f"mvm data prepare SOURCE --out {quote(str(folder))} --size {size or 'PIXELS'}"
+        return f"'{folder}' {state} (no {INDEX}); make it with: {command}"
+    size, whole = size or USUAL_SIZE, folder.resolve()
+    name = f"{whole.name.partition('.')[0] if whole.is_file() else whole.name}-{size}"
+    out = Path("data", name)
+    if out.resolve().is_relative_to(whole):
+        out = whole.parent / name
+    command = f"mvm data prepare {quote(str(folder))} --out {quote(str(out))} --size {size}"
+    return (
+        f"'{folder}' holds pictures, not prepared data; prepare them first: {command}, then "
+        f"--data.path {quote(str(out))}"
+    )
+
+
+def open_prepared(folder: Path | str, size: int = 0) -> Prepared:
+    """Return the set that `mvm data prepare` wrote into the folder; contents are not read yet.
+
+    size: pixels that the caller needs, for the command in the error where nothing is prepared (0: unknown).
+    """
     folder = Path(folder)
     path = folder / INDEX
     if not path.is_file():
-        state = "is not finished" if any(folder.glob("shard-*.json")) else "holds no prepared data"
-        raise ValueError(
-            f"'{folder}' {state} (no {INDEX}); make it with: mvm data prepare SOURCE --out {folder} --size PIXELS"
-        )
+        raise ValueError(_not_prepared(folder, size))
     try:
         index = read_json(path)
         version = index["format"]

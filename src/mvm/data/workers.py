@@ -3,10 +3,11 @@
 import json
 import multiprocessing
 import os
+import re
 import signal
 import threading
 from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -18,12 +19,17 @@ import numpy as np
 from tqdm import tqdm
 
 from mvm import files
-from mvm.data.resize import RESIZES, BadImage, decode, planes
+from mvm.data.resize import NO_HEIF, RESIZES, BadImage, decode, has_heif, planes
 from mvm.data.shards import Shard
-from mvm.data.sources.records import MOST_CLASSES, Part, Record, natural
+from mvm.data.sources.records import MOST_CLASSES, Part, Record, most_common, natural
 from mvm.untrusted import cut, plain_name, read_json, whole_numbers
 
 NAMED = 100  # skipped records kept with their reasons
+
+
+def grouped(skipped: Iterable[Sequence[str]]) -> dict[str, int]:
+    """Return how many were skipped for each reason; numbers in it, of bytes or pixels, make no other reason."""
+    return most_common(Counter(re.sub(r"(?<![\w.])\d[\d,]*(x\d+)?(?![\w.])", "N", reason) for _, reason in skipped))
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,7 @@ class Task:
 
 
 @contextmanager
-def _landing(path: Path) -> Generator[IO[bytes]]:
+def landing(path: Path) -> Generator[IO[bytes]]:
     """Open a file that appears under its name when the body ends well, and leaves nothing when it does not."""
     temporary = files.temporary_beside(path)
     try:
@@ -96,7 +102,7 @@ def _stream(task: Task, file: IO[bytes]) -> tuple[list[int], list[list[str]]]:
             pixels = _pixels(record, task.settings)
         except BadImage as error:
             if task.strict:
-                raise ValueError(f"'{record.name}': {error}; mend it, or prepare without strict to skip it") from None
+                raise ValueError(f"'{record.name}': {error}; repair it, or prepare without strict to skip it") from None
             skipped.append([record.name, str(error)])
         else:
             file.write(pixels.tobytes())
@@ -106,14 +112,14 @@ def _stream(task: Task, file: IO[bytes]) -> tuple[list[int], list[list[str]]]:
 
 def _make(task: Task) -> dict[str, Any]:
     """Write one shard, the sidecar last; return the sidecar's contents."""
-    with _landing(task.images) as file:
+    with landing(task.images) as file:
         _write_header(file, task.shape(0))
         start = file.tell()
         labels, skipped = _stream(task, file)
         file.seek(0)
         _write_header(file, task.shape(len(labels)))
         assert file.tell() == start
-    with _landing(task.labels) as file:
+    with landing(task.labels) as file:
         np.lib.format.write_array(file, np.array(labels, np.int64), allow_pickle=False)
     names = {path.name: files.sha256(path) for path in (task.images, task.labels)}
     told = {
@@ -121,6 +127,7 @@ def _make(task: Task) -> dict[str, Any]:
         "shard": asdict(Shard(task.images.name, task.labels.name, len(labels), names)),
         "class_counts": sorted(Counter(labels).items()),
         "skipped": {"count": len(skipped), "first": skipped[:NAMED]},
+        "reasons": grouped(skipped),
     }
     files.write_text(task.sidecar, json.dumps(told))
     return json.loads(json.dumps(told))  # the same, made now or read back
@@ -134,6 +141,7 @@ def read_sidecar(path: Path) -> dict[str, Any]:
         for name in (shard.images, shard.labels, *shard.sha256):
             plain_name(name)
         whole_numbers(shard.count, skipped["count"], *(number for pair in told["class_counts"] for number in pair))
+        whole_numbers(*told.get("reasons", {}).values())
         pairs = (*skipped["first"], *told["class_counts"])
         if not isinstance(told["settings"], dict) or not all(len(pair) == 2 for pair in pairs):
             raise TypeError
@@ -147,6 +155,9 @@ def _finished(task: Task) -> dict[str, Any] | None:
     if not task.sidecar.is_file():
         return None
     told = read_sidecar(task.sidecar)
+    reasons = told.get("reasons")
+    if reasons is None or (NO_HEIF in reasons and has_heif()):
+        return None  # made before EXIF was applied, or without pictures that can be read by now
     paths = {task.out / name: expected for name, expected in told["shard"]["sha256"].items()}
     return told if all(path.is_file() and files.sha256(path) == expected for path, expected in paths.items()) else None
 

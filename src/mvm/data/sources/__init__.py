@@ -22,18 +22,21 @@ SUFFIXES: dict[str, Opener] = {
     ".tar": open_tars,
     ".npz": open_array,
     ".npy": open_array,
+    ".tar.gz": open_tars,
+    ".tgz": open_tars,
 }
 
 
 def _of_file(path: Path) -> Opener:
     if is_batch(path):
         return open_batches
-    if path.suffix.lower() not in SUFFIXES:
-        raise ValueError(
-            f"source='{path}' is of no known kind; allowed: a folder, {', '.join(SUFFIXES)}, "
-            "batches of CIFAR or of downsampled ImageNet by their published names"
-        )
-    return SUFFIXES[path.suffix.lower()]
+    for suffix, opener in SUFFIXES.items():
+        if path.name.lower().endswith(suffix):
+            return opener
+    raise ValueError(
+        f"source='{path}' is of no known kind; allowed: a folder, {', '.join(SUFFIXES)}, "
+        "batches of CIFAR or of downsampled ImageNet by their published names"
+    )
 
 
 def _of_folder(path: Path) -> Opener:
@@ -53,11 +56,14 @@ def open_source(path: Path | str, split: str = "", part_size: int = PART_SIZE) -
     |------------|-------------------------------------------------------------------------|-------------------|
     | folder     | class folders; or images only (one class); or images with dataset.json   | class, name       |
     | zip        | the same in an archive                                                  | class, name       |
+    | tar        | the same, .tar, .tar.gz or .tgz, without labels beside the images        | place in it       |
     | parquet    | columns image {bytes} and label, a file or a folder of them              | file, row         |
     | webdataset | key.jpg with key.cls or key.json, a tar or a folder of them              | file, place in it |
     | numpy      | .npz with images and labels; .npy with labels.npy beside                 | row               |
     | batches    | CIFAR's pickles; downsampled ImageNet's pickles or .npz (labels from 1)  | file, row         |
 
+    Of folder, zip and tar the only folder at the top is no class if its images lie in folders. A class folder without
+    images is among the classes of the source; `prepare` leaves it out.
     split: chooses among train, test, ... where several are present.
     """
     at_least("part_size", part_size, 1)

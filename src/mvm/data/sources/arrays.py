@@ -89,7 +89,7 @@ def _planes(images: np.ndarray, where: str) -> np.ndarray:
 
 def as_labels(labels: Sequence[int] | np.ndarray, count: int, where: str) -> np.ndarray:
     """Return `count` integer labels (N,)."""
-    with refusal(f"{where}: labels are no list of numbers", "mend the file"):
+    with refusal(f"{where}: labels are no list of numbers", "repair the file"):
         array = np.asarray(labels).reshape(-1)
     if len(array) != count or (count and array.dtype.kind not in "iu"):
         raise _wrong_labels(where, len(array), array.dtype, count)

@@ -3,8 +3,8 @@
 import hashlib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +45,16 @@ class Source:
     name: str  # the base name: nothing of where it lay
     classes: tuple[str, ...]
     parts: tuple[Part, ...]
+    by_folder: bool = False  # whether classes are folders, which may be without images
+    unread: tuple[tuple[str, str], ...] = ()  # (name, reason) of pictures that are in no part
+    ignored: dict[str, int] = field(default_factory=dict)  # number of files that are no images, by suffix
+
+
+def most_common(counts: Mapping[str, int], most: int = 20) -> dict[str, int]:
+    """Return the counts, largest first; those beyond `most`, of which a source may hold any number, as "other"."""
+    ordered = sorted(counts.items(), key=lambda pair: (pair[0] == "other", -pair[1], pair[0]))
+    rest = sum(count for _, count in ordered[most:])
+    return dict(ordered[:most]) | ({"other": rest} if rest else {})
 
 
 def stamp_of(*facts: object) -> str:

@@ -4,12 +4,32 @@ import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 
+from mvm.data.sources.archives import IMAGE_SUFFIXES, UNREAD_SUFFIXES, is_packed, open_tar, tar_members
 from mvm.data.sources.records import Part, Record, Source, files_of_split, listed_names, numbered, stamp_of
 from mvm.untrusted import MOST_LABEL, cut, parse_json, picture_bytes, refusal
 
 TAR_IMAGES = ("jpg", "jpeg", "png", "webp")
 TAR_LABELS = ("cls", "json")
+TAR_TEXTS = (*TAR_LABELS, "txt")  # captions
+
+
+def _is_webdataset(path: Path) -> bool:
+    """Return whether the first picture of a tar has a label or caption beside it; of a tar without, if it may have."""
+    key, kinds, image = "", set(), False
+    for member in tar_members(path):
+        folder, _, base = member.name.rpartition("/")
+        stem, _, extension = base.partition(".")
+        if not member.isfile() or not stem:
+            continue
+        if image and key != f"{folder}/{stem}":
+            break
+        if key != f"{folder}/{stem}":
+            key, kinds = f"{folder}/{stem}", set()
+        kinds.add(extension.casefold())
+        image = image or base.casefold().endswith(IMAGE_SUFFIXES + UNREAD_SUFFIXES)
+    return not kinds.isdisjoint(TAR_TEXTS) if image else not is_packed(path)
 
 
 def _members(path: Path) -> Iterator[tuple[str, str, bytes]]:
@@ -96,12 +116,19 @@ def open_tars(path: Path, split: str, part_size: int) -> Source:
     """Return the samples of a webdataset tar, or of a folder of them, in the order file, place in it.
 
     A tar is one part whatever part_size: its length is unknown before it is read, and writers keep it small.
+    A tar that is no webdataset is read like a zip: class folders of images.
     """
-    folder = path if path.is_dir() else path.parent
+    if path.is_file() and not _is_webdataset(path):
+        return open_tar(path, split, part_size)
     tars = files_of_split(list(path.glob("*.tar")) if path.is_dir() else [path], split, str(path))
+    if is_packed(tars[0]):
+        raise ValueError(f"'{tars[0]}' is a packed webdataset; unpack it first: gunzip --keep {quote(str(tars[0]))}")
     first = next(_samples(tars[0]), None)
     if first is None:
         raise ValueError(f"'{tars[0]}' holds no samples: files key.jpg (or .png, .webp) with key.cls or key.json")
+    if "/" in first[0] and not _is_webdataset(tars[0]):
+        raise ValueError(f"'{path}' holds tars of class folders; prepare one tar, or unpack them into one folder")
     labelled = "cls" in first[1] or _label(tars[0], *first) is not None
     parts = (TarPart(tar.name, stamp_of(tar.name, tar.stat().st_size), tar, labelled) for tar in tars)
+    folder = path if path.is_dir() else path.parent
     return Source("webdataset", path.name, listed_names(folder) if labelled else numbered(1), tuple(parts))
