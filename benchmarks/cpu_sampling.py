@@ -2,6 +2,7 @@
 
     OMP_NUM_THREADS=2 python benchmarks/cpu_sampling.py
     python benchmarks/cpu_sampling.py --command        # the whole command, start and loading included
+    python benchmarks/cpu_sampling.py --waiting --busy 4   # the whole command by how threads wait, beside busy processes
 
 The ways take turns, so that a machine shared with others slows all of them; seconds are medians of the rounds, over
 plain is the median of the ratios within a round. A round is everything from seeds to bytes; the model is loaded before.
@@ -10,6 +11,7 @@ its memory back to the system as it frees it, as every process does that is not 
 """
 
 import argparse
+import os
 import statistics
 import subprocess
 import sys
@@ -34,11 +36,23 @@ def sampled(model: Model, num: int, settings: SampleConfig, way: str) -> tuple[f
         return time.perf_counter() - start, images
 
 
-PLAIN = "import mvm.process, mvm.precision; mvm.process.keep_freed_memory = bool; mvm.precision.way_of = lambda x: 'plain'; "
+PLAIN = (
+    "import mvm.process, mvm.precision; mvm.process.keep_freed_memory = bool; "
+    "mvm.precision.way_of = lambda x: 'plain'; "
+)
 COMMANDS = {"plain": (PLAIN, "fp32"), "lean": ("", "fp32"), "int8": ("", "int8")}
 
 
-def command_seconds(way: str, model: str, num: int, nfe: int, folder: str) -> float:
+# How OpenMP's threads wait, by environment; what `mvm` sets by itself is left to it in the first.
+WAITING = {
+    "mvm as it is": {},
+    "libgomp's default": {"GOMP_SPINCOUNT": "300000"},
+    "passive": {"OMP_WAIT_POLICY": "passive"},
+    "one thread": {"OMP_NUM_THREADS": "1"},
+}
+
+
+def command_seconds(way: str, model: str, num: int, nfe: int, folder: str, **environment: str) -> float:
     """Return the seconds of `mvm sample` in a process of its own."""
     before, precision = COMMANDS[way]
     code = before + "import sys; sys.argv[0] = 'mvm'; from mvm.cli import main; main()"
@@ -55,7 +69,8 @@ def command_seconds(way: str, model: str, num: int, nfe: int, folder: str) -> fl
         f"{folder}/x.png",
     ]
     start = time.perf_counter()
-    subprocess.run([sys.executable, "-c", code, *asked], check=True, capture_output=True)
+    env = {**os.environ, **environment}
+    subprocess.run([sys.executable, "-c", code, *asked], check=True, capture_output=True, env=env)
     return time.perf_counter() - start
 
 
@@ -71,6 +86,27 @@ def whole_commands(options: argparse.Namespace) -> None:
         print(f"| {way} | {statistics.median(times):.1f} | {min(times):.1f} | {max(times):.1f} | {faster:.2f} |")
 
 
+def waiting(options: argparse.Namespace) -> None:
+    """Print the seconds of the whole command by how its threads wait, by turns, beside busy processes."""
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(options.busy)]
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            given = ("lean", options.model, options.num, options.nfe, folder)
+            rounds = [
+                {name: command_seconds(*given, **environment) for name, environment in WAITING.items()}
+                for _ in range(options.rounds)
+            ]
+    finally:
+        for process in busy:
+            process.kill()
+    print(f"{options.busy} busy processes, {os.cpu_count()} cores, {options.num} images, nfe {options.nfe}\n")
+    print("| threads | seconds, median | fastest | slowest | over one thread |\n|---|---|---|---|---|")
+    for name in WAITING:
+        times = [each[name] for each in rounds]
+        ratio = statistics.median(each[name] / each["one thread"] for each in rounds)
+        print(f"| {name} | {statistics.median(times):.1f} | {min(times):.1f} | {max(times):.1f} | {ratio:.2f} |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="cifar10")
@@ -78,7 +114,12 @@ def main() -> None:
     parser.add_argument("--nfe", type=int, default=13)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--command", action="store_true")
+    parser.add_argument("--waiting", action="store_true")
+    parser.add_argument("--busy", type=int, default=0)
     options = parser.parse_args()
+    if options.waiting:
+        waiting(options)
+        return
     if options.command:
         whole_commands(options)
         return

@@ -369,6 +369,74 @@ def test_png_is_one_grid(tmp_path):
         assert np.array_equal(tile, images[i, 0].numpy().repeat(8, 0).repeat(8, 1))
 
 
+def tiles(canvas, side=64):
+    """Where a grid's images stand, (x, y): the corners of its dark squares."""
+    dark = canvas < 128
+    return {(x, y) for y in range(canvas.shape[0] - side + 1) for x in range(canvas.shape[1] - side + 1)
+            if dark[y, x] and dark[y : y + side, x : x + side].all()}  # fmt: skip
+
+
+def test_a_grid_has_a_row_for_each_class_in_the_order_asked_for(tmp_path):
+    """Images of a class stand side by side in the order of their seeds; the margin holds its name, and nothing else."""
+    labels, names = torch.tensor([2, 0, 2, 0, 2]), ("short", "never", "a longer name")
+    images = torch.arange(5, dtype=torch.uint8)[:, None, None, None].expand(5, 1, 8, 8) * 20
+    write_images(tmp_path / "x.png", images, labels, names)
+    canvas = np.asarray(Image.open(tmp_path / "x.png"))
+    margin = canvas.shape[1] - 3 * 66
+    assert canvas.shape[0] == 2 * 66 + 2
+    assert tiles(canvas) == {(margin + 66 * c, 2 + 66 * r) for c, r in ((0, 0), (1, 0), (2, 0), (0, 1), (1, 1))}
+    firsts = [[int(canvas[2 + 66 * r, margin + 66 * c]) for c in range(n)] for r, n in ((0, 3), (1, 2))]
+    assert firsts == [[0, 40, 80], [20, 60]]
+    written = [(canvas[2 + 66 * r : 66 + 66 * r, : margin - 4] < 200).any(0).sum() for r in (0, 1)]
+    assert written[0] > written[1] > 0  # the longer name first
+    assert (canvas[:, margin - 3 : margin] == 255).all()
+
+
+def test_images_of_different_classes_each_stand_above_a_name(tmp_path):
+    images = torch.zeros(4, 1, 8, 8, dtype=torch.uint8)
+    write_images(tmp_path / "x.png", images, torch.arange(4), ("a", "b", "a name that is far too long", "犬"))
+    canvas = np.asarray(Image.open(tmp_path / "x.png"))
+    assert tiles(canvas) == {(2 + 66 * c, 2 + 84 * r) for c in (0, 1) for r in (0, 1)}
+    for column, row in ((0, 0), (1, 0), (0, 1), (1, 1)):
+        line = canvas[66 + 84 * row + 1 : 84 + 84 * row, 2 + 66 * column : 66 + 66 * column]
+        assert (line < 200).any()
+
+
+def test_one_class_or_no_names_is_a_plain_grid(tmp_path):
+    images = pictures(9)
+    for number, (labels, names) in enumerate(((torch.zeros(9, dtype=torch.int64), ("a", "b")), (LABELS9, ()))):
+        write_images(tmp_path / f"{number}.png", images, labels, names)
+        assert Image.open(tmp_path / f"{number}.png").size == (3 * 66 + 2, 3 * 66 + 2)
+
+
+LABELS9 = torch.arange(9) % 2
+
+
+NAMES = ("tench", "English springer", "hat, cap", "3", "Tench")
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("english springer,tench", (1, 0)),
+        ("ENGLISH SPRINGER", (1,)),
+        ("Tench, tench", (4, 0)),
+        ("hat, cap,1", (2, 1)),
+        ("hat,cap", (2,)),
+        ("tench,hat, cap,tench", (0, 2, 0)),
+        ("3,4", (3, 4)),
+        ("", ()),
+    ],
+)
+def test_classes_by_name(text, numbers):
+    assert class_numbers(text, NAMES) == numbers
+
+
+def test_an_unknown_class_is_named():
+    with pytest.raises(ValueError, match=r"classes=tenhc is unknown \(did you mean 'tench'\?\); give numbers or names"):
+        class_numbers("tench,tenhc", NAMES)
+
+
 @pytest.mark.parametrize("name", ["x.jpg", "x.tar.gz", "x.PNGG", "samples.v2"])
 def test_unknown_suffix(tmp_path, name):
     with pytest.raises(ValueError, match=r"suffix .* is unknown; use \.png .*\.zip or a folder"):

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from mvm import heap
+from mvm import process
 
 CODE = """
 import resource, sys
@@ -52,8 +52,8 @@ def test_memory_that_is_kept_is_not_asked_for_again():
 @pytest.mark.parametrize(
     ("largest", "asked", "kept"),
     [
-        (2**30, [(-3, 2**30), (-1, heap.ALL)], True),
-        (2**25, [(-3, 2**30), (-3, 2**25), (-1, heap.ALL)], True),  # glibc before 2.35
+        (2**30, [(-3, 2**30), (-1, process.ALL)], True),
+        (2**25, [(-3, 2**30), (-3, 2**25), (-1, process.ALL)], True),  # glibc before 2.35
         (0, [(-3, 2**30), (-3, 2**25)], False),  # nothing is left half done
     ],
 )
@@ -62,13 +62,45 @@ def test_the_end_of_the_heap_is_kept_only_with_its_blocks(monkeypatch, largest, 
 
     def mallopt(option, size):
         calls.append((option, size))
-        return int(option == heap.M_TRIM_THRESHOLD or size <= largest)
+        return int(option == process.M_TRIM_THRESHOLD or size <= largest)
 
-    monkeypatch.setattr(heap, "_mallopt", lambda: mallopt)
-    assert heap.keep_freed_memory() is kept
+    monkeypatch.setattr(process, "_mallopt", lambda: mallopt)
+    assert process.keep_freed_memory() is kept
     assert calls == asked
 
 
 def test_another_c_library_is_left_alone(monkeypatch):
-    monkeypatch.setattr(heap, "_mallopt", lambda: None)
-    assert not heap.keep_freed_memory()
+    monkeypatch.setattr(process, "_mallopt", lambda: None)
+    assert not process.keep_freed_memory()
+
+
+@pytest.mark.parametrize(
+    ("running", "environment", "spins"),
+    [
+        (5, {}, "5000"),
+        (3, {}, "5000"),  # ourselves and two others on two cores
+        (2, {}, None),
+        (1, {}, None),
+        (9, {"OMP_WAIT_POLICY": "active"}, None),
+        (9, {"GOMP_SPINCOUNT": "7"}, "7"),
+    ],
+)
+def test_threads_wait_briefly_where_others_want_the_cores(running, environment, spins, tmp_path, monkeypatch):
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "loadavg").write_text(f"0.50 0.40 0.30 {running}/321 4711\n")
+    monkeypatch.setattr(process, "LOAD", tmp_path / "loadavg")
+    monkeypatch.setattr(process.os, "cpu_count", lambda: 2)
+    process.share_cores()
+    assert process.os.environ.get("GOMP_SPINCOUNT") == spins
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+
+
+def test_a_system_that_does_not_tell_its_load_is_left_alone(tmp_path, monkeypatch):
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(process, "LOAD", tmp_path / "nothing")
+    process.share_cores()
+    assert "GOMP_SPINCOUNT" not in process.os.environ

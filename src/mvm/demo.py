@@ -64,11 +64,11 @@ class Results:
     measured: list[Measured]
 
 
-def grid_of_classes(model: Model, settings: SampleConfig, rows: int = 8) -> Tensor:
+def grid_of_classes(model: Model, settings: SampleConfig, rows: int = 8, progress: bool = False) -> Tensor:
     """Return rows x classes images, column = class; the same seeds and labels whatever the settings."""
     count = rows * model.num_classes
     labels = cycle_labels([], count, model.num_classes)
-    return generate_all(model, labels, torch.arange(count), settings, progress=False).images
+    return generate_all(model, labels, torch.arange(count), settings, progress=progress).images
 
 
 def trajectory(model: Model, label: int, seed: int, rho: float, nfe: int = 13) -> tuple[Tensor, Tensor]:
@@ -188,7 +188,7 @@ def _shipped(page: Page, name: str, model: Model, size: Size) -> None:
     rows = 1 if size == QUICK else 2
     start = time.perf_counter()
     settings = replace(model.recipe.sample, nfe=SHIPPED_NFE)
-    grids = [grid_of_classes(model, replace(settings, rho=rho), rows) for rho in (0.0, SDE_RHO)]
+    grids = [grid_of_classes(model, replace(settings, rho=rho), rows, progress=True) for rho in (0.0, SDE_RHO)]
     seconds = (time.perf_counter() - start) / 2
     guided = f"guidance {settings.cfg:g} on [{settings.low:g}, {settings.high:g}]" if settings.guided else "no guidance"
     cost = f"{SHIPPED_NFE} evaluations, {guided}, not curated"

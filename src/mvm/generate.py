@@ -1,7 +1,7 @@
 """Seeds -> noise -> field -> solver -> decode -> images, as a stream."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -68,20 +68,28 @@ def asked_classes(classes: Sequence[int], num_classes: int) -> list[int]:
 
 
 def class_numbers(text: str, names: Sequence[str]) -> tuple[int, ...]:
-    """Return the classes in "3,cat": numbers, or a model's own names; none in ""."""
-    known = {name: number for number, name in enumerate(names)}  # a name wins: digits' class "3" is number 3 anyway
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    return tuple(known[part] if part in known else _class_number(part, known) for part in parts)
+    """Return the classes in "3,cat": numbers, or a model's own names, which may hold commas; none in "".
 
-
-def _class_number(text: str, known: Mapping[str, int]) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        shown = ", ".join(list(known)[:10]) + (", ..." if len(known) > 10 else "")
-        raise ValueError(
-            f"classes={text} is unknown{nearest(text, known)}; give numbers or names of this model: {shown}"
-        ) from None
+    Upper and lower case are the same unless that names two classes. A name wins over a number.
+    """
+    known = {name.casefold(): number for number, name in enumerate(names)} | {n: i for i, n in enumerate(names)}
+    parts, found = [part.strip() for part in text.split(",") if part.strip()], []
+    while parts:
+        for length in range(len(parts), 0, -1):  # the longest name first
+            name = ", ".join(parts[:length])
+            number = known.get(name, known.get(name.casefold(), known.get(name.replace(", ", ","))))
+            if number is None and length == 1 and name.lstrip("-").isdigit():
+                number = int(name)
+            if number is not None:
+                break
+        else:
+            shown = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
+            raise ValueError(
+                f"classes={parts[0]} is unknown{nearest(parts[0], names)}; give numbers or names of this model: {shown}"
+            )
+        found.append(number)
+        del parts[:length]
+    return tuple(found)
 
 
 def cycle_labels(classes: Sequence[int], num: int, num_classes: int) -> Tensor:
@@ -172,7 +180,12 @@ class Underway(NamedTuple):
         return Generated(self.wait(), self.labels, self.seeds, self.nfe, self.passes)
 
 
-def _by_steps(model: Model, labels: Tensor, seeds: Tensor, settings: SampleConfig, solver: Solver) -> Underway:
+OnStep = Callable[[int, int], None]  # steps done of a batch, and of how many
+
+
+def _by_steps(
+    model: Model, labels: Tensor, seeds: Tensor, settings: SampleConfig, solver: Solver, on_step: OnStep | None
+) -> Underway:
     """Return a batch by a solver of fixed steps: launches that wait for no device, so that they can be recorded."""
     how: dict[str, Any] = {"schedule": model.schedule, "nfe": settings.nfe, "rho": settings.rho}
     guidance = settings.guidance()
@@ -185,7 +198,10 @@ def _by_steps(model: Model, labels: Tensor, seeds: Tensor, settings: SampleConfi
     def made(labels: Tensor, seeds: Tensor) -> Tensor:
         with _field(model, settings) as field:
             x = draw(seeds, noise.INITIAL, model.sample_shape)
-            solution = integrate(field, x, solver, seeds, condition=labels, guidance=guidance, draw=draw, **how)
+            done = None if on_step is None else (lambda state: on_step(state.index, settings.nfe))
+            solution = integrate(
+                field, x, solver, seeds, condition=labels, guidance=guidance, draw=draw, on_step=done, **how
+            )
             model.costs[settings] = solution.nfe, solution.passes  # a replay counts nothing
             return model.codec.decode(solution.x)
 
@@ -208,14 +224,21 @@ def _by_tolerance(model: Model, labels: Tensor, seeds: Tensor, settings: SampleC
     return Underway(arriving(model.codec.decode(solution.x)), labels, seeds, solution.nfe, solution.passes)
 
 
-def _launch(model: Model, labels: Tensor, seeds: Tensor, settings: SampleConfig, precision: str | None) -> Underway:
+def _launch(
+    model: Model,
+    labels: Tensor,
+    seeds: Tensor,
+    settings: SampleConfig,
+    precision: str | None,
+    on_step: OnStep | None = None,
+) -> Underway:
     if precision == "int8" and model.compiled:
         raise ValueError("precision='int8' is for a network that is not compiled; leave out --compile")
     solver = settings.build_solver()
     with sampling_precision(precision, model.device), torch.no_grad():
         if isinstance(solver, Adaptive):
             return _by_tolerance(model, labels, seeds, settings)
-        return _by_steps(model, labels, seeds, settings, solver)
+        return _by_steps(model, labels, seeds, settings, solver, on_step)
 
 
 def generate_batch(
@@ -231,15 +254,20 @@ def _ahead(device: torch.device) -> int:
 
 
 def generate_batches(
-    model: Model, batches: Iterable[tuple[Tensor, Tensor]], settings: SampleConfig, precision: str | None = None
+    model: Model,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    settings: SampleConfig,
+    precision: str | None = None,
+    on_step: OnStep | None = None,
 ) -> Iterator[Generated]:
-    """Yield the images of each (labels, seeds), in order.
+    """Yield the images of each (labels, seeds), in order. on_step: told of every step, on a CPU alone.
 
     A GPU works on the next batch while the host has the last one in hand, to write it or to hand it on.
     """
     underway: deque[Underway] = deque()
     for labels, seeds in batches:
-        underway.append(_launch(model, labels, seeds, settings, precision))
+        told = on_step if model.device.type == "cpu" else None  # a GPU's launches run ahead of its steps
+        underway.append(_launch(model, labels, seeds, settings, precision, told))
         if len(underway) > _ahead(model.device):
             yield underway.popleft().arrived()
     while underway:
@@ -261,10 +289,15 @@ def generate(
     check_settings(model, settings)
     spans = (slice(start, start + batch) for start in range(0, len(labels), batch))
     parts = ((labels[span], seeds[span]) for span in spans)
-    with tqdm(total=len(labels), desc="sample", unit="image", disable=not progress) as bar:
-        for made in generate_batches(model, parts, settings, precision):
+    with tqdm(total=len(labels), desc="sample", unit="image", disable=not progress, leave=None) as bar:
+        for made in generate_batches(model, parts, settings, precision, steps_of(bar)):
             bar.update(len(made.labels))
             yield made
+
+
+def steps_of(bar: tqdm) -> OnStep:
+    """Return what shows the steps of a batch on a bar of images."""
+    return lambda done, steps: bar.set_postfix_str(f"evaluation {min(done, steps)} of {steps}")
 
 
 def mean_cost(parts: Iterable[tuple[int, int, int]]) -> tuple[int, int]:

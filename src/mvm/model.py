@@ -22,11 +22,14 @@ def choose_device(name: str) -> torch.device:
     """Return the device of that name; "auto" is cuda where there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("mps"):
+        raise ValueError(f"device='{name}': times and noise are computed in float64, which Apple's GPUs lack; use cpu")
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for the device
-        raise ValueError(f"device='{name}' is not usable here ({str(error).splitlines()[0]}); try cpu") from None
+        reason = str(error).splitlines()[0].partition(". ")[0]  # torch goes on with a list of all backends
+        raise ValueError(f"device='{name}' is not usable here ({reason}); try cpu") from None
     return device
 
 

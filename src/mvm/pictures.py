@@ -3,18 +3,21 @@
 A stream yields (images (B, C, H, W), labels (B,)) in order, so that a file of any size is written from one batch.
 """
 
+import importlib.util
 import io
 import json
 import os
+import unicodedata
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from mvm.files import put_in_place, temporary_beside
@@ -23,6 +26,7 @@ from mvm.options import needs
 Stream = Iterable[tuple[Tensor, Tensor]]
 Shape = tuple[int, int, int, int]  # N, C, H, W of a whole stream
 MOST_IN_GRID = 1024
+LONGEST_NAME = 160  # pixels of a grid's margin
 
 
 def to_pillow(image: Tensor) -> Image.Image:
@@ -43,6 +47,63 @@ def grid(images: Tensor, columns: int, scale: int = 1, gap: int = 1) -> Image.Im
     return to_pillow(canvas)
 
 
+@cache
+def _font(size: int = 12) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    """Return matplotlib's font where it is installed, which has most alphabets; else Pillow's own, of ASCII."""
+    found = importlib.util.find_spec("matplotlib")
+    path = Path(found.origin).parent / "mpl-data/fonts/ttf/DejaVuSans.ttf" if found and found.origin else Path()
+    return ImageFont.truetype(path, size) if path.is_file() else ImageFont.load_default(size)
+
+
+@cache
+def _can_write(letter: str) -> bool:
+    """Whether the font has a sign of its own for a letter; else it draws the same box for all."""
+    box, found = (bytes(_font().getmask(text)) for text in ("\u0378", letter))  # ty: ignore[invalid-argument-type]
+    return found != box
+
+
+def _written(name: str, number: int, width: int) -> str:
+    """Return a class's name as it fits in so many pixels; its number where the font cannot write it."""
+    plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
+    name = next((text for text in (name, plain) if text and all(map(_can_write, text))), "")
+    if not name:
+        return f"class {number}"
+    while len(name) > 4 and _font().getlength(name) > width:
+        name = name.removesuffix("...")[:-1] + "..."
+    return name
+
+
+def class_grid(images: Tensor, labels: Tensor, names: Sequence[str], scale: int = 1, gap: int = 2) -> Image.Image:
+    """Return images (N, C, H, W) as one picture, a row for each class with its name in the margin, on white.
+
+    Where no class has two images: row by row, each above its class's name.
+    """
+    numbers = labels.tolist()
+    found = {number: [i for i, each in enumerate(numbers) if each == number] for number in dict.fromkeys(numbers)}
+    side, line = images.shape[-1] * scale, 18  # pixels of an image and of a line of text
+    columns = max(map(len, found.values()))
+    told = {number: _written(names[number], number, LONGEST_NAME if columns > 1 else side) for number in found}
+    if columns > 1:
+        margin = 8 + max(int(_font().getlength(text)) + 1 for text in told.values())
+        size = margin + columns * (side + gap), len(found) * (side + gap) + gap
+        places = [(number, row, column) for row, number in enumerate(found) for column in range(len(found[number]))]
+        spots = [(found[n][c], margin + c * (side + gap), gap + r * (side + gap)) for n, r, c in places]
+        words = [(text, 4, gap + r * (side + gap) + (side - line) // 2) for r, text in enumerate(told.values())]
+    else:
+        across = max(1, round(len(numbers) ** 0.5))
+        size = gap + across * (side + gap), -(-len(numbers) // across) * (side + line + gap)
+        spots = [
+            (i, gap + i % across * (side + gap), gap + i // across * (side + line + gap)) for i in range(len(numbers))
+        ]
+        words = [(told[numbers[i]], x, y + side + 1) for i, x, y in spots]
+    canvas = Image.new("L" if images.shape[1] == 1 else "RGB", size, "white")
+    for i, x, y in spots:
+        canvas.paste(to_pillow(images[i]).resize((side, side), Image.Resampling.NEAREST), (x, y))
+    for text, x, y in words:
+        ImageDraw.Draw(canvas).text((x, y), text, fill="black", font=_font())
+    return canvas
+
+
 def png_bytes(picture: Image.Image) -> bytes:
     """Return the picture as PNG."""
     buffer = io.BytesIO()
@@ -60,10 +121,15 @@ def _magnification(side: int) -> int:
     return max(1, 64 // side)
 
 
-def _write_png(out: Path, stream: Stream, shape: Shape) -> None:
-    images = torch.cat([images for images, _ in stream])
-    columns = max(1, round(len(images) ** 0.5))
-    out.write_bytes(png_bytes(grid(images, columns, _magnification(images.shape[-1]), gap=2)))
+def _write_png(out: Path, stream: Stream, shape: Shape, names: Sequence[str] = ()) -> None:
+    parts = list(stream)
+    images, labels = torch.cat([images for images, _ in parts]), torch.cat([labels for _, labels in parts])
+    scale = _magnification(images.shape[-1])
+    if len(names) > 1 and len(labels.unique()) > 1:
+        picture = class_grid(images, labels, names, scale)
+    else:
+        picture = grid(images, max(1, round(len(images) ** 0.5)), scale, gap=2)
+    out.write_bytes(png_bytes(picture))
 
 
 def _write_array(file: IO[bytes], stream: Stream, shape: Shape) -> list[Tensor]:
@@ -179,10 +245,14 @@ def check_output(out: Path, count: int = 0) -> str:
     return kind
 
 
-def write_stream(out: Path, stream: Stream, shape: Shape) -> None:
-    """Write a stream where the suffix says, whole or not: the memory of one batch, but for the grid."""
+def write_stream(out: Path, stream: Stream, shape: Shape, names: Sequence[str] = ()) -> None:
+    """Write a stream where the suffix says, whole or not: the memory of one batch, but for the grid.
+
+    names: of the classes, for the grid's margin; without them it has none, and the images stand in their order.
+    """
     out = out.resolve()
-    write = WRITERS[check_output(out)]
+    kind = check_output(out)
+    write = partial(_write_png, names=names) if kind == ".png" else WRITERS[kind]
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_beside(out)
     try:
@@ -193,7 +263,7 @@ def write_stream(out: Path, stream: Stream, shape: Shape) -> None:
     put_in_place(temporary, out)
 
 
-def write_images(out: Path, images: Tensor, labels: Tensor) -> None:
+def write_images(out: Path, images: Tensor, labels: Tensor, names: Sequence[str] = ()) -> None:
     """Write images where the suffix says: .png one grid; .npz, .npy uint8 NHWC; .parquet, .zip, folder of PNGs."""
     count, channels, height, width = images.shape
-    write_stream(out, [(images, labels)], (count, channels, height, width))
+    write_stream(out, [(images, labels)], (count, channels, height, width), names)

@@ -2,7 +2,9 @@
 
 import ctypes
 import os
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 # glibc's numbers for its options. Blocks above the first size are asked of the system one by one; above the second what
 # is free at the end of the heap goes back to it. Either way each page of the next tensor is a fault.
@@ -11,16 +13,33 @@ LARGEST_BLOCKS = (2**30, 2**25)  # bytes; older versions take no more than the s
 ALL = 2**31 - 1
 
 
-# Turns of a waiting OpenMP thread before it sleeps. libgomp's default, 300,000, holds a core for milliseconds that the
-# thread it waits for may need; none at all (OMP_WAIT_POLICY=passive) costs a wake-up at every product. Measured beside
-# other programs and alone: benchmarks/results/cpu-sampling.md.
-SPINS = "5000"
+# Turns of a waiting OpenMP thread before it sleeps, where other programs want the cores. libgomp's default, 300,000, then
+# holds a core that the very thread it waits for needs. On a quiet machine the default is faster: a wake-up costs more
+# than the wait. Both measured: benchmarks/results/cpu-sampling.md.
+SPINS_WHEN_SHARED = "5000"
+LOOKS, APART = 5, 0.005  # at the load, and seconds between them
+
+
+def _others_running() -> int:
+    """Return how many threads of the machine run or want to, besides this one; 0 where the system does not tell."""
+    found = []
+    for _ in range(LOOKS):
+        try:
+            found.append(int(LOAD.read_text().split()[3].partition("/")[0]))
+        except (OSError, ValueError, IndexError):
+            return 0
+        time.sleep(APART)
+    return sorted(found)[LOOKS // 2] - 1
 
 
 def share_cores() -> None:
-    """Let OpenMP's threads wait briefly, unless the user has said how; before torch is imported."""
-    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
-        os.environ["GOMP_SPINCOUNT"] = SPINS
+    """Let OpenMP's threads wait briefly if all cores are busy, unless the user said how; before torch is imported."""
+    said = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys()
+    if not said and _others_running() >= (os.cpu_count() or 1):
+        os.environ["GOMP_SPINCOUNT"] = SPINS_WHEN_SHARED
+
+
+LOAD = Path("/proc/loadavg")
 
 
 def _mallopt() -> Callable[[int, int], int] | None:

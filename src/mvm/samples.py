@@ -23,6 +23,7 @@ from mvm.generate import (
     cycle_labels,
     generate_batches,
     mean_cost,
+    steps_of,
 )
 from mvm.model import Model
 from mvm.options import at_least, choose
@@ -265,7 +266,8 @@ def sample_parts(
         with _bar(draw, [spans[n] for n in missing], place, folder, progress) as bar:
             mine = missing[place.rank :: place.world]
             filled = (_filled(spans[number], draw, settings) for number in mine)
-            made = generate_batches(model, ((labels[i], seeds[i]) for i in filled), settings, precision)
+            batches = ((labels[i], seeds[i]) for i in filled)
+            made = generate_batches(model, batches, settings, precision, steps_of(bar))
             for number, batch in zip(mine, made, strict=True):
                 _write_part(folder, number, _first(batch, spans[number].stop - spans[number].start))
                 bar.update(min(len(batch.labels) * place.world, draw.num - bar.n))
@@ -339,17 +341,17 @@ def _is_written(out: Path, count: int) -> bool:
     return sorted(path.name for path in out.iterdir()) == [picture_name(place) for place in range(count)]
 
 
-def write_set(parts: Parts, out: Path, *, progress: bool = True) -> None:
+def write_set(parts: Parts, out: Path, *, names: Sequence[str] = (), progress: bool = True) -> None:
     """Write finished parts where the suffix says, whole or not, one part in memory; and OUT.json, but for a grid.
 
-    X.png one grid; X.npz, X.npy uint8 NHWC (.npz as ADM: arr_0, arr_1 labels); X.parquet as on data-set hubs; X.zip
-    or a folder of PNGs.
+    X.png one grid, with `names` of the classes in its margin where they are given; X.npz, X.npy uint8 NHWC (.npz as
+    ADM: arr_0, arr_1 labels); X.parquet as on data-set hubs; X.zip or a folder of PNGs.
     """
     check_set(out, parts.count)
     note, provenance, grid = note_beside(out), parts.provenance(), out.suffix.lower() == ".png"
     with _held(parts.folder):
         if not _is_written(out, parts.count):
-            write_stream(out, _counted(parts, progress), (parts.count, *parts.shape))
+            write_stream(out, _counted(parts, progress), (parts.count, *parts.shape), names)
         if not grid:
             write_text(note, json.dumps(provenance, indent=2) + "\n")
 

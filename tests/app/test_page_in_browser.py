@@ -127,7 +127,7 @@ def save(page, side):
 def wanted(model, form, side):
     draw = form.draw()
     made = generate_batch(model, draw.chosen_labels(model.num_classes), draw.chosen_seeds(), form.settings(side))
-    return picture_file(made.images, made.labels)
+    return picture_file(made.images, made.labels, model.classes)
 
 
 def problems_gone(page):

@@ -15,7 +15,7 @@ def small():
     """Options of a run of ten steps that takes a moment."""
     return [
         "--network.depth", "1", "--network.heads=2", "--network.width", "16", "--network.patch", "4",
-        "--train.batch", "8", "--train.steps", "1e1", "--train.warmup", "0", "--train.log_every", "5",
+        "--train.batch", "8", "--train.steps", "1e1", "--train.warmup", "0", "--train.log_every", "5", "--no-report",
     ]  # fmt: skip
 
 

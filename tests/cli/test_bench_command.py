@@ -13,7 +13,7 @@ CHANGES = ["as it is", "resolution x 2", "depth x 2", "batch x 2"]
 
 @pytest.fixture(scope="module")
 def quick(small):
-    return [*small, "--steps", "3"]
+    return [*(token for token in small if token != "--no-report"), "--steps", "3"]
 
 
 def test_figures_of_a_recipe(quick, tmp_path, done):

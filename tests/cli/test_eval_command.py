@@ -312,3 +312,10 @@ def test_golden_figures_through_the_command(tmp_path, done):
     found = json.loads((tmp_path / "x.json").read_text())["metrics"]
     assert found["fid"]["value"] == pytest.approx(110.2808262, abs=1e-3)
     assert found["kid"]["value"] == pytest.approx(-0.00067925, abs=1e-6)
+
+
+def test_a_run_is_not_sampled_50_000_times_on_a_cpu_unasked(pictures, refused):
+    """Neither as what is judged nor as the reference."""
+    for sides in (["digits"], [pictures, "--ref", "digits", "--size", "8", "--channels", "1"]):
+        said = refused("eval", *sides, "--metrics", "fd-pixels", "--device", "cpu")
+        assert "'digits' would sample 50,000 images on a CPU, for hours; say how many, e.g. --num 1000" in said

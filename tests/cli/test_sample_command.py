@@ -138,3 +138,13 @@ def test_misuse_is_told_before_the_work(refused, tmp_path, monkeypatch, tokens, 
     monkeypatch.chdir(tmp_path)
     assert message in refused("sample", "digits", *tokens)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_list_goes_on_after_a_comma(tmp_path, done):
+    done("sample", "digits", "--classes", "3,", "5", "--num", "4", "--nfe", "1", "--out", tmp_path / "x.npz")
+    assert np.load(tmp_path / "x.npz")["arr_1"].tolist() == [3, 5, 3, 5]
+
+
+def test_an_apple_gpu_is_refused_in_one_sentence(refused):
+    said = refused("sample", "digits", "--device", "mps")
+    assert said == "mvm: device='mps': times and noise are computed in float64, which Apple's GPUs lack; use cpu"

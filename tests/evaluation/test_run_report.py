@@ -120,7 +120,7 @@ def test_commands_of_a_finished_run_are_understood(finished):
         f"mvm sample {where} --solver adams --rho 0.75 --nfe 65 --out mine-sde.png",
         f"mvm eval {where} -n 10000 --json {where}/eval.json",
         f"mvm export {where} --out exports/mine",
-        f"mvm train {where}/recipe.json --init-from {where} --train.steps 600 --out {where}-longer",
+        f"mvm train --resume {where} --train.steps 600",
         f"mvm train {where}/recipe.json --init-from {where} --data.name folder --data.path data/mine "
         "--train.lr 0.0002 --out runs/mine-tuned",
     ]
@@ -257,7 +257,7 @@ def test_data_of_ones_own_that_are_not_here(tmp_path):
     page = report(make(tmp_path / "run", recipe, [line(10, 1.0)], [(10, None)]))
     assert "960 images seen, 10 seconds in training steps, loss 1" in page.of("p")[0]  # epochs are not known
     assert page.of("pre")[-1].endswith(
-        "--data.path data/mine --data.size 0 --train.lr 0.0002 --out runs/run-tuned"
+        "--data.path data/mine --train.lr 0.0002 --out runs/run-tuned"
     )  # its shape is read again
 
 

@@ -52,7 +52,8 @@ def train(folder: Path, again: bool, *more: str) -> int:
     """Train the tiny network; again: as the documentation says after a crash."""
     dotted = [word for name, value in TRAIN.items() for word in (f"--{name}", value)]
     flags = ["--auto-resume"] if again else []
-    return cli.run(["train", "digits", *dotted, "--device", "cpu", "--out", str(folder / "run"), *flags, *more])
+    tokens = ["train", "digits", *dotted, "--device", "cpu", "--out", str(folder / "run"), "--no-report"]
+    return cli.run([*tokens, *flags, *more])
 
 
 def _stopped_between_checkpoints(folder: Path) -> None:

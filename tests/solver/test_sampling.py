@@ -228,3 +228,12 @@ def test_images_of_any_rank():
         x = noise.initial(torch.arange(2), shape)
         got = sample(lambda x, t, c: 0.5 * torch.tanh(x), x, nfe=4, rho=1.0, seeds=[1, 2])
         assert got.shape == x.shape
+
+
+def test_what_a_model_cannot_take_is_named():
+    model = mvm.load("digits")
+    good = torch.zeros(2, 1, 8, 8)
+    with pytest.raises(ValueError, match=r"schedule='mean-velocity' is no schedule; pass model.schedule"):
+        mvm.sample(model, good, schedule="mean-velocity", nfe=1)
+    with pytest.raises(ValueError, match=r"noise of shape \(2, 1, 16, 16\): this model takes samples \(1, 8, 8\)"):
+        mvm.sample(model, torch.zeros(2, 1, 16, 16), schedule=model.schedule, nfe=1)

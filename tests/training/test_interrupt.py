@@ -1,16 +1,19 @@
 """Signals held back to the end of a step; what is saved then, and what is not lost by it."""
 
 import signal
+import sys
 import threading
 
 import pytest
 from tiny_recipe import NETWORK, recipe_with
 
 from mvm.training import checkpoint
+from mvm.training.data import training_data
 from mvm.training.ema import Averages
 from mvm.training.interrupt import SIGNALS, Terminated, deferred_interrupt
 from mvm.training.loop import train
 from mvm.training.preview import Preview
+from mvm.training.trainer import Trainer
 
 TINY = {
     **NETWORK,
@@ -189,3 +192,60 @@ def test_a_stop_within_a_preview_puts_the_weights_back(tmp_path, monkeypatch):
     train(tiny(), tmp_path / "stopped", progress=False, resume=True)
     found = [checkpoint.load(checkpoint.latest(tmp_path / name), "model") for name in ("whole", "stopped")]
     assert all(value.equal(found[1][name]) for name, value in found[0].items())
+
+
+# ---------------------------------------------------------------- a step that is given up
+
+
+def stop_in(recipe, run, monkeypatch, place, step=2):
+    """Train until a signal that arrives in the forward or backward pass of a step."""
+    advance = Trainer.advance
+
+    def pressed(trainer):
+        if trainer.step == step:
+            if place == "forward":
+                trainer.model.network.blocks[0].register_forward_pre_hook(lambda *_: signal.raise_signal(signal.SIGINT))
+            else:
+                hook = lambda *_: signal.raise_signal(signal.SIGINT)  # noqa: E731
+                next(trainer.model.network.parameters()).register_hook(hook)
+        advance(trainer)
+
+    monkeypatch.setattr(Trainer, "advance", pressed)
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe, run, progress=False)
+    monkeypatch.setattr(Trainer, "advance", advance)
+
+
+@pytest.mark.parametrize("place", ["forward", "backward"])
+def test_a_signal_in_a_step_gives_it_up_and_nothing_is_lost(place, tmp_path, monkeypatch, capfd):
+    """What is saved is the step before; resumed, the run ends with the bits of one that was never stopped."""
+    recipe = recipe_with(TINY, preview_every="0", train_keep_best="no", train_save_every="3")
+    train(recipe, tmp_path / "whole", progress=False)
+    stop_in(recipe, tmp_path / "cut", monkeypatch, place)
+    assert "mvm: stopping; once more to leave without saving" in capfd.readouterr().err
+    newest = checkpoint.latest(tmp_path / "cut")
+    assert newest.name == "step-00000002"
+    train(recipe, tmp_path / "cut", resume=True, progress=False)
+    files = [checkpoint.latest(tmp_path / run) / "ema.safetensors" for run in ("whole", "cut")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_the_backward_pass_comes_by_python_at_every_block():
+    """Else a signal on a CPU would wait for the whole pass: only Python runs its handler."""
+    recipe = recipe_with(TINY, network_depth="3")
+    trainer, visits = Trainer(recipe, training_data(recipe)), []
+    inside = []  # the backward pass
+
+    def seen(frame, event, argument):
+        name = frame.f_code.co_name
+        if name == "backward" and event in ("call", "return"):
+            inside.append(1) if event == "call" else inside.pop()
+        if inside and event == "call" and frame.f_globals.get("__name__") == "mvm.training.engine":
+            visits.append(name)
+
+    sys.setprofile(seen)
+    try:
+        trainer.advance()
+    finally:
+        sys.setprofile(None)
+    assert len(visits) == 3

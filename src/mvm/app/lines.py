@@ -58,5 +58,5 @@ model = mvm.load({form.model!r}){where}
 draw = Draw({draw.num}, seed={draw.seed}{classes})
 settings = SampleConfig({how.solver!r}, nfe={how.nfe}, rho={number(how.rho)}{guided})
 made = generate_all(model, draw.chosen_labels(model.num_classes), draw.chosen_seeds(), settings)
-write_images(Path({file_name(form, side)!r}), made.images, made.labels)
+write_images(Path({file_name(form, side)!r}), made.images, made.labels, model.classes)
 """

@@ -37,11 +37,11 @@ def download(content: bytes, kind: str, name: str, words: str) -> str:
     )
 
 
-def picture_file(images: Tensor, labels: Tensor) -> bytes:
+def picture_file(images: Tensor, labels: Tensor, names: Sequence[str]) -> bytes:
     """Return the PNG that `mvm sample --out X.png` writes of these images."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "picture.png"
-        write_images(path, images, labels)
+        write_images(path, images, labels, names)
         return path.read_bytes()
 
 
@@ -84,7 +84,7 @@ def side_html(name: str, form: Form, side: Side, names: Sequence[str]) -> str:
     rho = f"rho = {side.settings.rho:g}"
     told = f"step {side.index} of {side.steps}"
     if side.done:
-        picture = picture_file(side.images, side.labels)
+        picture = picture_file(side.images, side.labels, names)
         told = f"done, {side.nfe} evaluations " + download(picture, "image/png", file_name(form, name), "Save picture")
     return (
         f'<section class="mvm-side {name.lower()}"><h3>{TITLES[name]} <small>{rho}</small></h3>'

@@ -31,7 +31,14 @@ __all__ = [
 
 
 def split_overrides(tokens: list[str]) -> tuple[list[str], Overrides]:
-    """Return the command line without its dotted options, and those: {"train.lr": "3e-4"}."""
+    """Return the command line without its dotted options, and those: {"train.lr": "3e-4"}.
+
+    A list goes on after a comma: `--classes ship, horse` is one value, as people write it.
+    """
+    tokens = list(tokens)
+    for place in range(len(tokens) - 1, 0, -1):
+        if tokens[place - 1].endswith(",") and not tokens[place].startswith("-"):
+            tokens[place - 1 : place + 1] = [tokens[place - 1] + tokens[place]]
     rest: list[str] = []
     found: Overrides = {}
     waiting = iter(tokens)

@@ -66,6 +66,10 @@ class Asked:
         from mvm.model import load
         from mvm.samples import Draw
 
+        if self.num is None and place.device.type == "cpu":
+            raise ValueError(
+                f"'{name}' would sample {self.count:,} images on a CPU, for hours; say how many, e.g. --num 1000"
+            )
         if self.num is None:
             say_from_first(f"mvm: '{name}' samples {self.count:,} images; -n asks for fewer", error=True)
         draw, base, model = Draw(self.count, seed, batch=self.batch), Path(name).name, load(name).to(place.device)

@@ -42,6 +42,9 @@ def _settings(base: "SampleConfig", asked: Mapping[str, object], interval: str |
     return settings
 
 
+MANY = 5000  # evaluations whose plan takes a second and more
+
+
 @app.command
 def sample(
     model: str,
@@ -101,7 +104,7 @@ def sample(
     labels
         balanced goes round the classes; random draws one for each image, from its seed.
     classes
-        Classes to go round or to draw from, by number or name, e.g. 3,5 or cat,dog; all when empty.
+        Classes to go round or to draw from, by number or name, e.g. 3,5 or "english springer,tench"; all when empty.
     seed
         Image i has seed SEED + i: the same picture whatever NUM and BATCH.
     batch
@@ -119,7 +122,7 @@ def sample(
     device
         cpu, cuda, or auto: cuda where there is one.
     out
-        X.png is one grid; X.npz and X.npy are uint8 NHWC; X.parquet, X.zip or a folder holds PNG files.
+        X.png is one grid, a class a row; X.npz and X.npy are uint8 NHWC; X.parquet, X.zip or a folder holds PNG files.
     """
     from mvm.files import remove
     from mvm.generate import class_numbers, compile_network
@@ -146,11 +149,13 @@ def sample(
             loaded = load(model, weights, checkpoint).to(place.device)
             draw = replace(draw, classes=class_numbers(classes, loaded.classes))
             settings = _settings(loaded.recipe.sample, asked, interval)
+            if settings.nfe >= MANY and not settings.takes_tolerance:
+                say_from_first(f"mvm: {settings.nfe:,} evaluations an image; planning them takes a while", error=True)
             if compile:
                 compile_network(loaded, kernels=kernels)
             parts = sample_parts(loaded, draw, settings, parts_folder, place=place, precision=precision)
         if place.main:  # the others need not wait
-            write_set(parts, out)
+            write_set(parts, out, names=loaded.classes)
             remove(parts_folder)
     except KeyboardInterrupt:
         say_from_first("\nmvm: stopped; the same command goes on", error=True)

@@ -27,6 +27,7 @@ def train(
     init_from: str | None = None,
     init_weights: str = "ema",
     track: str = "auto",
+    report: bool = True,
     device: str = "auto",
     overrides: Dotted = None,
 ) -> int:
@@ -58,8 +59,10 @@ def train(
         Which of its weights: ema (default), model (the raw ones), or another average it keeps.
     track
         Also send the log to tensorboard, wandb or mlflow (several with commas); none; auto: tensorboard if installed.
+    report
+        At the end write RUN/report.html, as `mvm report RUN` does at any time; --no-report leaves it out.
     device
-        cpu, cuda, mps (untested), or auto: cuda where there is one.
+        cpu, cuda, or auto: cuda where there is one.
     """
     from mvm.model import choose_device
     from mvm.recipes import RECIPE, override
@@ -68,7 +71,9 @@ def train(
     from mvm.training.loop import train as run_training
 
     base, folder = _asked(recipe, out, resume)
-    chosen = override(base, dict(overrides or {}) | ({} if seed is None else {"seed": str(seed)}))
+    changes = dict(overrides or {}) | ({} if seed is None else {"seed": str(seed)})
+    facts = dict.fromkeys(("data.channels", "data.size", "data.classes"), "0") | {"data.names": ""}
+    chosen = override(base, facts | changes if "data.path" in changes else changes)  # another folder has its own
     if allow_change and not (resume or auto_resume):
         raise ValueError("--allow-change belongs to --resume: a new run has nothing to change")
     if resume and not folder.is_dir():
@@ -98,6 +103,13 @@ def train(
     newest = checkpoint.latest(folder)  # --until may lie behind it
     step = checkpoint.read_manifest(newest)["step"] if newest is not None else 0
     tell(f"{folder} is at step {step} of {chosen.train.steps}; {_next(chosen, place, step)}")
+    if report and os.environ.get("RANK", "0") == "0":
+        from mvm.evaluation.run_report import write_run_report
+
+        try:
+            tell(f"wrote {write_run_report(folder)}; open it in a browser")
+        except (ValueError, OSError) as error:  # the run is done, whatever comes of its report
+            tell(f"mvm: no report: {error}", sys.stderr)
     return 0
 
 
@@ -131,7 +143,7 @@ def _next(recipe: "AnyRecipe", place: str, step: int) -> str:
     from mvm.recipes import DecoderRecipe
 
     if not isinstance(recipe, DecoderRecipe):
-        return f"sample: mvm sample {place} --out grid.png; look: mvm report {place}"
+        return f"sample: mvm sample {place} --out grid.png"
     if step < recipe.train.steps:
         return f"continue with: mvm train --resume {place}"
     return f"the autoencoder is {place}/rae: --codec.kind rae --codec.path {place}/rae"

@@ -543,16 +543,12 @@ def _next_commands(story: Story) -> list[tuple[str, str]]:
         found += _sampling_commands(story, recipe, run)
     elif story.finished:
         found += _autoencoder_commands(recipe, story.run)
-    stored, longer = _folder(story.run / RECIPE), ("--train.steps", 2 * recipe.train.steps)
-    if recipe.train.decay == "constant":  # the only one whose learning rates do not depend on the number of steps
-        found.append(
-            ("Train longer: the same run, with more steps.", f"{_resume(story)} {shlex.join(map(str, longer))}")
-        )
-    else:
-        told = f"Train longer: as the learning rate decays ({recipe.train.decay}), in a new run from these weights."
-        other = _folder(story.run.with_name(f"{name}-longer"))
-        found.append((told, _typed("train", stored, "--init-from", run, *longer, "--out", other)))
-    tuned = ["--data.name", FOLDER, "--data.path", "data/mine", *(["--data.size", "0"] if recipe.data.size else [])]
+    stored, longer = _folder(story.run / RECIPE), ("--train.steps", str(2 * recipe.train.steps))
+    stretched = (
+        "" if recipe.train.decay == "constant" else f" Its schedule ({recipe.train.decay}) is stretched to them."
+    )
+    found.append((f"Train longer: the same run, with more steps.{stretched}", f"{_resume(story)} {shlex.join(longer)}"))
+    tuned = ["--data.name", FOLDER, "--data.path", "data/mine"]
     rate = ["--train.lr", f"{recipe.train.lr / 10:g}", "--out", f"runs/{name}-tuned"]
     found.append(
         (

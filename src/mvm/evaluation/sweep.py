@@ -8,7 +8,7 @@ OUT/results.json, results.csv, report.html, plots/
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
@@ -17,13 +17,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from mvm.evaluation.evaluate import Evaluation, Reference, Side, check_shapes, check_side, evaluate
 from mvm.evaluation.gather import Judge
-from mvm.evaluation.images import of_parts
+from mvm.evaluation.images import ImageSet, of_parts
 from mvm.evaluation.measures import Figure, usual_metric
 from mvm.evaluation.report import provenance, require_plots
-from mvm.evaluation.sweep_report import Result, write_report
+from mvm.evaluation.sweep_report import REAL, Result, write_report
 from mvm.files import alone, mend, put_in_place, remove, temporary_beside, write_text
 from mvm.generate import check_settings, computed_by, generate_batch, grid, png_bytes, sampling_precision, sharing_plan
 from mvm.model import Model
@@ -158,6 +159,8 @@ class Sweep:
         """Write results.json and the report of all cells in the folder."""
         found = [told for path in sorted((self.folder / CELLS).glob("*.json")) if (told := _read_cell(path))]
         facts, results = self._facts(found), [told["result"] for told in found]
+        if self.reference.images is not None:
+            _write_grid(self.folder / REAL, _spread(self.reference.images))
         write_text(self.folder / "results.json", json.dumps({"facts": facts, "results": results}, indent=2) + "\n")
         write_report(self.folder, [Result(**result) for result in results], facts)
 
@@ -226,7 +229,7 @@ class Sweep:
         parts, _, judged = rounds[0]
         picture = f"cells/{cell_name(settings)}.png"
         if self.place.main:
-            _write_grid(self.folder / picture, parts)
+            _write_grid(self.folder / picture, (images for images, _ in parts.batches()))
         result = Result(
             solver=solver_name(settings),
             nfe=settings.nfe,
@@ -359,17 +362,24 @@ def _mean(figures: Sequence[Figure]) -> Figure:
     return Figure(float(values.mean()), float(np.linalg.norm(parts)), note, tuple(parts.tolist()))
 
 
-def _write_grid(path: Path, parts: Parts) -> None:
-    images = []
-    for batch, _ in parts.batches():
+def _write_grid(path: Path, batches: Iterable[Tensor]) -> None:
+    """Write the first SHOWN of images that come in batches, small ones enlarged by whole pixels."""
+    images: list[Tensor] = []
+    for batch in batches:
         images.append(batch)
         if sum(map(len, images)) >= SHOWN:
             break
-    side = parts.shape[-1]
-    picture = grid(torch.cat(images)[:SHOWN], COLUMNS, scale=max(1, 48 // side), gap=2)
+    picture = grid(torch.cat(images)[:SHOWN], COLUMNS, scale=max(1, 64 // images[0].shape[-1]), gap=2)
     temporary = temporary_beside(path)
     temporary.write_bytes(png_bytes(picture))
     put_in_place(temporary, path)
+
+
+def _spread(images: ImageSet) -> Iterator[Tensor]:
+    """Yield SHOWN images spread evenly over a set whose size is known, else its first: sets are sorted by class."""
+    apart = max(1, images.facts.get("count", 0) // SHOWN)
+    for _, batch in images.chunks(1, lambda number: number % apart == 0):
+        yield batch.cpu()
 
 
 def default_metrics(model: Model) -> str:

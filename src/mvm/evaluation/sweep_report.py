@@ -38,7 +38,8 @@ from mvm.files import write_text
 __all__ = ["Result", "curves_figure", "write_report"]
 
 ABSENT = "-"
-SHOWN = 260  # CSS pixels of a grid's width
+SHOWN = 480  # CSS pixels of a grid's width
+REAL = "cells/real.png"  # images of the reference, where it has any
 
 
 def file_names(metrics: Iterable[str]) -> dict[str, str]:
@@ -201,6 +202,8 @@ def _grids_section(page: Page, folder: Path, results: Sequence[Result], metric: 
         blocks.append(table(["NFE", *map(rho_name, rhos)], rows, "grids"))
     if blocks:
         text = "The first images of every cell: the same place has the same seed and label in all, none chosen by hand."
+        if (folder / REAL).is_file():
+            blocks.insert(0, thumbnail(folder / REAL, "real images, spread over the reference", SHOWN))
         page.section("Samples at matched seeds", paragraph(text), *blocks)
 
 

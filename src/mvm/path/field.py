@@ -55,8 +55,18 @@ class TrainedField(Protocol):
     def num_classes(self) -> int: ...
 
 
+@runtime_checkable
+class SizedField(Protocol):
+    """A field that takes samples of one shape."""
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]: ...
+
+
 def require_schedule(field: Field, schedule: Schedule) -> None:
     """Raise if a trained model is used on another path than its own: it would answer noise without a word."""
+    if not isinstance(schedule, Schedule):
+        raise ValueError(f"schedule={schedule!r} is no schedule; pass model.schedule, or one of mvm.path")
     if isinstance(field, TrainedField) and field.schedule != schedule:
         raise ValueError(
             f"schedule={schedule}: this model was trained on {field.schedule}; pass schedule=model.schedule"

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from mvm.network import parameters
 from mvm.published.figures import Figures, sampler_words
 from mvm.published.format import LIBRARY, Config
+from mvm.recipes import FOLDER
 
 PIPELINE = "unconditional-image-generation"  # the hub's nearest word for images without a text
 HUB_DATA = {
@@ -73,12 +74,17 @@ def _what(config: Config, told: Told) -> str:
     return "\n".join(["## What it is", "", *lines])
 
 
+def _data_words(config: Config) -> str:
+    data = config.recipe.data
+    return f"a folder of pictures, `{data.path}`" if data.name == FOLDER else f"`{data.name}`"
+
+
 def _training(config: Config, told: Told) -> str:
     recipe, source = config.recipe, config.source
     stamp = f", stamp `{source.data_stamp}`" if source.data_stamp else ""
     loss = "not logged" if told.loss is None else f"{told.loss:.4g}"
     lines = [
-        f"- Data: `{recipe.data.name}`{stamp}"
+        f"- Data: {_data_words(config)}{stamp}"
         + (", mirrored at random" if recipe.data.mirror else "")
         + ("; warped by augmentation, which samples are not" if recipe.data.augment else "")
         + ".",

@@ -19,7 +19,7 @@ from mvm.published.figures import Figures, read_figures
 from mvm.published.files import CARD, CODEC, CONFIG, WEIGHTS, replaceable
 from mvm.published.format import Config, Source, check_license, read_codec, read_config, read_weights, version
 from mvm.published.source import Stored, open_stored
-from mvm.recipes import FOLDER, Recipe, as_field
+from mvm.recipes import FOLDER, Recipe, as_field, load_recipe, shipped
 from mvm.training import checkpoint
 from mvm.training.checkpoint import Weights
 
@@ -115,6 +115,10 @@ def _public(recipe: Recipe) -> Recipe:
     """Return the recipe without the places of this machine: they would mean nothing on others, and tell of this one."""
     data = replace(recipe.data, path=_base(recipe.data.path) if recipe.data.name == FOLDER else "")
     codec = replace(recipe.codec, path="", encoder="", latents="")
+    if recipe.name in shipped() and load_recipe(recipe.name).data.name != recipe.data.name:  # it tells of other images
+        kinds = ", ".join(data.class_names[:5]) + (", ..." if len(data.class_names) > 5 else "")
+        told = f"Images of {data.size}x{data.size} pixels ({kinds}), trained by the recipe {recipe.name}"
+        recipe = replace(recipe, description=told if data.size else "Trained on other images than its recipe's")
     return replace(recipe, data=data, codec=codec, repa=replace(recipe.repa, encoder=_base(recipe.repa.encoder)))
 
 

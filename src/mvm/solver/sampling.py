@@ -14,6 +14,7 @@ from mvm.path import (
     MEAN_VELOCITY,
     Field,
     Schedule,
+    SizedField,
     TrainedField,
     equal_snr_scale,
     equal_snr_time,
@@ -205,6 +206,11 @@ def solve(
     on_step sees the state after every step; a multistep solver's is in the coordinates of MeanVelocity(T=1).
     """
     _check_tensors(noise, condition)
+    if isinstance(field, SizedField) and tuple(noise.shape[1:]) != tuple(field.sample_shape):
+        raise ValueError(
+            f"noise of shape {tuple(noise.shape)}: this model takes samples {tuple(field.sample_shape)}; make it with "
+            "mvm.noise.initial(seeds, model.sample_shape)"
+        )
     check_request(field, schedule, nfe, rho, condition)
     chosen = solver_named(solver)
     seeds = counter_noise.as_seeds(seeds, noise.shape[0], noise.device)

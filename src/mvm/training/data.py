@@ -66,7 +66,7 @@ def completed(recipe: R) -> R:
         found = open_prepared(config.folder)
         if not config.size:
             channels, size, _ = found.shape
-            config = replace(config, channels=channels, size=size, classes=len(found.classes))
+            config = replace(config, channels=channels, size=size, classes=len(found.classes), names=())
         if config.classes == len(found.classes):  # else it is refused when it is opened
             config = replace(config, names=found.classes)
     elif known is not None and known.load is None and config.folder.exists():

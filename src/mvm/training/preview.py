@@ -53,7 +53,7 @@ class Preview:
     def _write(self, step: int, images: Tensor) -> None:
         """Write the grid; a full disk is no reason to stop training."""
         try:
-            write_images(self.folder / f"step-{step:08d}.png", images, self.labels[: len(images)])
+            write_images(self.folder / f"step-{step:08d}.png", images, self.labels[: len(images)], self.model.classes)
         except OSError as error:
             warn(f"the samples of step {step} could not be written ({error}); training goes on")
 
