@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=2 python benchmarks/cpu_sampling.py
     python benchmarks/cpu_sampling.py --command        # the whole command, start and loading included
-    python benchmarks/cpu_sampling.py --waiting --busy 4   # the whole command by how threads wait, beside busy processes
+    python benchmarks/cpu_sampling.py --waiting --busy 4   # by how threads wait, beside busy processes
 
 The ways take turns, so that a machine shared with others slows all of them; seconds are medians of the rounds, over
 plain is the median of the ratios within a round. A round is everything from seeds to bytes; the model is loaded before.

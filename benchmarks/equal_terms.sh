@@ -119,7 +119,7 @@ for pair in "${asked[@]}"; do
   chosen=$(options "$method")
   SECONDS=0
   # shellcheck disable=SC2086
-  if ! python3 -m mvm train "${setting[@]}" --seed "$seed" --train.steps "$steps" $law $kept $chosen ${EXTRA:-} --resume --out "$work/$name" \
+  if ! python3 -m mvm train "${setting[@]}" --seed "$seed" --train.steps "$steps" $law $kept $chosen ${EXTRA:-} --auto-resume --out "$work/$name" \
     > "$work/$name.log" 2>&1; then
     echo "$name: training failed, see $work/$name.log"
     continue

@@ -11,7 +11,7 @@ from mvm.model import load
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(3600)
 def test_trained_digits_come_near_real_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Frechet distance in pixel space, 1,000 samples: at most 2.5 times that of 1,000 real training digits."""
     monkeypatch.setattr("mvm.demo.SHIPPED_NFE", 2)  # pictures of a model that is not trained here

@@ -135,10 +135,10 @@ def test_a_gpu_has_the_next_batch_before_the_last_is_in_hand(model, monkeypatch,
     plain = generate_all(model, labels, seeds, SETTINGS["sde"], batch=4, progress=False)
     told, launch = [], module._launch
 
-    def watched(model, labels, seeds, settings, precision):
+    def watched(model, labels, seeds, settings, *more):
         first = int(seeds[0])
         told.append(f"launch {first}")
-        underway = launch(model, labels, seeds, settings, precision)
+        underway = launch(model, labels, seeds, settings, *more)
 
         def wait():
             told.append(f"take {first}")

@@ -305,7 +305,7 @@ class Group:
     """What processes share, for threads."""
 
     def __init__(self, world):
-        self.barrier, self.box = threading.Barrier(world, timeout=30), None
+        self.barrier, self.box = threading.Barrier(world, timeout=1200), None
 
 
 @dataclass(frozen=True)
@@ -390,7 +390,7 @@ def test_real_processes_write_the_same_file(finished, tmp_path):
     draw = ["sample", "digits", "-n", "22", "--seed", "5", "--batch", "4", "--nfe", "3", "--rho", "0.5"]
     out = tmp_path / "x.npz"
     done = subprocess.run(
-        [*start, *draw, "--device", "cpu", "--out", str(out)], capture_output=True, text=True, timeout=60
+        [*start, *draw, "--device", "cpu", "--out", str(out)], capture_output=True, text=True, timeout=1200
     )
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stdout.count(f"wrote 22 images to {out}; adams, 3 evaluations, 3 network passes each") == 1

@@ -644,7 +644,7 @@ def equal_terms(work, *pairs, steps=3, **variables):
     command = ["bash", BENCHMARKS / "equal_terms.sh", "data", "ref", "weights", str(work), str(steps), *pairs]
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # its python3 is the one that runs the tests
     environment = {**os.environ, "PATH": path, **variables}
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    return subprocess.run(command, capture_output=True, text=True, timeout=1200, env=environment)
 
 
 @pytest.mark.parametrize(("name", "value"), [("STREAMS", "two"), ("UNTIL", "1h")])
@@ -675,7 +675,8 @@ def trained(tmp_path, method, extra):
     equal_terms(tmp_path / "W", f"{method}:0", steps=2000, PATH=path, TOLD=str(told), EXTRA=extra)
     module, program, _, recipe, *tokens = told.read_text().splitlines()
     assert (module, program) == ("-m", "mvm")
-    tokens = [part for token in tokens if token != "--resume" for part in token.split("=", 1)]  # --a.b=c or --a.b c
+    # --a.b=c or --a.b c
+    tokens = [part for token in tokens if token != "--auto-resume" for part in token.split("=", 1)]
     return recipe, {name.removeprefix("--"): value for name, value in zip(tokens[::2], tokens[1::2], strict=True)}
 
 
@@ -719,7 +720,7 @@ def test_a_folder_of_other_steps_is_refused(tmp_path):
 )
 def test_misuse_of_a_program_ends_it(tmp_path, name, tokens, words):
     tokens = [str(tmp_path / token) if token == "W" else token for token in tokens]
-    found = subprocess.run(["bash", BENCHMARKS / f"{name}.sh", *tokens], capture_output=True, text=True, timeout=30)
+    found = subprocess.run(["bash", BENCHMARKS / f"{name}.sh", *tokens], capture_output=True, text=True, timeout=1200)
     assert found.returncode == 2
     assert words in found.stderr
     assert list((tmp_path / "W").iterdir()) == []

@@ -252,7 +252,7 @@ def write_stream(out: Path, stream: Stream, shape: Shape, names: Sequence[str] =
     """
     out = out.resolve()
     kind = check_output(out)
-    write = partial(_write_png, names=names) if kind == ".png" else WRITERS[kind]
+    write = partial(WRITERS[kind], names=names) if kind == ".png" else WRITERS[kind]
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_beside(out)
     try:

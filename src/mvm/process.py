@@ -13,9 +13,9 @@ LARGEST_BLOCKS = (2**30, 2**25)  # bytes; older versions take no more than the s
 ALL = 2**31 - 1
 
 
-# Turns of a waiting OpenMP thread before it sleeps, where other programs want the cores. libgomp's default, 300,000, then
-# holds a core that the very thread it waits for needs. On a quiet machine the default is faster: a wake-up costs more
-# than the wait. Both measured: benchmarks/results/cpu-sampling.md.
+# Turns of a waiting OpenMP thread before it sleeps, where other programs want the cores. libgomp's default of 300,000
+# then holds a core that the very thread it waits for needs. On a quiet machine the default is faster: a wake-up costs
+# more than the wait. Both measured: benchmarks/results/cpu-sampling.md.
 SPINS_WHEN_SHARED = "5000"
 LOOKS, APART = 5, 0.005  # at the load, and seconds between them
 

@@ -11,9 +11,20 @@ SPEED = {"warm_up_s", "step_ms", "spread", "images_per_second"}
 CHANGES = ["as it is", "resolution x 2", "depth x 2", "batch x 2"]
 
 
+@pytest.fixture(scope="session")
+def small(small):
+    """The options of a short training but for those of `mvm train` alone."""
+    return [token for token in small if token != "--no-report"]
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny):
+    return [token for token in tiny if token != "--no-report"]
+
+
 @pytest.fixture(scope="module")
 def quick(small):
-    return [*(token for token in small if token != "--no-report"), "--steps", "3"]
+    return [*small, "--steps", "3"]
 
 
 def test_figures_of_a_recipe(quick, tmp_path, done):

@@ -301,7 +301,7 @@ def test_the_weights_asked_for_are_taken(here, done, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(3600)
 @pytest.mark.skipif(not (ASSETS / "inception").is_dir(), reason="MVM_ASSETS names no folder with inception/")
 def test_golden_figures_through_the_command(tmp_path, done):
     with np.load(ASSETS / "inception" / "golden-256.npz") as golden:

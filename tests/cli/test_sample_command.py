@@ -19,7 +19,7 @@ def test_sample_writes_what_the_suffix_says(trained, tmp_path, name, capsys):
     note = [] if name == "x.png" else [f"{name}.json"]
     assert sorted(path.name for path in tmp_path.iterdir()) == [name, *note]
     if name == "x.png":
-        assert Image.open(out).size == (2 * 66 + 2, 2 * 66 + 2)
+        assert Image.open(out).size == (2 * 66 + 2, 2 * 84)  # two columns, a line of text below each image
 
 
 def sampled(out, *tokens):

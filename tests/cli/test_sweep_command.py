@@ -157,7 +157,7 @@ def test_processes_share_a_sweep(here, done):
     (here / "start.py").write_text(code)
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "start.py"]
     command = [*start, *tokens, "two"]
-    two = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    two = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False)
     assert two.returncode == 0, two.stderr[-4000:]
     assert two.stdout.count("wrote two/report.html: 1 cells of 12 images") == 1
     done(*tokens, "one", "--num", "12")

@@ -100,11 +100,11 @@ def test_a_signal_leaves_a_run_to_resume(tmp_path, small, number, code):
         [sys.executable, "-c", START, *tokens, "--train.steps", "100000"], stderr=subprocess.PIPE, text=True
     )
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 1200
         while not (out / "metrics.jsonl").is_file() and time.monotonic() < deadline and process.poll() is None:
             time.sleep(0.05)
         process.send_signal(number)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=1200)
     finally:
         process.kill()
     assert process.returncode == code

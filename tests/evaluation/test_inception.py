@@ -607,7 +607,7 @@ def test_real_weights_layer_by_layer():
 
 
 @needs_weights
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(3600)
 def test_golden_fid_and_kid():
     """512 images, 1 to 3 minutes on a core."""
     network, images = load_inception(ASSETS), np.load(ASSETS / "golden-256.npz")

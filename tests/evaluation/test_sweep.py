@@ -77,9 +77,9 @@ def made(monkeypatch):
     """The batches that are sampled, as (settings, labels, seeds)."""
     seen, real = [], generate._launch
 
-    def watch(model, labels, seeds, settings, precision):
+    def watch(model, labels, seeds, settings, *more):
         seen.append((settings, labels.tolist(), seeds.tolist()))
-        return real(model, labels, seeds, settings, precision)
+        return real(model, labels, seeds, settings, *more)
 
     monkeypatch.setattr(generate, "_launch", watch)
     return seen
@@ -453,8 +453,10 @@ def test_the_report_is_written(model, finished, tmp_path):
     assert rows[0].startswith("solver,nfe,rho,cfg,internal,low,high,evaluations,passes,seconds,grid,fd-pixels value")
     assert {path.name for path in (folder / "plots").iterdir()} == {"fd-pixels.png", "fd-pixels.svg"}
     assert {path.name for path in (folder / "cells").iterdir()} == {
-        f"{cell_name(cell)}.{suffix}" for cell in AXES.cells() for suffix in ("json", "png")
+        "real.png",
+        *(f"{cell_name(cell)}.{suffix}" for cell in AXES.cells() for suffix in ("json", "png")),
     }
+    assert page.count("real images, spread over the reference") == 2  # its caption, and for those who do not see it
     facts = json.loads((folder / "results.json").read_text())["facts"]
     assert facts["draw"] == {"num": 10, "seed": 4, "labels": "balanced", "classes": [], "batch": 4, "repeats": 1}
     assert (facts["name"], facts["images"]) == ("digits", 10)

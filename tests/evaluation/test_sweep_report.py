@@ -252,7 +252,7 @@ def test_page(sweep):
     # three metrics by three costs, four curves to a panel
     assert reader.seen.count("svg") == 9
     assert text.count("data:image/png;base64,") == 4
-    assert text.count("data:image/jpeg;base64,") == 4  # wide grids are reduced
+    assert text.count("data:image/jpeg;base64,") == 4  # grids wider than 960 pixels are reduced
     assert re.findall(r"<b>(.*?) ★</b>", text) == ["-0.001000", "1.58 ± 0.10"]
     assert {p.name for p in folder.iterdir()} == {"grids", "plots", "report.html", "results.csv"}
 

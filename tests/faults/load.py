@@ -36,7 +36,7 @@ def forms(count: int, nfe: int = 4) -> list[Form]:
 
 
 def client() -> httpx.AsyncClient:
-    return httpx.AsyncClient(timeout=120, limits=httpx.Limits(max_connections=None))
+    return httpx.AsyncClient(timeout=1200, limits=httpx.Limits(max_connections=None))
 
 
 @dataclass(frozen=True)

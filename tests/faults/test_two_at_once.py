@@ -69,7 +69,7 @@ def test_a_run_begun_by_another_meanwhile_is_left_alone(tmp_path, monkeypatch, c
         return trainer
 
     monkeypatch.setattr(loop, "_build", late)
-    assert cli.run(train(tmp_path / "run", "--until", "1", "--resume")) == 2
+    assert cli.run(train(tmp_path / "run", "--until", "1", "--auto-resume")) == 2
     assert "was begun by another process meanwhile" in capsys.readouterr().err
     assert [folder.name for folder in checkpoint.folders(tmp_path / "run")] == ["step-00000001", "step-00000002"]
 

@@ -72,7 +72,7 @@ def served(seats: int) -> Iterator[Page]:
     finally:
         process.send_signal(signal.SIGINT)
         try:
-            process.communicate(timeout=30)
+            process.communicate(timeout=1200)
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()

@@ -79,13 +79,13 @@ def test_looks_come_when_due_and_have_a_line_of_their_own(run):
 
 
 def test_the_grid_shows_the_first_images(run):
-    """Six of 8x8, magnified eight times, in two columns and three rows, with gaps of two."""
+    """Six of 8x8 of six classes, magnified eight times, in two columns and three rows, each above its class's name."""
     with Image.open(run / "samples" / "step-00000004.png") as picture:
-        assert picture.size == (2 * 66 + 2, 3 * 66 + 2)
+        assert picture.size == (2 * 66 + 2, 3 * 84)
         pixels = np.asarray(picture.convert("L"))
     images, _ = by_hand(load(run, which="4"), tiny())
     for i in range(6):
-        y, x = 2 + 66 * (i // 2), 2 + 66 * (i % 2)
+        y, x = 2 + 84 * (i // 2), 2 + 66 * (i % 2)
         assert np.array_equal(pixels[y : y + 64 : 8, x : x + 64 : 8], images[i, 0].numpy())
 
 

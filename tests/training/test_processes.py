@@ -23,7 +23,7 @@ from mvm.recipes import load_recipe, override
 from mvm.training import checkpoint
 from mvm.training.loop import train
 
-PATIENCE = 60  # seconds that a command may take
+PATIENCE = 600  # seconds that a command may take: against a hang, not about speed
 GRACE = 30  # seconds between SIGTERM and SIGKILL: torchrun's own, and what schedulers usually grant
 STEPS, HALF = 20, 10
 SMALL = {
@@ -70,7 +70,7 @@ def command(processes, run, options, *flags, launcher=("--standalone",), program
     """Return the command line that a user would type."""
     start = [sys.executable, "-m", "torch.distributed.run", *launcher, "--nproc-per-node", str(processes)]
     dotted = [word for name, value in {**SMALL, **options}.items() for word in (f"--{name}", value)]
-    return [*start, *program, "train", "digits", *dotted, "--device", "cpu", "--out", str(run), *flags]
+    return [*start, *program, "train", "digits", *dotted, "--device", "cpu", "--out", str(run), "--no-report", *flags]
 
 
 def workers(launcher):

@@ -102,7 +102,6 @@ def train(
         return 0 if isinstance(stop, Terminated) else INTERRUPTED
     newest = checkpoint.latest(folder)  # --until may lie behind it
     step = checkpoint.read_manifest(newest)["step"] if newest is not None else 0
-    tell(f"{folder} is at step {step} of {chosen.train.steps}; {_next(chosen, place, step)}")
     if report and os.environ.get("RANK", "0") == "0":
         from mvm.evaluation.run_report import write_run_report
 
@@ -110,6 +109,7 @@ def train(
             tell(f"wrote {write_run_report(folder)}; open it in a browser")
         except (ValueError, OSError) as error:  # the run is done, whatever comes of its report
             tell(f"mvm: no report: {error}", sys.stderr)
+    tell(f"{folder} is at step {step} of {chosen.train.steps}; {_next(chosen, place, step)}")
     return 0
 
 

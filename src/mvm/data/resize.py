@@ -20,7 +20,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000", "AVIF
 HEIF_BRANDS = frozenset(b"heic heix heim heis hevc hevx hevm hevs mif1 msf1".split())
 AVIF_BRANDS = frozenset(b"avif avis".split())
 NO_HEIF = needs("a HEIC picture", "pillow-heif", "heic")  # why one is skipped
-NO_AVIF = "an AVIF picture needs Pillow 11.3 or newer; install it with: pip install -U pillow"
+NO_AVIF = "an AVIF picture needs Pillow 11.3 or newer"
 BOX_UP_TO = 64  # pixels; small images are published squashed whole (ImageNet-32, -64), large ones cropped (ADM)
 
 

@@ -159,7 +159,7 @@ class Sweep:
         """Write results.json and the report of all cells in the folder."""
         found = [told for path in sorted((self.folder / CELLS).glob("*.json")) if (told := _read_cell(path))]
         facts, results = self._facts(found), [told["result"] for told in found]
-        if self.reference.images is not None:
+        if self.reference.images is not None and not (self.folder / REAL).is_file():
             _write_grid(self.folder / REAL, _spread(self.reference.images))
         write_text(self.folder / "results.json", json.dumps({"facts": facts, "results": results}, indent=2) + "\n")
         write_report(self.folder, [Result(**result) for result in results], facts)

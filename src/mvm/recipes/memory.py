@@ -103,13 +103,12 @@ def fit_memory(recipe: Recipe, device: torch.device, world: int = 1) -> tuple[Re
     states, each = training_memory(recipe, 1, device.type)
     if engine.parallel == "fsdp":
         states /= engine.shard or world
-    room = max(0.0, SLACK * free - states)
-    parts = min(math.ceil(images), math.ceil(images * each / room) if room else math.ceil(images))
+    room = SLACK * free - states
     if device.type == "cpu":
-        parts = max(parts, math.ceil(images * each / AT_ONCE))
-        recipe = replace(
-            recipe, engine=replace(engine, accumulate=max(engine.accumulate, min(math.ceil(images), parts)))
-        )
+        room = min(room, AT_ONCE)
+    parts = math.ceil(images / max(1, room // each))
+    if device.type == "cpu":
+        recipe = replace(recipe, engine=replace(engine, accumulate=max(engine.accumulate, parts)))
     need = Memory(states, math.ceil(images / recipe.engine.accumulate) * each)
     if need.total <= free:
         return recipe, need, ""

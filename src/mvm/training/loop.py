@@ -32,7 +32,7 @@ from mvm.training.finetune import fit
 from mvm.training.interrupt import Request, deferred_interrupt
 from mvm.training.logs import METRICS, Log, Meter, OnLog, Record, due, keep_metrics, matrix_ceiling, warn
 from mvm.training.preview import QUALITY, Preview
-from mvm.training.rundir import held, note_changes, note_origin, open_run
+from mvm.training.rundir import INIT, held, note_changes, note_origin, open_run
 from mvm.training.runtime import Processes, autocast, determinism, precision, processes
 from mvm.training.sharding import whole
 from mvm.training.snapshots import averages_snapshot
@@ -173,16 +173,17 @@ def _tell_start(trainer: AnyTrainer, need: Memory | None, run: Path, progress: b
     images, names, train = len(trainer.store), recipe.data.class_names, recipe.train
     gpu = device.type == "cuda"
     facts = {
-        "device": torch.cuda.get_device_name(device) if gpu else f"{device.type}, {torch.get_num_threads()} threads",
+        "device": torch.cuda.get_device_name(device) if gpu else f"{device.type} ({torch.get_num_threads()} cores)",
         "processes": place.world,
         "precision": {torch.float32: "fp32", torch.bfloat16: "bf16"}[precision(recipe.engine, device)],
         "parameters": sum(parameter.numel() for parameter in trained.parameters()),
         "images": images,
         "classes": len(names),
-        "steps": f"{trainer.step} to {train.steps} of {train.batch} images",
+        "steps": train.steps,
+        "batch": train.batch,
         "epochs": round(train.steps * train.batch / images, 1),
         "accumulate": recipe.engine.accumulate,
-        "memory_gb": round(need.total / 1e9, 1) if need else None,
+        **({"memory_gb": round(need.total / 1e9, 1)} if need else {}),
     }
     write_text(run / START, json.dumps(facts, indent=2) + "\n")
     if progress:
@@ -193,7 +194,8 @@ def _tell_start(trainer: AnyTrainer, need: Memory | None, run: Path, progress: b
         lines = (
             f"{recipe.name} on {where}: {facts['parameters'] / 1e6:.3g} M parameters, {images:,} images, "
             f"{len(names)} classes ({printable(shown)})",
-            f"steps {facts['steps']}{parts} ({facts['epochs']:g} epochs); {memory}writes {run}",
+            f"steps {trainer.step} to {train.steps} of {train.batch} images{parts} ({facts['epochs']:g} epochs); "
+            f"{memory}writes {run}",
         )
         for line in lines:
             warn(line)
@@ -327,6 +329,8 @@ def _run(
     preview = _preview(trainer, run)
     saver = Saver(trainer, run)
     eager = place.device.type == "cpu"  # reading a step's figures is free there
+    if place.tell(trainer.step == 0 and (run / INIT).is_file() and checkpoint.latest(run) is None):
+        saver.save()  # a run that is stopped before its first checkpoint must not lose what it started from
     bar = Bar(trainer, progress)
     if isinstance(trainer, Trainer):  # a decoder's step changes its discriminator before its end
         trainer.on_part = bar.part
