@@ -484,7 +484,7 @@ def test_a_crash_leaves_the_old_file(tmp_path, monkeypatch, name):
     out = tmp_path / name
     out.write_text("old")
 
-    def crash(path, images, labels):
+    def crash(path, images, labels, **more):
         path.write_bytes(b"half")
         raise OSError("No space left on device")
 

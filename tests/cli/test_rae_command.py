@@ -49,9 +49,7 @@ def words(encoder, prepared):
 
 def test_train_and_resume(words, encoder, prepared, done, refused, tmp_path):
     run = tmp_path / "run"
-    assert "is at step 3 of 6; continue with: mvm train --resume" in done(
-        "train", *words, "--out", run, "--until", "3"
-    )
+    assert "is at step 3 of 6; continue with: mvm train --resume" in done("train", *words, "--out", run, "--until", "3")
     assert not (run / "rae").exists()
     assert "already holds a run; give --resume" in refused("train", *words, "--out", run)
     said = done("train", *words, "--out", run, "--resume")

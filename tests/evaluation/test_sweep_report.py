@@ -217,7 +217,7 @@ def sweep(tmp_path):
     """A folder with grids, and cells: two ways, with and without guidance, one failed."""
     (tmp_path / "grids").mkdir()
     Image.new("RGB", (40, 40), "red").save(tmp_path / "grids/a.png")
-    Image.new("RGB", (900, 450), "blue").save(tmp_path / "grids/b.png")
+    Image.new("RGB", (1200, 600), "blue").save(tmp_path / "grids/b.png")
     results = [
         cell(nfe, rho, 30 / nfe + rho, 0.1, cfg=cfg, low=0.6, high=0.8, grid=grid, **{"kid": -0.001, NASTY: 1.0})
         for cfg in (1.0, 1.2)

@@ -70,7 +70,7 @@ def test_a_run_begun_by_another_meanwhile_is_left_alone(tmp_path, monkeypatch, c
 
     monkeypatch.setattr(loop, "_build", late)
     assert cli.run(train(tmp_path / "run", "--until", "1", "--auto-resume")) == 2
-    assert "was begun by another process meanwhile" in capsys.readouterr().err
+    assert "already holds a run; give --resume to continue it" in capsys.readouterr().err
     assert [folder.name for folder in checkpoint.folders(tmp_path / "run")] == ["step-00000001", "step-00000002"]
 
 
