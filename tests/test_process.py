@@ -104,3 +104,31 @@ def test_a_system_that_does_not_tell_its_load_is_left_alone(tmp_path, monkeypatc
     monkeypatch.setattr(process, "LOAD", tmp_path / "nothing")
     process.share_cores()
     assert "GOMP_SPINCOUNT" not in process.os.environ
+
+
+SWALLOW = """
+import os, signal
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    for _ in range(1000):
+        pass
+except BaseException:
+    pass
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+@pytest.mark.parametrize(
+    ("line", "code", "said"), [("import swallow", 130, "stopped"), ("exec(SWALLOW)", 0, "survived")]
+)
+def test_ctrl_c_in_an_import_is_not_lost(line, code, said, tmp_path):
+    """A module may swallow it; outside of imports the code that runs decides."""
+    (tmp_path / "swallow.py").write_text(SWALLOW)
+    program = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from mvm.process import interruptible_imports; interruptible_imports()\n"
+        f"SWALLOW = {SWALLOW!r}\n{line}\nprint('survived')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    assert said in done.stdout + done.stderr

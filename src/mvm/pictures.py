@@ -210,7 +210,7 @@ def _write_parquet(out: Path, stream: Stream, shape: Shape) -> None:
             writer.write_table(arrow.Table.from_pylist(rows, schema))
 
 
-WRITERS: dict[str, Callable[[Path, Stream, Shape], None]] = {
+WRITERS: dict[str, Callable[..., None]] = {  # (out, stream, shape); the grid also takes names
     ".png": _write_png,
     ".npz": _write_npz,
     ".npy": _write_npy,

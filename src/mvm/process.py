@@ -2,9 +2,12 @@
 
 import ctypes
 import os
+import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 # glibc's numbers for its options. Blocks above the first size are asked of the system one by one; above the second what
 # is free at the end of the heap goes back to it. Either way each page of the next tensor is a fault.
@@ -40,6 +43,28 @@ def share_cores() -> None:
 
 
 LOAD = Path("/proc/loadavg")
+
+
+INTERRUPTED = 130  # exit code of a command that Ctrl-C stopped
+
+
+def interruptible_imports() -> None:
+    """Make Ctrl-C end the process while a module is imported; anywhere else it is KeyboardInterrupt.
+
+    Modules guard their own imports with `except:` here and there, in which a KeyboardInterrupt gets lost. Nothing is
+    under way then that would have to be saved.
+    """
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        while frame is not None:
+            if frame.f_code.co_filename.startswith("<frozen importlib"):
+                os.write(sys.stderr.fileno(), b"\nmvm: stopped\n")
+                os._exit(INTERRUPTED)
+            frame = frame.f_back
+        raise KeyboardInterrupt
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # ignored in a shell's background: so it stays
+        signal.signal(signal.SIGINT, handler)
 
 
 def _mallopt() -> Callable[[int, int], int] | None:

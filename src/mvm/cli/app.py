@@ -8,9 +8,9 @@ from typing import Annotated
 from cyclopts import App, Parameter, Token
 
 import mvm
+from mvm.process import INTERRUPTED as INTERRUPTED
 
 USAGE_ERROR = 2
-INTERRUPTED = 130
 
 app = App(
     name="mvm",
