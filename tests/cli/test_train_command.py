@@ -53,9 +53,10 @@ def test_a_run_is_resumed_by_its_name_alone_and_extended(tmp_path, monkeypatch, 
 
 def test_what_cannot_be_resumed_is_told(trained, tmp_path, monkeypatch, small, refused):
     monkeypatch.chdir(tmp_path)
-    assert "'runs/typo' is neither a run directory (no recipe.json in it) nor a recipe" in refused(
-        "train", "--resume", "runs/typo"
-    )
+    assert "--resume: 'runs/typo' does not exist; give the folder that" in refused("train", "--resume", "runs/typo")
+    assert "is no run directory (no recipe.json in it)" in refused("train", "--resume", trained / "checkpoints")
+    assert "knows its recipe: mvm train --resume RUN" in refused("train", "digits", "--resume", trained)
+    assert "is already at step 10; give more steps" in refused("train", "--resume", trained, "--train.steps", "3")
     assert "there is no run in runs/digits; check the path, or leave --resume out" in refused(
         "train", "digits", "--resume", *small
     )

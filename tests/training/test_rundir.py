@@ -149,8 +149,8 @@ def test_the_schedule_may_change_where_it_is_allowed(run, name):
 
 def test_steps_may_be_raised_but_not_lowered_unasked(tmp_path):
     falling = {"train_decay": "linear"}
-    go(tiny(**falling), tmp_path / "run")
-    assert open_run(tiny(**falling, train_steps="9"), tmp_path / "run", resume=True)[1] == [(4, "train.steps", 4, 9)]
+    go(tiny(**falling), tmp_path / "run", until=2)
+    assert open_run(tiny(**falling, train_steps="9"), tmp_path / "run", resume=True)[1] == [(2, "train.steps", 4, 9)]
     with pytest.raises(ValueError, match=r"train\.steps 4 there, 3 now\. --allow-change"):
         open_run(tiny(**falling, train_steps="3"), tmp_path / "run", resume=True)
 

@@ -5,7 +5,7 @@ import os
 import re
 import sys
 
-from cyclopts import CycloptsError, UnknownOptionError
+from cyclopts import CycloptsError, UnknownOptionError, UnusedCliTokensError
 
 from mvm.cli import data, judge, look, publish, report, sample, speed, sweep, train
 from mvm.cli.app import INTERRUPTED, USAGE_ERROR, Overrides, app
@@ -75,6 +75,8 @@ def _told(error: Exception, command: str) -> str:
     """Return an error's words; of the system's, which name no remedy, with one."""
     if isinstance(error, UnknownOptionError):
         return _unknown((error.token.keyword or error.token.value).split("=")[0], command) or str(error)
+    if isinstance(error, UnusedCliTokensError) and command == "train":
+        return f"{error} A run that is resumed knows its recipe: mvm train --resume RUN"
     if not isinstance(error, OSError) or error.filename is None:
         return str(error)
     remedy = REMEDIES.get(error.errno or 0, "")

@@ -98,7 +98,9 @@ def train(
             track=track,
         )
     except KeyboardInterrupt as stop:
-        tell(f"\nmvm: stopped; continue with: mvm train --resume {place}", sys.stderr)
+        begun = (folder / RECIPE).is_file()
+        then = f"continue with: mvm train --resume {place}" if begun else "it had not begun, and nothing was written"
+        tell(f"\nmvm: stopped; {then}", sys.stderr)
         return 0 if isinstance(stop, Terminated) else INTERRUPTED
     newest = checkpoint.latest(folder)  # --until may lie behind it
     step = checkpoint.read_manifest(newest)["step"] if newest is not None else 0
@@ -130,7 +132,8 @@ def _asked(name: str, out: Path | None, resume: bool) -> "tuple[AnyRecipe, Path]
     if not name:
         raise ValueError(f"--resume: {out or 'no run is named'}; give a run directory" if resume else WHICH)
     if resume and name not in shipped() and Path(name).suffix not in (".toml", ".json"):
-        raise ValueError(f"--resume: '{name}' is neither a run directory (no {RECIPE} in it) nor a recipe")
+        state = f"is no run directory (no {RECIPE} in it)" if Path(name).exists() else "does not exist"
+        raise ValueError(f"--resume: '{name}' {state}; give the folder that `mvm train` wrote, e.g. runs/digits")
     recipe = load_recipe(name)
     return recipe, out or Path("runs") / recipe.name
 
@@ -142,10 +145,12 @@ def _next(recipe: "AnyRecipe", place: str, step: int) -> str:
     """Return what can be done with a run now; place: its folder, quoted for a shell."""
     from mvm.recipes import DecoderRecipe
 
+    go_on = f"continue with: mvm train --resume {place}"
     if not isinstance(recipe, DecoderRecipe):
-        return f"sample: mvm sample {place} --out grid.png"
+        sample = f"sample: mvm sample {place} --out grid.png"
+        return sample if step >= recipe.train.steps else f"{go_on}; {sample}"
     if step < recipe.train.steps:
-        return f"continue with: mvm train --resume {place}"
+        return go_on
     return f"the autoencoder is {place}/rae: --codec.kind rae --codec.path {place}/rae"
 
 

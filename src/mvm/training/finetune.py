@@ -60,7 +60,10 @@ def _shaped_by_data(recipe: Recipe) -> set[str]:
 
 def _other_network(recipe: Recipe, opened: Opened, names: list[str]) -> ValueError:
     before, now = options(as_field(opened.recipe, opened.origin["run"]).network), options(recipe.network)
-    other = [f"--network.{name} {value}" for name, value in before.items() if now.get(name) != value]
+    for values, source in ((before, opened.recipe), (now, recipe)):  # 0 stands for what the size says
+        values |= dict(zip(("depth", "width", "heads"), as_field(source, "").network.dimensions, strict=True))
+    free = ("size", "patch", "dropout")  # the first is in those three, the others change no shape that matters
+    other = [f"--network.{n} {value}" for n, value in before.items() if now.get(n) != value and n not in free]
     remedy = f"give the recipe its network: {' '.join(other)}" if other else "train with the recipe it was made by"
     return ValueError(
         f"--init-from: {', '.join(names[:3])} of '{opened.origin['run']}' (recipe {opened.recipe.name}) do not fit the "

@@ -235,8 +235,6 @@ def _start(
             checkpoint.prune(run, recipe.train.keep, recipe.train.keep_best)
     elif init is not None:
         origin = _start_from(trainer, *init)
-    if trainer.step > recipe.train.steps:
-        raise ValueError(f"train.steps={recipe.train.steps}: {run} is already at step {trainer.step}")
     if place.main:
         if not old:  # made only now that all that can be refused was accepted
             stack.enter_context(held(run))

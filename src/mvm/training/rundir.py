@@ -70,6 +70,8 @@ def open_run(
             raise ValueError(f"{run} already holds a run; give --resume to continue it, or another --out")
         newest = checkpoint.latest(run)
         step = 0 if newest is None else checkpoint.read_manifest(newest)["step"]
+        if recipe.train.steps < step:
+            raise ValueError(f"train.steps={recipe.train.steps}: {run} is already at step {step}; give more steps")
         found = changes(run_recipe(run), recipe, step)
         _refuse(run, found, allow_change, recipe.train.decay == "constant")
     elif checkpoint.latest(run) is not None:
