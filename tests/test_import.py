@@ -79,6 +79,14 @@ def test_unknown_attribute(name):
         getattr(mvm, name)
 
 
+def test_torchao_s_list_of_what_it_lacks_is_not_shown():
+    """It is printed on import wherever a GPU library does not load, by way of diffusers."""
+    code = "from mvm.integrations.diffusers import MVMPipeline; from diffusers import AutoencoderKL"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "Failed to load" not in done.stderr
+    assert "_pytree" not in done.stderr
+
+
 def test_version_is_the_packages():
     from importlib.metadata import version
 

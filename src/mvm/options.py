@@ -1,6 +1,7 @@
 """Checks on what users hand in: every error names the option, the value and the remedy."""
 
 import difflib
+import logging
 import math
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
@@ -23,6 +24,12 @@ def needs(what: str, package: str, extra: str = "") -> str:
 def closest(name: str, choices: Iterable[str]) -> list[str]:
     """Return the choice that is spelt most alike; nothing when none is close."""
     return difflib.get_close_matches(name, list(choices), n=1, cutoff=0.5)
+
+
+def quiet_torchao() -> None:
+    """Keep torchao from listing the GPU libraries it lacks; diffusers and transformers import it where it is there."""
+    for name in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from mvm.latent.codec import Codec
 from mvm.latent.fingerprint import fingerprint
-from mvm.options import needs
+from mvm.options import needs, quiet_torchao
 from mvm.pixels import to_uint8, to_unit
 
 
@@ -48,6 +48,7 @@ class VAE(nn.Module, Codec):
 
 def load_vae(name: str, size: int) -> VAE:
     """Return a diffusers VAE by hub name or local folder, for images of size x size pixels."""
+    quiet_torchao()
     try:
         from diffusers import AutoencoderKL
     except ImportError as error:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from mvm.network import dinov3, efficientnet
-from mvm.options import at_least, choose, nearest, needs
+from mvm.options import at_least, choose, nearest, needs, quiet_torchao
 
 EFFICIENTNET = "efficientnet-lite0"
 DEFAULT_RESOLUTION = 224  # of DINO and EfficientNet, whose weights fit any; SigLIP's is in its config
@@ -218,6 +218,7 @@ def _resolution(option: str, name: str, asked: int, native: int, patch: int) -> 
 
 
 def _transformers(option: str, name: str) -> ModuleType:
+    quiet_torchao()
     try:
         import transformers
     except ImportError as error:

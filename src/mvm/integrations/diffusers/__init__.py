@@ -1,8 +1,9 @@
 """mvm in diffusers: a scheduler, a transformer and a class-conditional pipeline, loaded without remote code."""
 
-from mvm.options import needs
+from mvm.options import needs, quiet_torchao
 
 try:
+    quiet_torchao()
     import diffusers as _diffusers  # noqa: F401
 except ImportError as error:
     raise ImportError(needs("mvm.integrations.diffusers", "diffusers", "diffusers")) from error
