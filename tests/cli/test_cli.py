@@ -363,3 +363,17 @@ def test_options_outside_any_section_can_be_given_as_shown(tmp_path, small):
     """`mvm options` shows --seed 0 like every other option."""
     assert run(["train", "digits", "--out", str(tmp_path / "run"), *small, "--train.steps", "1", "--seed", "3"]) == 0
     assert mvm.load(tmp_path / "run").recipe.seed == 3
+
+
+def test_an_allocation_that_fails_ends_in_one_line(monkeypatch, capsys):
+    """torch's CPU allocator raises a plain RuntimeError; any other one is still a bug that shows itself."""
+    import torch
+
+    monkeypatch.setattr("mvm.verify.verify", lambda: torch.empty(1 << 60, dtype=torch.uint8))
+    assert run(["verify"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("mvm: out of memory (")
+    assert said.count("\n") == 1
+    monkeypatch.setattr("mvm.verify.verify", lambda: torch.ones(2) @ torch.ones(3))
+    with pytest.raises(RuntimeError, match="size"):
+        run(["verify"])
