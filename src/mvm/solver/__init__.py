@@ -1,6 +1,6 @@
 """Solvers of the reverse family: rho = 0 is the probability-flow ODE, rho = 1 the paper's reverse SDE."""
 
-from mvm.solver.adams import PredictorCorrector, adams, default_times, sa
+from mvm.solver.adams import Adams, PredictorCorrector, adams, adams_power, default_times, sa
 from mvm.solver.adaptive import Adaptive
 from mvm.solver.base import Evaluate, NoiseSource, Plan, Solver, State, no_noise, run
 from mvm.solver.grid import DEFAULT_T_MIN, Grid, LamGrid, PowerGrid
@@ -34,6 +34,7 @@ __all__ = [
     "DEFAULT_T_MIN",
     "MAX_RHO",
     "SOLVERS",
+    "Adams",
     "Adaptive",
     "Auto",
     "ClassifierFree",
@@ -58,6 +59,7 @@ __all__ = [
     "State",
     "Variable",
     "adams",
+    "adams_power",
     "check_request",
     "default_times",
     "guided",

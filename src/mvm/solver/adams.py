@@ -1,14 +1,15 @@
 """Predictor-corrector multistep solvers: `adams` (ours, the default) and `sa` (the paper's SA-Solver)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
 from mvm.options import at_least, choose
 from mvm.path import MEAN_VELOCITY, Schedule, equal_snr_time
 from mvm.solver.base import Evaluate, NoiseSource, Plan, Solver, State
-from mvm.solver.grid import DEFAULT_T_MIN, Grid, LamGrid, PowerGrid, power_times
-from mvm.solver.table import TAUS, TO_DATA, LamVariable, PowerVariable, Row, Variable, build_row
+from mvm.solver.grid import DEFAULT_T_MIN, FixedGrid, Grid, LamGrid, PowerGrid, SoftLamGrid, soft_lam_times
+from mvm.solver.table import TAUS, TO_DATA, LamVariable, PowerVariable, Row, SoftLamVariable, Variable, build_row, ending_row
 
 
 def combine(
@@ -66,6 +67,8 @@ class PredictorCorrector(Solver):
     tau: str = "exact"
     predictor: int = 3
     corrector: int = 4
+    ending: int = 1  # evaluations through which the step into t = 0 extrapolates x0_hat; 1: the last x0_hat
+    end_variable: Variable | None = None  # in which it does; None: `variable`
 
     def __post_init__(self) -> None:
         at_least("predictor", self.predictor, 1)
@@ -87,33 +90,98 @@ class PredictorCorrector(Solver):
         return self.plan_times(schedule, self.grid.times(nfe, start), rho)
 
     def plan_times(self, schedule: Schedule, times: tuple[float, ...], rho: float) -> Plan:
-        rows = tuple(
+        rows = [
             build_row(times[i::-1], times[i + 1], rho, self.tau, self.variable, self.predictor, self.corrector)
             for i in range(len(times) - 1)
+        ]
+        if times[-1] == 0 and self.ending > 1:
+            rows[-1] = ending_row(times[-2 :: -1][: self.ending], self.end_variable or self.variable)
+        return TablePlan(times, tuple(rows))
+
+
+SPREAD = 0.18  # largest std of the data along any direction over the root of the number of values, where not known
+REACH = 0.5  # d times that std
+LARGEST_D = 0.1  # so that std 10 is met in few dimensions, too
+GRID_C = 0.02
+VARIABLE_B = 1.0
+END_B = 0.1
+
+
+@dataclass(frozen=True)
+class Adams(Solver):
+    """The default: a predictor-corrector with times and phi in a log-SNR that saturates at both ends.
+
+    Times are uniform in log((r + c)/(1 + d r)), r = sigma/alpha, from exactly t = 1 to exactly 0; x0_hat is a polynomial
+    in log((r + b)/(1 + d r)), and the last step extrapolates it to t = 0 through `ending` evaluations, in
+    log((r + end_b)/(1 + d r)). tau is exact. spread: the largest std of the data along any direction, which sets
+    d = 0.5/spread; None: by the number of values of a sample. t_min: the last time evaluated, where the field knows none
+    that is cleaner. given: times fitted to one model (`mvm.solver.tune`), for exactly so many evaluations.
+    """
+
+    name: str = "adams"
+    predictor: int = 3
+    corrector: int = 4
+    ending: int = 2
+    c: float = GRID_C
+    b: float = VARIABLE_B
+    end_b: float = END_B
+    spread: float | None = None
+    t_min: float = 0.0
+    given: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        at_least("ending", self.ending, 1)
+        if self.spread is not None and not 0 < self.spread < float("inf"):
+            raise ValueError(f"spread={self.spread} is out of range; it must be positive and finite")
+        self._method()  # refuses what the parts refuse
+
+    @property
+    def d(self) -> float:
+        """Where times and phi saturate towards noise: at r = 1/d."""
+        return LARGEST_D if self.spread is None else REACH / self.spread
+
+    def _method(self) -> PredictorCorrector:
+        grid = FixedGrid(self.given) if self.given else SoftLamGrid(self.c, self.d, self.t_min)
+        variable, end = SoftLamVariable(self.b, self.d), SoftLamVariable(self.end_b, self.d)
+        return PredictorCorrector(
+            self.name, grid, variable, "exact", self.predictor, self.corrector, self.ending, end
         )
-        return TablePlan(times, rows)
 
+    @property
+    def order(self) -> int:
+        return self._method().order
 
-# r and p of the grid, q of the variable: benchmarks/grid_search.py (oracles) and grid_on_images.py (a trained model)
-GRID_POWER = 4.0
-START_POWER = 1.4
-VARIABLE_POWER = 0.8
+    @property
+    def weak_order(self) -> int:
+        return self._method().weak_order
+
+    def fitted(self, size: int) -> "Adams":
+        if self.spread is not None:
+            return self
+        return replace(self, spread=max(SPREAD * size**0.5, REACH / LARGEST_D))
+
+    def plan(self, schedule: Schedule, nfe: int, rho: float) -> Plan:
+        return self._method().plan(schedule, nfe, rho)
+
+    def plan_times(self, schedule: Schedule, times: tuple[float, ...], rho: float) -> Plan:
+        return self._method().plan_times(schedule, times, rho)
 
 
 def default_times(steps: int, start: float, end: float) -> tuple[float, ...]:
-    """Return steps + 1 times from `start` to `end`, spaced as the default solver's."""
-    return tuple(power_times(steps, start, end, GRID_POWER, START_POWER).tolist())
+    """Return steps + 1 times from `start` to `end`, spaced as the default solver's for data of std up to 10."""
+    return soft_lam_times(steps, start, end, GRID_C, LARGEST_D)
 
 
-def adams(
-    predictor: int = 3,
-    corrector: int = 4,
-    r: float = GRID_POWER,
-    q: float = VARIABLE_POWER,
-    p: float = START_POWER,
+def adams(predictor: int = 3, corrector: int = 4, **options: Any) -> Adams:
+    """Return the default solver; options are those of `Adams`."""
+    return Adams("adams", predictor, corrector, **options)
+
+
+def adams_power(
+    predictor: int = 3, corrector: int = 4, r: float = 4.0, q: float = 0.8, p: float = 1.4
 ) -> PredictorCorrector:
-    """Return the default solver: exact tau, phi = t^q, t_i = (1 - (i/N)^p)^r from exactly 1 to exactly 0."""
-    return PredictorCorrector("adams", PowerGrid(r, p), PowerVariable(q), "exact", predictor, corrector)
+    """Return adams with a power law of t: phi = t^q, t_i = (1 - (i/N)^p)^r from exactly 1 to exactly 0."""
+    return PredictorCorrector("adams-power", PowerGrid(r, p), PowerVariable(q), "exact", predictor, corrector)
 
 
 def sa(

@@ -71,6 +71,10 @@ class Solver(ABC):
         """Whether times are those of the field's own schedule, not of MeanVelocity(T=1) at equal SNR."""
         return False
 
+    def fitted(self, size: int) -> "Solver":
+        """Return the solver for samples of so many values; itself, unless its times depend on that."""
+        return self
+
     @abstractmethod
     def plan(self, schedule: Schedule, nfe: int, rho: float) -> Plan:
         """Return the plan of exactly nfe evaluations from noise to image."""

@@ -81,6 +81,57 @@ class LamGrid(Grid):
         return (*MEAN_VELOCITY.t_from_lam(lams).tolist(), 0.0)
 
 
+def soft_lam_times(steps: int, start: float, end: float, c: float, d: float) -> tuple[float, ...]:
+    """Return steps + 1 times from exactly `start` to exactly `end`, uniform in log((r + c)/(1 + d r)), r = sigma/alpha.
+
+    Between r = 1/d and r = c that is uniform in lam; beyond, the steps grow. Data of std s in some direction are decided
+    around r = s, so 1/d belongs near the largest std of the data along any direction, c below the smallest that counts.
+    """
+    t = np.array([start, end])
+    first, last = np.log((np.sqrt(t) + c * (1 - t)) / (1 - t + d * np.sqrt(t)))
+    e = np.exp(first + (last - first) * np.arange(1, steps) / steps)
+    r = (e - c) / (1 - d * e)
+    inner = (2 * r / (1 + np.sqrt(1 + 4 * r**2))) ** 2  # t of r: sqrt(t) = r (1 - t)
+    return (start, *inner.tolist(), end)
+
+
+@dataclass(frozen=True)
+class SoftLamGrid(Grid):
+    """Times uniform in log((r + c)/(1 + d r)), r = sigma/alpha, from exactly `start` to exactly 0 (`soft_lam_times`).
+
+    t_min > 0: the last time that is evaluated, where the field knows none that is cleaner.
+    """
+
+    c: float
+    d: float
+    t_min: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, value in (("c", self.c), ("d", self.d)):
+            if not 0 < value < np.inf:
+                raise ValueError(f"{name}={value} is out of range; it must be positive and finite")
+        if self.c * self.d >= 1:
+            raise ValueError(f"c={self.c}, d={self.d}: their product must lie below 1")
+
+    def times(self, nfe: int, start: float = 1.0) -> tuple[float, ...]:
+        if not self.t_min:
+            return soft_lam_times(nfe, start, 0.0, self.c, self.d)
+        known = soft_lam_times(nfe - 1, start, self.t_min, self.c, self.d) if nfe > 1 else (start,)
+        return (*known, 0.0)
+
+
+@dataclass(frozen=True)
+class FixedGrid(Grid):
+    """Given times, for exactly as many evaluations; they fall from the schedule's start to 0."""
+
+    given: tuple[float, ...]
+
+    def times(self, nfe: int, start: float = 1.0) -> tuple[float, ...]:
+        if nfe != len(self.given) - 1:
+            raise ValueError(f"nfe={nfe}: these times were made for {len(self.given) - 1} evaluations; use that, or adams")
+        return self.given
+
+
 def smooth_times(schedule: Schedule, steps: int) -> tuple[float, ...]:
     """Return steps + 1 times of the schedule's own, uniform in the variable in which its sigma is smooth."""
     share = 1 - np.arange(steps + 1) / steps

@@ -21,7 +21,7 @@ from mvm.path import (
     full_time,
     require_schedule,
 )
-from mvm.solver.adams import adams, sa
+from mvm.solver.adams import adams, adams_power, sa
 from mvm.solver.adaptive import Adaptive, dopri5
 from mvm.solver.base import Evaluate, NoiseSource, Solver, State, run
 from mvm.solver.guidance import Rules, as_rules, guided_at
@@ -30,6 +30,7 @@ from mvm.solver.onestep import Euler, EulerMaruyama, Heun
 
 SOLVERS: dict[str, Callable[[], Solver | Adaptive]] = {
     "adams": adams,
+    "adams-power": adams_power,
     "sa": sa,
     "heun": Heun,
     "euler": Euler,
@@ -183,6 +184,7 @@ def integrate(
     x = noise if noise.dtype == torch.float64 else noise.float()
     meter = metered(field)
     evaluate, x = in_solver_time(solver, evaluator(meter, schedule, condition, guidance), x, schedule)
+    solver = solver.fitted(noise[0].numel())
     x = run(solver.plan(schedule, int(nfe), rho), evaluate, x, step_noise(seeds, x, draw), on_step=on_step).x
     return Solution(x.to(noise.dtype), meter.evaluations, meter.passes, seeds)
 

@@ -52,6 +52,18 @@ class LamVariable(Variable):
 
 
 @dataclass(frozen=True)
+class SoftLamVariable(Variable):
+    """phi = log((r + b)/(1 + d r)), r = sigma/alpha: minus lam between the ends log b and -log d, where it saturates."""
+
+    b: float
+    d: float
+
+    def __call__(self, t: Array) -> Array:
+        sigma, alpha = np.sqrt(t), 1 - t
+        return np.log((sigma + self.b * alpha) / (alpha + self.d * sigma))
+
+
+@dataclass(frozen=True)
 class Quadrature:
     """One step s -> t: decay of x_s, noise std, and INT weight f = sum(weights * f(nodes))."""
 
@@ -147,6 +159,14 @@ class Row:
 
 
 TO_DATA = Row(0.0, 0.0, (1.0,))  # the step into t = 0, for every solver: x0_hat is the answer
+
+
+def ending_row(past: tuple[float, ...], variable: Variable) -> Row:
+    """Return the step into t = 0 that puts there the polynomial through x0_hat at `past`, newest first.
+
+    It is the exact step's limit: at t -> 0 its weight becomes a point mass at the end of the step.
+    """
+    return Row(0.0, 0.0, tuple(lagrange(variable(np.array(past)), variable(np.zeros(1)))[:, 0].tolist()))
 
 
 def build_row(
