@@ -1,0 +1,297 @@
+"""Published training-free samplers, all in the time and coordinates of MeanVelocity(T=1), to compare with in one sweep.
+
+With h = lam(t) - lam(s), v = (lam - lam(s))/h and H = (1 + eta) h, the samplers that predict data take
+
+    x_t = sigma_t/sigma_s e^(-eta h) x_s + alpha_t INT_0^1 H e^(-H (1-v)) x0_hat dv + sigma_t sqrt(1 - e^(-2 eta h)) xi
+
+and those that predict noise x_t = alpha_t/alpha_s x_s + sigma_t INT (the same, of eps_hat, with H = -h). They differ in
+the evaluations that the polynomial goes through and in what they put for its moments. Each is the published one: its
+orders at both ends, its simplifications, its noise. The last step is x0_hat at the last evaluation.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from mvm.options import at_least, choose
+from mvm.path import MEAN_VELOCITY, Schedule, equal_snr_time
+from mvm.solver.adams import TablePlan, combine
+from mvm.solver.base import Evaluate, NoiseSource, Plan, Solver, State, require_ode
+from mvm.solver.grid import Grid
+from mvm.solver.table import TO_DATA, Array, Row
+
+Rows = tuple[Row, ...]
+GRIDS = ("karras", "log-snr")
+KARRAS_RHO = 7.0
+
+
+@dataclass(frozen=True)
+class SigmaGrid(Grid):
+    """N times from sigma_max to sigma_min of r = sigma/alpha, then 0: uniform in r^(1/7) ("karras") or lam ("log-snr").
+
+    A field whose schedule begins below sigma_max is sampled from exactly its own start; of any other, the noise is
+    taken as the state at sigma_max.
+    """
+
+    spacing: str = "karras"
+    sigma_min: float = 0.002
+    sigma_max: float = 80.0
+
+    def __post_init__(self) -> None:
+        choose("grid", self.spacing, dict.fromkeys(GRIDS))
+        if not 0 < self.sigma_min < self.sigma_max < np.inf:
+            raise ValueError(
+                f"sigma_min={self.sigma_min}, sigma_max={self.sigma_max}: they must satisfy 0 < sigma_min < sigma_max"
+            )
+
+    def times(self, nfe: int, start: float = 1.0) -> tuple[float, ...]:
+        highest = math.exp(-float(MEAN_VELOCITY.lam(start)))
+        first = min(highest, self.sigma_max)
+        if first <= self.sigma_min:
+            raise ValueError(
+                f"sigma_min={self.sigma_min}: the field's schedule begins at sigma/alpha = {first:g} already; use a "
+                "smaller sigma_min, or solver 'adams'"
+            )
+        if self.spacing == "karras":
+            r = np.linspace(first ** (1 / KARRAS_RHO), self.sigma_min ** (1 / KARRAS_RHO), nfe) ** KARRAS_RHO
+        else:
+            r = np.geomspace(first, self.sigma_min, nfe)
+        times = MEAN_VELOCITY.t_from_lam(-np.log(r)).tolist()
+        return (start if first == highest else times[0], *times[1:], 0.0)
+
+
+def as_grid(grid: str | Grid) -> Grid:
+    """Return the grid of a name, with EDM's ends, or the grid itself."""
+    return grid if isinstance(grid, Grid) else SigmaGrid(grid)
+
+
+class Point(NamedTuple):
+    """A time as samplers see it."""
+
+    alpha: float
+    sigma: float
+    lam: float
+
+    @property
+    def r(self) -> float:
+        return self.sigma / self.alpha
+
+
+def point(t: float) -> Point:
+    """Return the point of a time in (0, 1)."""
+    if not 0 < t < 1:
+        raise ValueError(f"t={t}: lam is infinite there; this solver needs times above 0 and below 1, then perhaps 0")
+    return Point(float(MEAN_VELOCITY.alpha(t)), float(MEAN_VELOCITY.sigma(t)), float(MEAN_VELOCITY.lam(t)))
+
+
+def rows_through(times: tuple[float, ...], lower_final: float, row: Callable[[list[Point], Point, int], Row]) -> Rows:
+    """Return the steps of a multistep plan: row(points so far, newest first; the next; the highest order allowed).
+
+    With fewer steps than lower_final that end at t = 0, the order falls to 1 there, by one a step.
+    """
+    points = [point(t) for t in times[:-1]] + ([point(times[-1])] if times[-1] else [])
+    steps, rows = len(times) - 1, []
+    for i in range(len(points) - 1):
+        highest = steps - i if times[-1] == 0 and steps < lower_final else steps
+        rows.append(row(points[i::-1], points[i + 1], min(highest, i + 1)))
+    return (*rows, TO_DATA) if times[-1] == 0 else tuple(rows)
+
+
+def moments(H: float, count: int) -> Array:
+    """Return INT_0^1 H e^(-H (1-v)) v^k dv, k < count, each recursion where it is stable."""
+    found = np.zeros(max(count, 50) + 1)
+    if abs(H) < 4:
+        for k in range(len(found) - 1, 0, -1):
+            found[k - 1] = H * (1 - found[k]) / k
+    else:
+        found[0] = -np.expm1(-H)
+        for k in range(1, count):
+            found[k] = 1 - k * found[k - 1] / H
+    return found[:count]
+
+
+SLOPES = ("exact", "bh1", "bh2")
+
+
+def weights(H: float, v: Sequence[float], slope: str = "exact", curvature: float = 1.0) -> tuple[float, ...]:
+    """Return the weights of evaluations at v (0: the step's start, 1: its end), the moments of their polynomial taken.
+
+    slope: of two evaluations alone, the first moment as H/2 ("bh1"), as half of the zeroth ("bh2"), or "exact".
+    curvature: factor of the second moment of three.
+    """
+    taken = moments(H, len(v))
+    if len(v) == 2 and slope != "exact":
+        taken[1] = (H if slope == "bh1" else taken[0]) / 2
+    if len(v) == 3:
+        taken[2] *= curvature
+    return tuple(np.linalg.solve(np.vander(v, increasing=True).T, taken).tolist())
+
+
+def plan_from(solver: Solver, grid: Grid, schedule: Schedule, nfe: int, rho: float) -> Plan:
+    """Return the plan through the grid's times from the schedule's start."""
+    start = float(equal_snr_time(schedule.end, schedule, MEAN_VELOCITY))
+    return solver.plan_times(schedule, grid.times(nfe, start), rho)
+
+
+@dataclass(frozen=True)
+class DataMultistep(Solver):
+    """A multistep sampler in x0_hat: DPM-Solver++, its SDE, UniPC, the published SA-Solver.
+
+    predictor, corrector: evaluations they go through (0: no corrector). slope, curvature: see `weights`.
+    lower_final: with fewer evaluations than this, orders fall to 1 at t = 0, one a step. noise: where r = sigma/alpha
+    lies in this interval at the step's `tau_at`, eta = rho^2, so rho = 1 is the published noise and 0 the ODE; None: no
+    noise at all.
+    """
+
+    grid: Grid
+    predictor: int
+    corrector: int = 0
+    slope: str = "exact"
+    curvature: float = 1.0
+    lower_final: float = 0
+    noise: tuple[float, float] | None = None
+    tau_at: str = "end"
+
+    def __post_init__(self) -> None:
+        at_least("predictor", self.predictor, 1)
+        at_least("corrector", self.corrector, 0)
+        choose("slope", self.slope, dict.fromkeys(SLOPES))
+        choose("tau_at", self.tau_at, dict.fromkeys(("start", "end")))
+
+    @property
+    def order(self) -> int:
+        """The first step, with one past value, caps it at 3, and at 2 without a corrector."""
+        return min(self.corrector, self.predictor + 1, 3) if self.corrector else min(self.predictor, 2)
+
+    @property
+    def weak_order(self) -> int:
+        return 0 if self.noise is None else 1
+
+    def plan(self, schedule: Schedule, nfe: int, rho: float) -> Plan:
+        return plan_from(self, self.grid, schedule, nfe, rho)
+
+    def plan_times(self, schedule: Schedule, times: tuple[float, ...], rho: float) -> Plan:
+        if self.noise is None:
+            require_ode(self.name, rho)
+        return TablePlan(times, rows_through(times, self.lower_final, partial(self._row, rho)))
+
+    def _row(self, rho: float, past: list[Point], t: Point, highest: int) -> Row:
+        s = past[0]
+        h = t.lam - s.lam
+        eta = self._eta(s if self.tau_at == "start" else t, rho)
+
+        def scaled(nodes: list[Point]) -> tuple[float, ...]:
+            v = [(node.lam - s.lam) / h for node in nodes]
+            return tuple(t.alpha * w for w in weights((1 + eta) * h, v, self.slope, self.curvature))
+
+        predict = scaled(past[: min(self.predictor, highest)])
+        correct = scaled([t, *past[: min(self.corrector - 1, highest)]]) if self.corrector else ()
+        std = t.sigma * math.sqrt(max(0.0, -math.expm1(-2 * eta * h)))
+        return Row(t.sigma / s.sigma * math.exp(-eta * h), std, predict, correct)
+
+    def _eta(self, at: Point, rho: float) -> float:
+        return rho**2 if self.noise and self.noise[0] <= at.r <= self.noise[1] else 0.0
+
+
+@dataclass(frozen=True)
+class NoisePlan(Plan):
+    """A multistep plan in eps_hat: x_t = decay x_s + sum(predict * eps_hats). History is x0_hat, then past eps_hat."""
+
+    rows: tuple[Row, ...]
+
+    @property
+    def nfe(self) -> int:
+        return self.steps
+
+    def step(self, state: State, evaluate: Evaluate, noise: NoiseSource) -> State:
+        t, row = self.times[state.index], self.rows[state.index]
+        x0 = evaluate(state.x, t)
+        if row == TO_DATA:
+            return State(state.index + 1, x0, (x0,))
+        here = point(t)
+        history = ((state.x - here.alpha * x0) / here.sigma, *state.history[1:])
+        x = combine(row.decay, state.x, row.predict, history, None)
+        kept = len(self.rows[state.index + 1].predict) - 1 if state.index + 1 < self.steps else 0
+        return State(state.index + 1, x, (x0, *history[:kept]))
+
+
+BASHFORTH = ((1.0,), (3 / 2, -1 / 2), (23 / 12, -16 / 12, 5 / 12), (55 / 24, -59 / 24, 37 / 24, -9 / 24))
+
+
+@dataclass(frozen=True)
+class NoiseMultistep(Solver):
+    """A multistep sampler in eps_hat, ODE only: DEIS (a polynomial in log r) or iPNDM.
+
+    equal_steps: Adams-Bashforth coefficients of equal steps in r = sigma/alpha, whatever the steps are.
+    """
+
+    grid: Grid
+    steps: int
+    equal_steps: bool = False
+    lower_final: float = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.steps <= len(BASHFORTH):
+            raise ValueError(f"order={self.steps} is out of range; it must be 1 to {len(BASHFORTH)}")
+
+    @property
+    def order(self) -> int:
+        """The first step, with one past value, caps it at 2."""
+        return min(self.steps, 2)
+
+    @property
+    def weak_order(self) -> int:
+        return 0
+
+    def plan(self, schedule: Schedule, nfe: int, rho: float) -> Plan:
+        return plan_from(self, self.grid, schedule, nfe, rho)
+
+    def plan_times(self, schedule: Schedule, times: tuple[float, ...], rho: float) -> Plan:
+        require_ode(self.name, rho)
+        return NoisePlan(times, rows_through(times, self.lower_final, self._row))
+
+    def _row(self, past: list[Point], t: Point, highest: int) -> Row:
+        s, used = past[0], min(self.steps, highest)
+        if self.equal_steps:
+            scale, taken = t.alpha * (t.r - s.r), BASHFORTH[used - 1]
+        else:
+            h = t.lam - s.lam
+            scale, taken = t.sigma, weights(-h, [(node.lam - s.lam) / h for node in past[:used]])
+        return Row(t.alpha / s.alpha, 0.0, tuple(scale * w for w in taken))
+
+
+ALWAYS = float("inf")
+FEW = 15  # evaluations below which diffusers lowers orders at the end of DPM-Solver++ and DEIS
+
+
+def dpm(order: int = 2, grid: str | Grid = "karras") -> DataMultistep:
+    """Return DPM-Solver++(2M or 3M): the midpoint form of two evaluations, half of the curvature of three."""
+    return DataMultistep(f"dpm++{order}m", as_grid(grid), order, slope="bh2", curvature=0.5, lower_final=FEW)
+
+
+def unipc(order: int = 3, variant: str = "bh2", grid: str | Grid = "log-snr") -> DataMultistep:
+    """Return UniPC: UniP of that order, UniC one evaluation more; B(h) "bh1" or "bh2" for two evaluations."""
+    return DataMultistep("unipc", as_grid(grid), order, order + 1, slope=variant, lower_final=ALWAYS)
+
+
+def deis(order: int = 3, grid: str | Grid = "karras") -> NoiseMultistep:
+    """Return log-rho DEIS: eps_hat a polynomial in log r."""
+    return NoiseMultistep("deis", as_grid(grid), order, lower_final=FEW)
+
+
+def ipndm(order: int = 4, grid: str | Grid = "karras") -> NoiseMultistep:
+    """Return iPNDM: Adams-Bashforth in eps_hat over r, without a warm-up by Runge-Kutta."""
+    return NoiseMultistep("ipndm", as_grid(grid), order, equal_steps=True)
+
+
+PEERS: dict[str, Callable[[], Solver]] = {
+    "dpm++2m": dpm,
+    "dpm++3m": partial(dpm, 3),
+    "unipc": unipc,
+    "deis": deis,
+    "ipndm": ipndm,
+}
