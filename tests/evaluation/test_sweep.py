@@ -123,12 +123,19 @@ def test_solvers_that_take_no_nfe_have_one_cell():
     assert len(Axes(("dopri5",), (8, 13, 26), (0.0,)).cells()) == 1
 
 
+def test_solvers_of_the_ode_alone_have_the_cells_of_rho_0():
+    cells = Axes(("heun", "adams", "dpm++2m", "dopri5"), (4,), (0.0, 1.0)).cells()
+    assert [cell_name(cell) for cell in cells] == [
+        "heun-nfe4-rho0", "adams-nfe4-rho0", "adams-nfe4-rho1", "dpm++2m-nfe4-rho0", "dopri5-tolerance1e-05-rho0",
+    ]  # fmt: skip
+
+
 def test_names_of_cells():
     assert cell_name(SampleConfig(nfe=26, rho=0.75, cfg=1.2, low=0.6, high=0.8)) == "adams-nfe26-rho0.75-cfg1.2-0.6-0.8"
 
 
 def test_an_impossible_cell_is_refused_before_any_work(model, tmp_path, made):
-    cells = Axes(("adams", "heun"), (2,), (0.0, 1.0)).cells()
+    cells = Axes(("adams", "heun"), (2,), (1.0,)).cells()
     with pytest.raises(ValueError, match=r"cell heun-nfe2-rho1 cannot be sampled: .*ODE solver"):
         sweep(model, tmp_path / "out").run(cells)
     assert made == []

@@ -1,7 +1,7 @@
 """Extremes of shape, dtype, time, rho, guidance, order and nfe: finite, shape-true, repeatable, no matter the batch."""
 
 import math
-from itertools import pairwise
+from itertools import cycle, pairwise
 
 import pytest
 import torch
@@ -44,7 +44,7 @@ from mvm.solver.sampling import MAX_RHO
 SCHEDULES = [MeanVelocity(), MeanVelocity(2.5), MeanVelocity(1e-3), LinearFlow(), VariancePreserving()]
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 FIXED = [name for name in SOLVERS if name not in ("adaptive", "dopri5")]
-NOISY = ("adams", "sa", "euler-maruyama")
+NOISY = [name for name in FIXED if SOLVERS[name]().weak_order]
 SHAPES = [(1,), (3,), (1, 1, 1), (3, 5, 7), (4099,)]
 TIMES = [0.0, 5e-324, 1e-30, 1e-10, 0.5, 1 - 1e-16, 1.0]  # of the schedule's end
 LABELS = torch.tensor([0, 1])
@@ -139,7 +139,7 @@ def test_a_thousand_steps_of_the_ode_are_near_the_truth(make, predictor, correct
     torch.testing.assert_close(found, 0.3 + 0.5 * x, rtol=0, atol=5e-3)
 
 
-@pytest.mark.parametrize(("schedule", "solver"), list(zip(SCHEDULES, FIXED, strict=True)), ids=str)
+@pytest.mark.parametrize(("schedule", "solver"), list(zip(cycle(SCHEDULES), FIXED, strict=False)), ids=str)
 def test_a_thousand_steps(schedule, solver):
     """Smallest times and steps of every solver, with all the noise there may be."""
     seeds = torch.arange(2)

@@ -164,6 +164,8 @@ def test_what_cannot_be_exported_is_refused(model, tmp_path, monkeypatch, capsys
         onnx.write_onnx(bright, out, model.recipe.sample)
     assert run(["onnx", "digits", "--solver", "heun", "--out", str(out)]) == 2
     assert "use one of: adams, sa, euler, euler-maruyama" in capsys.readouterr().err
+    assert run(["onnx", "digits", "--solver", "deis", "--out", str(out)]) == 2
+    assert "solver='deis' has no table in x0_hat" in capsys.readouterr().err
     assert run(["onnx", "digits", "--interval", "0.2,0.8", "--out", str(out)]) == 2
     assert "--interval 0.2,0.8 acts on guidance" in capsys.readouterr().err
     monkeypatch.setattr(onnx, "LIMIT", 1000)

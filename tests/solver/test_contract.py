@@ -6,7 +6,7 @@ import torch
 import mvm
 from mvm import noise, oracle
 from mvm.path import LinearFlow, MeanVelocity
-from mvm.solver import SOLVERS, Adaptive, ClassifierFree, Internal, adams, sample, solve
+from mvm.solver import SOLVERS, Adaptive, ClassifierFree, Internal, adams, sample, solve, solver_named
 
 FIELD = oracle.gaussian(0.3, 0.5, (2,)).field(MeanVelocity())
 NOISE = noise.initial(torch.arange(4), (2,))
@@ -43,8 +43,8 @@ def test_a_sample_does_not_depend_on_its_batch(solver: str) -> None:
     """Also `adaptive`: each sample has its own steps."""
     model = mvm.load("digits")
     seeds, labels = torch.arange(7), torch.arange(7)
-    rho = 1.0 if solver in ("adams", "sa", "euler-maruyama") else 0.0
-    rule = Adaptive(1e-3, 1e-3) if solver == "adaptive" else solver
+    rule = Adaptive(1e-3, 1e-3) if solver == "adaptive" else solver_named(solver)
+    rho = 0.0 if isinstance(rule, Adaptive) else float(rule.weak_order > 0)
 
     def make(rows: slice) -> torch.Tensor:
         x = noise.initial(seeds[rows], model.sample_shape)

@@ -8,7 +8,7 @@ from typing import Any
 from mvm.noise import MAX_SEED
 from mvm.recipes import SampleConfig
 from mvm.samples import Draw
-from mvm.solver import SOLVERS, Solver
+from mvm.solver import PEERS, SOLVERS, Solver
 
 ODE, SDE = "ODE", "SDE"
 GUIDED = "progress from noise (0) to image (1)"
@@ -53,14 +53,13 @@ RANGES = {
 
 
 def step_solvers() -> list[str]:
-    """Return the solvers with a number of evaluations, whose steps can be shown."""
-    return [name for name, build in SOLVERS.items() if isinstance(build(), Solver)]
+    """Return our solvers with a number of evaluations, whose steps can be shown; published peers are for sweeps."""
+    return [name for name, build in SOLVERS.items() if name not in PEERS and isinstance(build(), Solver)]
 
 
 def takes_noise(solver: str) -> bool:
     """Return whether a solver solves the SDE too."""
-    found = SOLVERS[solver]()
-    return isinstance(found, Solver) and found.weak_order > 0
+    return SampleConfig(solver).takes_noise
 
 
 def seed_problem(text: Any, images: int = 1) -> str:

@@ -34,7 +34,8 @@ def onnx(
     nfe
         Evaluations of the network per image.
     solver
-        One that evaluates once a step: adams, sa, euler or euler-maruyama.
+        One that evaluates once a step: adams, sa, euler, euler-maruyama, dpm++2m, dpm++3m, unipc, sde-dpm++2m,
+        sde-dpm++3m, sa-official or er-sde.
     rho
         Noise of the reverse process: 0 is the ODE, 1 the paper's SDE.
     cfg

@@ -86,7 +86,8 @@ def sample(
     nfe
         Evaluations of the network per image.
     solver
-        adams (default), sa, heun, euler, euler-maruyama, adaptive or dopri5.
+        adams (default), sa, heun, euler, euler-maruyama, adaptive or dopri5; to compare with: dpm++2m, dpm++3m, unipc,
+        deis, ipndm, and with noise too sde-dpm++2m, sde-dpm++3m, sa-official, er-sde, seeds2, seeds3, edm-churn.
     rho
         Noise of the reverse process: 0 is the ODE, 1 the paper's SDE, 0.75 its best.
     cfg

@@ -89,7 +89,7 @@ def sweep(
     metrics
         See: mvm eval. Default: fid for colour images, fd-pixels for grey ones.
     solvers
-        Names separated by commas: adams, sa, heun, euler, euler-maruyama; and, with --rho 0, adaptive and dopri5.
+        Names separated by commas, as of mvm sample. Where --rho has 0, solvers of the ODE alone have cells of 0 alone.
     nfe
         Evaluations of the network, e.g. 13,26,39.
     rho

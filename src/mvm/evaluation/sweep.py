@@ -44,7 +44,11 @@ CELLS, WORK = "cells", "work"  # folders of results, and of images that are not 
 
 @dataclass(frozen=True)
 class Axes:
-    """What is varied: all combinations; where nothing guides there is no interval, and only sa has t_mins."""
+    """What is varied: all combinations that make sense.
+
+    Where nothing guides there is no interval, only sa has t_mins, and an ODE solver has the cells of rho = 0 alone,
+    unless there are none.
+    """
 
     solvers: tuple[str, ...] = ("adams",)
     nfes: tuple[int, ...] = (8, 13, 26)
@@ -61,6 +65,8 @@ class Axes:
         axes = (self.solvers, self.t_mins, self.shares, self.cfgs, self.internals, self.intervals, self.rhos, self.nfes)
         for solver, t_min, share, cfg, internal, (low, high), rho, nfe in product(*axes):
             settings = SampleConfig(solver, nfe, rho, cfg, low, high, internal=internal, share=share, t_min=t_min)
+            if rho and 0.0 in self.rhos and not settings.takes_noise:
+                continue
             settings = settings if settings.guided else replace(settings, low=0.0, high=1.0)
             settings = settings if settings.takes_t_min else replace(settings, t_min=DEFAULT_T_MIN)
             found.append(replace(settings, nfe=DEFAULT_NFE) if settings.takes_tolerance else settings)

@@ -95,7 +95,8 @@ def sampler_tables(model: Model, settings: SampleConfig) -> dict[str, Any]:
     require_unit_scale(model.codec, "the exported sampler")
     solver = build_solver(settings.solver, {})
     plan = solver.plan(model.schedule, settings.nfe, settings.rho)
-    assert isinstance(plan, TablePlan)
+    if not isinstance(plan, TablePlan):
+        raise ValueError(f"solver='{settings.solver}' has no table in x0_hat to write; use 'adams', 'sa' or 'dpm++2m'")
     course = course_of(plan, solver, model.schedule)
     inside = Interval(settings.low, settings.high)
     guided = [settings.cfg != 1 and bool(inside.contains(t, model.schedule)) for t in course.times[:-1]]

@@ -150,7 +150,9 @@ class SampleConfig:
     """Defaults of sampling, for previews and `mvm sample`."""
 
     solver: str = "adams"
-    """Solver of the reverse process. One of: adams, sa, heun, euler, euler-maruyama, adaptive, dopri5."""
+    """Solver of the reverse process. One of: adams, sa, heun, euler, euler-maruyama, adaptive, dopri5;
+    and, to compare with, dpm++2m, dpm++3m, unipc, deis, ipndm, sde-dpm++2m, sde-dpm++3m, sa-official, er-sde, seeds2,
+    seeds3, edm-churn."""
     nfe: int = DEFAULT_NFE
     """Number of function evaluations: how often the solver evaluates the network per image (sampling steps)."""
     rho: float = 0.0
@@ -200,6 +202,12 @@ class SampleConfig:
     def takes_tolerance(self) -> bool:
         """Whether the solver goes by tolerance and reports its nfe, instead of being given one."""
         return isinstance(self.build_solver(), Adaptive)
+
+    @property
+    def takes_noise(self) -> bool:
+        """Whether the solver solves the SDE too."""
+        solver = self.build_solver()
+        return isinstance(solver, Solver) and solver.weak_order > 0
 
     @property
     def takes_t_min(self) -> bool:

@@ -84,6 +84,16 @@ class Solver(ABC):
         """Return the plan through given times; an end at t > 0 yields the state there."""
 
 
+def require_ode(name: str, rho: float) -> None:
+    """Refuse noise for a solver of the ODE alone; the message names those that take it."""
+    if rho == 0:
+        return
+    from mvm.solver.sampling import SOLVERS  # where every solver is known; it imports this module
+
+    noisy = [known for known, build in SOLVERS.items() if isinstance(found := build(), Solver) and found.weak_order]
+    raise ValueError(f"rho={rho}: solver '{name}' is an ODE solver; use rho=0, or one of: {', '.join(noisy)}")
+
+
 def no_noise(index: int) -> Tensor:
     """The noise source of an ODE: there is none to draw."""
     raise AssertionError("the ODE draws no noise")

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from mvm.path import Schedule
 from mvm.solver.adams import TablePlan, combine
-from mvm.solver.base import Evaluate, NoiseSource, Plan, Solver, State
+from mvm.solver.base import Evaluate, NoiseSource, Plan, Solver, State, require_ode
 from mvm.solver.grid import smooth_times
 from mvm.solver.table import TO_DATA, Row
 
@@ -68,11 +68,6 @@ class EulerMaruyama(Solver):
         return TablePlan(times, tuple(euler_row(schedule, s, t, rho) for s, t in pairwise(times)))
 
 
-def _require_ode(name: str, rho: float) -> None:
-    if rho != 0:
-        raise ValueError(f"rho={rho}: solver '{name}' is an ODE solver; use rho=0, or 'adams', 'sa', 'euler-maruyama'")
-
-
 @dataclass(frozen=True)
 class Euler(EulerMaruyama):
     """First order, ODE only."""
@@ -84,7 +79,7 @@ class Euler(EulerMaruyama):
         return 0
 
     def plan_times(self, schedule: Schedule, times: tuple[float, ...], rho: float) -> Plan:
-        _require_ode(self.name, rho)
+        require_ode(self.name, rho)
         return super().plan_times(schedule, times, rho)
 
 
@@ -132,12 +127,12 @@ class Heun(Solver):
         return True
 
     def plan(self, schedule: Schedule, nfe: int, rho: float) -> Plan:
-        _require_ode(self.name, rho)
+        require_ode(self.name, rho)
         first = {0} if nfe % 2 == 0 else set()
         steps = nfe // 2 + 1  # odd: (nfe-1)/2 Heun + 1 Euler; even: 1 Euler + (nfe-2)/2 Heun + 1 Euler
         return HeunPlan(smooth_times(schedule, steps), schedule, frozenset(first | {steps - 1}))
 
     def plan_times(self, schedule: Schedule, times: tuple[float, ...], rho: float) -> Plan:
-        _require_ode(self.name, rho)
+        require_ode(self.name, rho)
         last = len(times) - 2
         return HeunPlan(times, schedule, frozenset({last} if times[-1] == 0 else set()))

@@ -27,6 +27,7 @@ from mvm.solver.base import Evaluate, NoiseSource, Solver, State, run
 from mvm.solver.guidance import Rules, as_rules, guided_at
 from mvm.solver.meter import Meter, metered
 from mvm.solver.onestep import Euler, EulerMaruyama, Heun
+from mvm.solver.peers import PEERS
 
 SOLVERS: dict[str, Callable[[], Solver | Adaptive]] = {
     "adams": adams,
@@ -37,6 +38,7 @@ SOLVERS: dict[str, Callable[[], Solver | Adaptive]] = {
     "euler-maruyama": EulerMaruyama,
     "adaptive": Adaptive,
     "dopri5": dopri5,
+    **PEERS,
 }
 
 DEFAULT_NFE = 26
