@@ -102,8 +102,8 @@ class PredictorCorrector(Solver):
 SPREAD = 0.18  # largest std of the data along any direction over the root of the number of values, where not known
 REACH = 0.5  # d times that std
 LARGEST_D = 0.1  # so that std 10 is met in few dimensions, too
-GRID_C = 0.02
-VARIABLE_B = 1.0
+GRID_C = 0.025
+VARIABLE_B = 0.5
 END_B = 0.1
 
 
@@ -119,9 +119,9 @@ class Adams(Solver):
     """
 
     name: str = "adams"
-    predictor: int = 3
+    predictor: int = 4
     corrector: int = 4
-    ending: int = 2
+    ending: int = 3
     c: float = GRID_C
     b: float = VARIABLE_B
     end_b: float = END_B
@@ -172,7 +172,7 @@ def default_times(steps: int, start: float, end: float) -> tuple[float, ...]:
     return soft_lam_times(steps, start, end, GRID_C, LARGEST_D)
 
 
-def adams(predictor: int = 3, corrector: int = 4, **options: Any) -> Adams:
+def adams(predictor: int = 4, corrector: int = 4, **options: Any) -> Adams:
     """Return the default solver; options are those of `Adams`."""
     return Adams("adams", predictor, corrector, **options)
 
