@@ -315,6 +315,9 @@ def sa_official(
     )
 
 
+LEGENDRE = np.polynomial.legendre.leggauss(NODES)
+
+
 @dataclass(frozen=True)
 class ErSde(Solver):
     """ER-SDE-Solver of `stages` 1 to 3, with the noise scale function r (exp(r^0.3) + 10)^(rho^2), r = sigma/alpha.
@@ -350,7 +353,7 @@ class ErSde(Solver):
         def raised(r: Array) -> Array:  # the noise scale function over r
             return (np.exp(r**0.3) + 10) ** (rho**2)
 
-        points, shares = np.polynomial.legendre.leggauss(NODES)  # in log r
+        points, shares = LEGENDRE  # in log r
         r = np.exp((points * (t.lam - s.lam) - t.lam - s.lam) / 2)
         ends = raised(np.array([t.r, s.r]))
         kept = float(ends[0] / ends[1])
