@@ -18,6 +18,7 @@ from mvm.solver.peers import (
     PEERS,
     SA_NOISE,
     SigmaGrid,
+    as_grid,
     deis,
     dpm,
     edm_churn,
@@ -408,15 +409,20 @@ def test_names():
 
 
 def test_karras_and_log_snr():
-    karras, even = (SigmaGrid(spacing).times(5) for spacing in ("karras", "log-snr"))
-    for times in (karras, even):
+    karras, even = (as_grid(spacing).times(5) for spacing in ("karras", "log-snr"))
+    for times, last in ((karras, 0.002), (even, 0.01)):
         r = [math.exp(-float(MV.lam(t))) for t in times[:-1]]
         assert times[-1] == 0
-        assert (r[0], r[-1]) == pytest.approx((80.0, 0.002))
+        assert (r[0], r[-1]) == pytest.approx((80.0, last))
     powers = [math.exp(-float(MV.lam(t)) / 7) for t in karras[:-1]]
     assert np.diff(powers).tolist() == pytest.approx([powers[1] - powers[0]] * 4)
     lams = [float(MV.lam(t)) for t in even[:-1]]
     assert np.diff(lams).tolist() == pytest.approx([lams[1] - lams[0]] * 4)
+
+
+def test_sa_official_does_not_evaluate_the_last_level():
+    assert sa_official().grid.times(4)[:4] == as_grid("karras").times(5)[:4]
+    assert sa_official().grid.times(1) == as_grid("karras").times(1)
 
 
 def test_a_schedule_that_begins_lower_is_sampled_from_its_own_start():
