@@ -317,7 +317,7 @@ def test_weak_order(solver):
             worst = max(worst, abs(law(plan, std, 0.0, begin)[1] - end))
         return worst
 
-    measured = math.log2(error_of_law(40) / error_of_law(80))
+    measured = math.log2(error_of_law(30) / error_of_law(60))
     assert solver.weak_order - 0.35 < measured < solver.weak_order + 1
 
 
@@ -363,7 +363,7 @@ def error(solver, steps):
     "solver", [*(solver_named(name) for name in PEERS), unipc(2), deis(1), dpm(1)], ids=lambda s: f"{s.name}-{s.order}"
 )
 def test_order(solver):
-    measured = math.log2(error(solver, 50) / error(solver, 100))
+    measured = math.log2(error(solver, 30) / error(solver, 60))
     assert solver.order - 0.35 < measured < solver.order + 1
 
 
@@ -371,7 +371,7 @@ def test_order(solver):
 @pytest.mark.parametrize("name", PEERS)
 def test_exactly_nfe_evaluations_and_a_finite_image(name, schedule):
     field = small().field(schedule)
-    for nfe in (1, 2, 3, 4, 5, 9):
+    for nfe in (1, 2, 3, 4, 9):
         for rho in (0.0, 1.0) if solver_named(name).weak_order else (0.0,):
             got = solve(field, start(), schedule=schedule, solver=name, nfe=nfe, rho=rho, seeds=range(4))
             assert got.nfe == got.passes == nfe == solver_named(name).plan(schedule, nfe, rho).nfe
@@ -389,7 +389,7 @@ def test_same_answer_through_an_equal_snr_schedule(name):
 @pytest.mark.parametrize("name", PEERS)
 def test_the_ode_converges(name):
     """From r = 80 the noise has a little of x0 missing; the rest is the flow."""
-    got = sample(gaussian(0.3, 0.5, (3,)).field(MV), start(), solver=name, nfe=80)
+    got = sample(gaussian(0.3, 0.5, (3,)).field(MV), start(), solver=name, nfe=60)
     torch.testing.assert_close(got, 0.3 + 0.5 * start(), rtol=0, atol=0.02)
 
 
