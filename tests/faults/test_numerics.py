@@ -1,7 +1,7 @@
 """Extremes of shape, dtype, time, rho, guidance, order and nfe: finite, shape-true, repeatable, no matter the batch."""
 
 import math
-from itertools import cycle, pairwise
+from itertools import pairwise
 
 import pytest
 import torch
@@ -25,6 +25,7 @@ from mvm.path import (
 )
 from mvm.path.perturb import LAWS, perturb
 from mvm.solver import (
+    PEERS,
     SOLVERS,
     Adaptive,
     Auto,
@@ -44,6 +45,7 @@ from mvm.solver.sampling import MAX_RHO
 SCHEDULES = [MeanVelocity(), MeanVelocity(2.5), MeanVelocity(1e-3), LinearFlow(), VariancePreserving()]
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 FIXED = [name for name in SOLVERS if name not in ("adaptive", "dopri5")]
+OURS = [name for name in FIXED if name not in PEERS]
 NOISY = [name for name in FIXED if SOLVERS[name]().weak_order]
 SHAPES = [(1,), (3,), (1, 1, 1), (3, 5, 7), (4099,)]
 TIMES = [0.0, 5e-324, 1e-30, 1e-10, 0.5, 1 - 1e-16, 1.0]  # of the schedule's end
@@ -91,7 +93,7 @@ def test_any_solver_on_any_schedule(schedule, solver, shape, dtype, batch, nfe, 
     assert looks_right(found.x, x)
     assert found.nfe == found.passes == nfe
     assert bool(found.x.isfinite().all())
-    if rho <= 1:
+    if rho <= 1 and solver in OURS:  # as published, others leave the data at very few evaluations
         assert float(found.x.abs().max()) < 2.5
     assert torch.equal(sample(field, x, seeds=seeds, **how), found.x)
     alone = sample(field, x[-1:], seeds=seeds[-1:], **how)
@@ -139,7 +141,7 @@ def test_a_thousand_steps_of_the_ode_are_near_the_truth(make, predictor, correct
     torch.testing.assert_close(found, 0.3 + 0.5 * x, rtol=0, atol=5e-3)
 
 
-@pytest.mark.parametrize(("schedule", "solver"), list(zip(cycle(SCHEDULES), FIXED, strict=False)), ids=str)
+@pytest.mark.parametrize(("schedule", "solver"), list(zip(SCHEDULES, OURS, strict=True)), ids=str)
 def test_a_thousand_steps(schedule, solver):
     """Smallest times and steps of every solver, with all the noise there may be."""
     seeds = torch.arange(2)

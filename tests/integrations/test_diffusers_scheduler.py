@@ -47,7 +47,7 @@ def farthest(found, expected):
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize(("solver", "rho"), [("adams", 0.0), ("adams", 1.0), ("sa", 0.0), ("sa", 0.75), ("euler", 0.0),
-                                             ("euler-maruyama", 1.0)])  # fmt: skip
+                                             ("euler-maruyama", 1.0), ("deis", 0.0), ("er-sde", 1.0)])  # fmt: skip
 def test_trajectory_is_the_native_solvers(schedule, solver, rho):
     path = schedule_named(schedule)
     scheduler = planned(solver=solver, rho=rho, schedule=schedule, prediction_type="x0", seeds=SEEDS)

@@ -18,6 +18,7 @@ from mvm.solver.peers import (
     PEERS,
     SA_NOISE,
     SigmaGrid,
+    as_grid,
     deis,
     dpm,
     edm_churn,
@@ -316,7 +317,7 @@ def test_weak_order(solver):
             worst = max(worst, abs(law(plan, std, 0.0, begin)[1] - end))
         return worst
 
-    measured = math.log2(error_of_law(40) / error_of_law(80))
+    measured = math.log2(error_of_law(30) / error_of_law(60))
     assert solver.weak_order - 0.35 < measured < solver.weak_order + 1
 
 
@@ -362,7 +363,7 @@ def error(solver, steps):
     "solver", [*(solver_named(name) for name in PEERS), unipc(2), deis(1), dpm(1)], ids=lambda s: f"{s.name}-{s.order}"
 )
 def test_order(solver):
-    measured = math.log2(error(solver, 50) / error(solver, 100))
+    measured = math.log2(error(solver, 30) / error(solver, 60))
     assert solver.order - 0.35 < measured < solver.order + 1
 
 
@@ -370,7 +371,7 @@ def test_order(solver):
 @pytest.mark.parametrize("name", PEERS)
 def test_exactly_nfe_evaluations_and_a_finite_image(name, schedule):
     field = small().field(schedule)
-    for nfe in (1, 2, 3, 4, 5, 9):
+    for nfe in (1, 2, 3, 4, 9):
         for rho in (0.0, 1.0) if solver_named(name).weak_order else (0.0,):
             got = solve(field, start(), schedule=schedule, solver=name, nfe=nfe, rho=rho, seeds=range(4))
             assert got.nfe == got.passes == nfe == solver_named(name).plan(schedule, nfe, rho).nfe
@@ -388,7 +389,7 @@ def test_same_answer_through_an_equal_snr_schedule(name):
 @pytest.mark.parametrize("name", PEERS)
 def test_the_ode_converges(name):
     """From r = 80 the noise has a little of x0 missing; the rest is the flow."""
-    got = sample(gaussian(0.3, 0.5, (3,)).field(MV), start(), solver=name, nfe=80)
+    got = sample(gaussian(0.3, 0.5, (3,)).field(MV), start(), solver=name, nfe=60)
     torch.testing.assert_close(got, 0.3 + 0.5 * start(), rtol=0, atol=0.02)
 
 
@@ -408,15 +409,20 @@ def test_names():
 
 
 def test_karras_and_log_snr():
-    karras, even = (SigmaGrid(spacing).times(5) for spacing in ("karras", "log-snr"))
-    for times in (karras, even):
+    karras, even = (as_grid(spacing).times(5) for spacing in ("karras", "log-snr"))
+    for times, last in ((karras, 0.002), (even, 0.01)):
         r = [math.exp(-float(MV.lam(t))) for t in times[:-1]]
         assert times[-1] == 0
-        assert (r[0], r[-1]) == pytest.approx((80.0, 0.002))
+        assert (r[0], r[-1]) == pytest.approx((80.0, last))
     powers = [math.exp(-float(MV.lam(t)) / 7) for t in karras[:-1]]
     assert np.diff(powers).tolist() == pytest.approx([powers[1] - powers[0]] * 4)
     lams = [float(MV.lam(t)) for t in even[:-1]]
     assert np.diff(lams).tolist() == pytest.approx([lams[1] - lams[0]] * 4)
+
+
+def test_sa_official_does_not_evaluate_the_last_level():
+    assert sa_official().grid.times(4)[:4] == as_grid("karras").times(5)[:4]
+    assert sa_official().grid.times(1) == as_grid("karras").times(1)
 
 
 def test_a_schedule_that_begins_lower_is_sampled_from_its_own_start():

@@ -25,7 +25,8 @@ from mvm.solver.grid import Grid
 from mvm.solver.table import NODES, TO_DATA, Array, Row
 
 Rows = tuple[Row, ...]
-GRIDS = ("karras", "log-snr")
+# ends of r = sigma/alpha: EDM's; and where DPM-Solver's authors end with few steps, t = 1e-3 of a VP path
+GRIDS = {"karras": (0.002, 80.0), "log-snr": (0.01, 80.0)}
 KARRAS_RHO = 7.0
 
 
@@ -34,15 +35,17 @@ class SigmaGrid(Grid):
     """N times from sigma_max to sigma_min of r = sigma/alpha, then 0: uniform in r^(1/7) ("karras") or lam ("log-snr").
 
     A field whose schedule begins below sigma_max is sampled from exactly its own start; of any other, the noise is
-    taken as the state at sigma_max.
+    taken as the state at sigma_max. evaluate_last: whether sigma_min is the last of the N, or the one after them, which
+    stands for 0.
     """
 
     spacing: str = "karras"
     sigma_min: float = 0.002
     sigma_max: float = 80.0
+    evaluate_last: bool = True
 
     def __post_init__(self) -> None:
-        choose("grid", self.spacing, dict.fromkeys(GRIDS))
+        choose("grid", self.spacing, GRIDS)
         if not 0 < self.sigma_min < self.sigma_max < np.inf:
             raise ValueError(
                 f"sigma_min={self.sigma_min}, sigma_max={self.sigma_max}: they must satisfy 0 < sigma_min < sigma_max"
@@ -56,17 +59,18 @@ class SigmaGrid(Grid):
                 f"sigma_min={self.sigma_min}: the field's schedule begins at sigma/alpha = {first:g} already; use a "
                 "smaller sigma_min, or solver 'adams'"
             )
+        count = nfe if self.evaluate_last else nfe + 1
         if self.spacing == "karras":
-            r = np.linspace(first ** (1 / KARRAS_RHO), self.sigma_min ** (1 / KARRAS_RHO), nfe) ** KARRAS_RHO
+            r = np.linspace(first ** (1 / KARRAS_RHO), self.sigma_min ** (1 / KARRAS_RHO), count) ** KARRAS_RHO
         else:
-            r = np.geomspace(first, self.sigma_min, nfe)
-        times = MEAN_VELOCITY.t_from_lam(-np.log(r)).tolist()
+            r = np.geomspace(first, self.sigma_min, count)
+        times = MEAN_VELOCITY.t_from_lam(-np.log(r[:nfe])).tolist()
         return (start if first == highest else times[0], *times[1:], 0.0)
 
 
-def as_grid(grid: str | Grid) -> Grid:
-    """Return the grid of a name, with EDM's ends, or the grid itself."""
-    return grid if isinstance(grid, Grid) else SigmaGrid(grid)
+def as_grid(grid: str | Grid, evaluate_last: bool = True) -> Grid:
+    """Return the grid of a name, with its usual ends, or the grid itself."""
+    return grid if isinstance(grid, Grid) else SigmaGrid(grid, *choose("grid", grid, GRIDS), evaluate_last)
 
 
 class Point(NamedTuple):
@@ -308,11 +312,16 @@ def sa_official(
 ) -> DataMultistep:
     """Return SA-Solver as its authors' code has it: tau = rho within `noise` and 0 outside, orders lowered at the end.
 
-    tau is judged at a step's `tau_at`: "end" is theirs, "start" diffusers'.
+    The last step, of first order, leads to sigma_min, which is not evaluated. tau is judged at a step's `tau_at`: "end"
+    is theirs, "start" diffusers'.
     """
+    times = as_grid(grid, evaluate_last=False)
     return DataMultistep(
-        "sa-official", as_grid(grid), predictor, corrector, "bh1", lower_final=ALWAYS, noise=noise, tau_at=tau_at
+        "sa-official", times, predictor, corrector, "bh1", lower_final=ALWAYS, noise=noise, tau_at=tau_at
     )
+
+
+LEGENDRE = np.polynomial.legendre.leggauss(NODES)
 
 
 @dataclass(frozen=True)
@@ -350,7 +359,7 @@ class ErSde(Solver):
         def raised(r: Array) -> Array:  # the noise scale function over r
             return (np.exp(r**0.3) + 10) ** (rho**2)
 
-        points, shares = np.polynomial.legendre.leggauss(NODES)  # in log r
+        points, shares = LEGENDRE  # in log r
         r = np.exp((points * (t.lam - s.lam) - t.lam - s.lam) / 2)
         ends = raised(np.array([t.r, s.r]))
         kept = float(ends[0] / ends[1])
