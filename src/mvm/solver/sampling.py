@@ -143,7 +143,7 @@ def _solve_adaptively(
         evaluate = evaluator(meter, schedule, None if condition is None else condition[part], guidance)
         state = solver.integrate(schedule, evaluate, noise[part])
         in_ode = meter.evaluations
-        out.append(evaluate(state, solver.t_min))
+        out.append(evaluate(state, solver.t_min * schedule.end))
         evaluations, passes = evaluations + (in_ode if solver.joint else meter.evaluations), passes + meter.passes
     return torch.cat(out), math.ceil(evaluations / len(out)), math.ceil(passes / len(out))
 
