@@ -12,6 +12,7 @@ from mvm import likelihood, noise
 from mvm.data import digits
 from mvm.model import Model, choose_device, load, shipped_models
 from mvm.path import LinearFlow, MeanVelocity, VariancePreserving
+from mvm.published import export
 from mvm.recipes import load_recipe, override
 from mvm.solver import ClassifierFree, Internal, sample
 from mvm.training import checkpoint
@@ -162,6 +163,37 @@ def test_other_paths_and_kinds(schedule, kind, path):
         "x0": answer,
     }[kind]
     assert torch.allclose(model(x, t, labels), want, atol=1e-5)
+
+
+@pytest.mark.parametrize("solver", ["adams", "sa", "heun"])
+@pytest.mark.parametrize("kind", ["x0", "diffusion_v", "u"])
+def test_T_rescales_time_alone(kind, solver):
+    """Equal networks answer alike at equal signal-to-noise ratio; u is 1/sqrt(T) of that at T = 1."""
+    one, two = (shaken(tiny(objective_kind=kind, path_T=T)) for T in ("1", "2"))
+    assert (one.schedule, two.schedule) == (MeanVelocity(), MeanVelocity(2.0))
+    if kind == "u":
+        for parameter in two.network.head.linear.parameters():
+            parameter /= math.sqrt(2)
+    x, t, labels = inputs()
+    assert torch.allclose(two(x, 2 * t, labels), one(x, t, labels), atol=1e-5)
+    images = [sample(m, x, schedule=m.schedule, condition=labels, solver=solver, nfe=6) for m in (one, two)]
+    assert torch.allclose(images[1], images[0], atol=1e-4)
+
+
+def test_T_in_training_export_and_load(tmp_path):
+    """An x0 network is trained alike whatever T: the same loss at the same draws; what is kept knows its T."""
+    few = {"objective_kind": "x0", "train_steps": "1", "train_log_every": "1"}
+    for T in ("1", "2"):
+        train(tiny(path_T=T, **few), tmp_path / T, progress=False)
+    one, two = load(tmp_path / "1", "model"), load(tmp_path / "2", "model")
+    assert two.schedule == MeanVelocity(2.0)
+    pairs = zip(one.network.parameters(), two.network.parameters(), strict=True)
+    assert all(torch.allclose(a, b, atol=1e-4) for a, b in pairs)
+    losses = [json.loads((tmp_path / T / "metrics.jsonl").read_text().splitlines()[0])["loss"] for T in ("1", "2")]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    export(tmp_path / "2", tmp_path / "out")
+    assert load(tmp_path / "out").schedule == MeanVelocity(2.0)
+    assert "- Path: mean-velocity, T = 2; the network learns x0." in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_pair_is_both_heads_of_one_pass():

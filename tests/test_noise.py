@@ -112,17 +112,18 @@ def test_normals_hold_float32_precision_in_every_dtype():
 def test_streams_are_distinct():
     names = (noise.INITIAL, noise.LABEL, noise.TIME, noise.TRAIN, noise.DEQUANTISE, noise.HUTCHINSON, noise.STEP)
     names += (noise.MIRROR, noise.BLOCK, noise.AUGMENT, noise.DROPOUT, noise.WARP, noise.WARP_NORMAL)
-    first = [float(noise.uniform(torch.tensor([3]), stream, (1,))) for stream in (*names, noise.STEP + 1)]
+    names += (noise.COMPONENT, noise.DATA, noise.STEP + 1, noise.HUTCHINSON + 1)
+    first = [float(noise.uniform(torch.tensor([3]), stream, (1,))) for stream in names]
     assert len(set(first)) == len(first)
 
 
 def test_streams_keep_their_numbers():
     """Another number would be other noise for every run, sample and seed there is."""
-    first = (noise.INITIAL, noise.LABEL, noise.TIME, noise.TRAIN, noise.DEQUANTISE, noise.HUTCHINSON, noise.DERIVE)
+    first = (noise.INITIAL, noise.LABEL, noise.TIME, noise.TRAIN, noise.DEQUANTISE, noise.COMPONENT, noise.DERIVE)
     assert first == tuple(range(7))
-    later = (noise.MIRROR, noise.BLOCK, noise.DROPOUT, noise.WARP, noise.WARP_NORMAL)
-    assert later == tuple(range(7, 12))
-    assert (noise.AUGMENT, noise.STEP) == (4096, 65536)
+    later = (noise.MIRROR, noise.BLOCK, noise.DROPOUT, noise.WARP, noise.WARP_NORMAL, noise.DATA)
+    assert later == tuple(range(7, 13))
+    assert (noise.AUGMENT, noise.STEP, noise.HUTCHINSON) == (4096, 65536, 2**31)
 
 
 def test_derive_is_independent_of_order_and_batch():

@@ -192,6 +192,17 @@ def test_samples_belong_to_their_seeds():
     torch.testing.assert_close(three().sample(seeds.flip(0)).flip(0), whole, rtol=0, atol=0)
 
 
+def test_data_and_noise_of_one_seed_are_independent():
+    """Neither the place in a component nor the component may follow what these seeds draw elsewhere."""
+    seeds, n = torch.arange(20_000), 20_000
+    spread = gaussian(0.0, 1.0, (2,)).sample(seeds)
+    chosen = three().sample(seeds)
+    drawn = [noise.normal(seeds, stream, (2,), torch.float64) for stream in (noise.INITIAL, noise.TRAIN, noise.STEP)]
+    drawn += [noise.uniform(seeds, stream, (1,)) for stream in (noise.LABEL, noise.TIME)]
+    table = np.corrcoef(torch.cat((spread, chosen, *drawn), dim=1).numpy().T)
+    assert np.abs(table[:3, 3:]).max() < 5 / math.sqrt(n)
+
+
 def test_shapes():
     oracle = gaussian(0.0, 1.0, (1, 2, 3))
     assert oracle.sample(torch.arange(4)).shape == (4, 1, 2, 3)

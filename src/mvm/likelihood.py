@@ -1,11 +1,13 @@
 """Likelihood and inversion by the probability-flow ODE.
 
-Both stop at t = 1e-5 of MeanVelocity(T=1) instead of 0, where the flow is singular; data count as a state there.
+Both go between t = 1e-5 of MeanVelocity(T=1), where data count as a state (at 0 the flow is singular), and the end of
+the field's schedule, as `mvm.sample` does: a path that stops short of pure noise is followed as far as it goes. The
+state there is N(0, (alpha^2 + sigma^2) I): N(0, I) on every path but `mvm.bridge.VarianceExploding`.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import count, pairwise
 
 import torch
 from torch import Tensor
@@ -13,7 +15,16 @@ from torch import Tensor
 from mvm import noise
 from mvm.latent.codec import Pixels
 from mvm.options import at_least, choose
-from mvm.path import MEAN_VELOCITY, Field, Schedule, equal_snr, full_time, require_schedule
+from mvm.path import (
+    MEAN_VELOCITY,
+    Field,
+    Schedule,
+    equal_snr,
+    equal_snr_scale,
+    equal_snr_time,
+    full_time,
+    require_schedule,
+)
 from mvm.pixels import GREY_SCALE
 from mvm.solver import PredictorCorrector, adams, default_times, no_noise, run
 
@@ -21,9 +32,14 @@ T_MIN = 1e-5
 SOLVER: PredictorCorrector = adams()
 
 
-def _times(steps: int) -> tuple[float, ...]:
-    """Return times from T_MIN up to 1, spaced as the default solver's."""
-    return default_times(steps, 1.0, T_MIN)[::-1]
+def _way(field: Field, schedule: Schedule, steps: int) -> tuple[tuple[float, ...], float]:
+    """Return times of MeanVelocity(T=1) from data to the schedule's end, and what turns its states into these there."""
+    require_schedule(field, schedule)
+    end = float(equal_snr_time(schedule.end, schedule, MEAN_VELOCITY))
+    if end <= T_MIN:
+        raise ValueError(f"schedule={schedule} ends with less noise than t={T_MIN} of MeanVelocity; use one with more")
+    # spaced as the default solver's
+    return default_times(steps, end, T_MIN)[::-1], float(equal_snr_scale(schedule.end, schedule, MEAN_VELOCITY))
 
 
 @torch.no_grad()
@@ -31,7 +47,6 @@ def _transport(
     field: Field, x: Tensor, schedule: Schedule, times: tuple[float, ...], condition: Tensor | None
 ) -> Tensor:
     """Return x carried along the ODE through MeanVelocity's times."""
-    require_schedule(field, schedule)
     seen = equal_snr(field, schedule, MEAN_VELOCITY)
     plan = SOLVER.plan_times(MEAN_VELOCITY, times, rho=0.0)
     return run(plan, lambda state, t: seen(state, full_time(state, t), condition), x, no_noise).x
@@ -40,17 +55,19 @@ def _transport(
 def encode(
     field: Field, x0: Tensor, *, schedule: Schedule = MEAN_VELOCITY, nfe: int = 100, condition: Tensor | None = None
 ) -> Tensor:
-    """Return the noise x_1 that the ODE connects with x0."""
+    """Return the noise that the ODE connects with x0: from it `decode` and `mvm.sample` make x0 again."""
     at_least("nfe", nfe, 1)
-    return _transport(field, x0, schedule, _times(nfe), condition)
+    times, scale = _way(field, schedule, nfe)
+    return _transport(field, x0, schedule, times, condition) / scale
 
 
 def decode(
     field: Field, noise: Tensor, *, schedule: Schedule = MEAN_VELOCITY, nfe: int = 100, condition: Tensor | None = None
 ) -> Tensor:
-    """Return the image the ODE connects with noise x_1: `encode` undone, over the same times."""
+    """Return the image the ODE connects with noise: `encode` undone, over the same times."""
     at_least("nfe", nfe, 1)
-    return _transport(field, noise, schedule, _times(nfe)[::-1], condition)
+    times, scale = _way(field, schedule, nfe)
+    return _transport(field, noise * scale, schedule, times[::-1], condition)
 
 
 Divergence = Callable[[Callable[[Tensor], Tensor], Tensor], tuple[Tensor, Tensor]]
@@ -85,9 +102,10 @@ def hutchinson(probes: Tensor) -> Divergence:
     return estimate
 
 
-def _signs(seeds: Tensor, probes: int, x: Tensor) -> Tensor:
-    """Return Rademacher probes (K, B, ...) from each sample's seed."""
-    return noise.uniform(seeds, noise.HUTCHINSON, (probes, *x.shape[1:])).sub(0.5).sign().transpose(0, 1)
+def _signs(seeds: Tensor, evaluation: int, probes: int, x: Tensor) -> Tensor:
+    """Return Rademacher probes (K, B, ...) from each sample's seed and the number of the evaluation."""
+    drawn = noise.uniform(seeds, noise.HUTCHINSON + evaluation, (probes, *x.shape[1:]))
+    return drawn.sub(0.5).sign().transpose(0, 1)
 
 
 def _rates(
@@ -113,26 +131,33 @@ def log_likelihood(
 ) -> Tensor:
     """Return log p(x) in nats, float64 (B,): classical Runge-Kutta of order 4 on (x, log p), 4 passes a step.
 
-    method: "hutchinson" (Rademacher probes from each sample's seed) or "exact" (a backward pass per dimension).
+    p is the law of `mvm.sample`'s images by the ODE. method: "hutchinson" (Rademacher probes from each sample's seed,
+    new ones at every pass, so that errors average out over the steps) or "exact" (a backward pass per dimension).
     """
-    require_schedule(field, schedule)
     choose("method", method, dict.fromkeys(("hutchinson", "exact")))
     at_least("steps", steps, 1)
     at_least("probes", probes, 1)
     seeds = noise.as_seeds(seeds, x.shape[0], x.device)
     x = x.double()
-    divergence = exact_divergence if method == "exact" else hutchinson(_signs(seeds, probes, x))
-    seen = equal_snr(field, schedule, MEAN_VELOCITY)
+    times, _ = _way(field, schedule, steps)
+    seen, evaluation = equal_snr(field, schedule, MEAN_VELOCITY), count()
+
+    def rates(state: Tensor, c: float) -> tuple[Tensor, Tensor]:
+        exact = method == "exact"
+        divergence = exact_divergence if exact else hutchinson(_signs(seeds, next(evaluation), probes, state))
+        return _rates(seen, state, c, condition, divergence)
+
     gained = x.new_zeros(x.shape[0])
-    for c, d in pairwise(t**0.5 for t in _times(steps)):
+    for c, d in pairwise(t**0.5 for t in times):
         h = d - c
-        k1, g1 = _rates(seen, x, c, condition, divergence)
-        k2, g2 = _rates(seen, x + h / 2 * k1, c + h / 2, condition, divergence)
-        k3, g3 = _rates(seen, x + h / 2 * k2, c + h / 2, condition, divergence)
-        k4, g4 = _rates(seen, x + h * k3, d, condition, divergence)
+        k1, g1 = rates(x, c)
+        k2, g2 = rates(x + h / 2 * k1, c + h / 2)
+        k3, g3 = rates(x + h / 2 * k2, c + h / 2)
+        k4, g4 = rates(x + h * k3, d)
         x = x + h / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
         gained = gained + h / 6 * (g1 + 2 * g2 + 2 * g3 + g4)
-    prior = -0.5 * (x**2).flatten(1).sum(1) - 0.5 * x[0].numel() * math.log(2 * math.pi)
+    std = float(MEAN_VELOCITY.norm(times[-1]))
+    prior = -0.5 * ((x / std) ** 2).flatten(1).sum(1) - x[0].numel() * math.log(std * math.sqrt(2 * math.pi))
     return prior + gained
 
 

@@ -95,11 +95,11 @@ class Mixture:
         return torch.logsumexp(log_joint, dim=1) - total
 
     def sample(self, seeds: Tensor, condition: Tensor | None = None) -> Tensor:
-        """Return exact draws of x0, one per seed, float64."""
+        """Return exact draws of x0, one per seed, float64: independent of all else that these seeds draw."""
         weights = torch.softmax(self._select(condition), dim=1).expand(len(seeds), -1)
-        u = noise.uniform(seeds, noise.LABEL, (1,))
+        u = noise.uniform(seeds, noise.COMPONENT, (1,))
         index = torch.searchsorted(weights.cumsum(1).contiguous(), u).clamp_max(len(self.weights) - 1)[:, 0]
-        eps = noise.normal(seeds, noise.INITIAL, (self.means.shape[1],), torch.float64)
+        eps = noise.normal(seeds, noise.DATA, (self.means.shape[1],), torch.float64)
         return (self.means[index] + self.stds[index, None] * eps).reshape(len(seeds), *self.shape)
 
     def sample_at(self, seeds: Tensor, t: float, schedule: Schedule, condition: Tensor | None = None) -> Tensor:

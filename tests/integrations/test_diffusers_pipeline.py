@@ -64,12 +64,14 @@ def test_trajectory_is_the_native_solvers(model, solver, rho):
     assert float((images - native.x).abs().max()) < 1e-5
 
 
-@pytest.mark.parametrize("name", ["ddt-with-inner-head", "flow-on-linear-path", "augmented"])
+@pytest.mark.parametrize("name", ["ddt-with-inner-head", "flow-on-linear-path", "augmented", "T"])
 def test_other_models_are_the_native_ones_too(model, name):
     recipe = model.recipe
     if name == "ddt-with-inner-head":
         network = DDTConfig(size="tiny", patch=2, depth=2, inner_block=1)
         recipe = replace(recipe, network=network, sample=replace(recipe.sample, internal=1.4, nfe=NFE, cfg=1.3))
+    elif name == "T":
+        recipe = replace(recipe, path=replace(recipe.path, T=2.5), sample=replace(recipe.sample, nfe=NFE))
     elif name == "augmented":
         data, network = replace(recipe.data, augment=0.1), replace(recipe.network, dropout=0.1)
         recipe = replace(recipe, data=data, network=network, sample=replace(recipe.sample, nfe=NFE))
@@ -217,6 +219,7 @@ def test_bad_arguments_are_refused(pipe, arguments, message):
         (DDIMScheduler(), "scheduler=DDIMScheduler: this network needs an MVMScheduler"),
         (MVMScheduler(prediction_type="x0"), "prediction_type='x0': this network was trained with prediction_type='u'"),
         (MVMScheduler(schedule="linear-flow"), "trained with schedule='mean-velocity'"),
+        (MVMScheduler(T=2.0), "trained with T='1.0'"),
     ],
 )
 def test_wrong_scheduler_is_refused(model, scheduler, message):

@@ -88,16 +88,18 @@ def test_example_draws_mvms_noise(example):
         assert np.abs(example["normal"](seeds, stream, shape) - expected).max() < 1e-6
 
 
-@pytest.mark.parametrize("schedule", ["mean-velocity", "linear-flow", "variance-preserving"])
+@pytest.mark.parametrize(
+    ("schedule", "T"),
+    [("mean-velocity", 1.0), ("mean-velocity", 2.5), ("linear-flow", 1.0), ("variance-preserving", 1.0)],
+)
 @pytest.mark.parametrize(
     ("solver", "rho", "cfg"), [("adams", 0.0, 1.0), ("sa", 0.75, 1.5), ("euler-maruyama", 1.0, 1.5)]
 )
-def test_tables_make_the_native_samplers_images(model, example, schedule, solver, rho, cfg):
+def test_tables_make_the_native_samplers_images(model, example, schedule, T, solver, rho, cfg):
     """The loop of the example, over a session that asks the network itself."""
     recipe, kind = model.recipe, "u" if schedule == "mean-velocity" else "diffusion_v"
-    other = Model(
-        replace(recipe, path=replace(recipe.path, schedule=schedule), objective=replace(recipe.objective, kind=kind))
-    )
+    path, objective = replace(recipe.path, schedule=schedule, T=T), replace(recipe.objective, kind=kind)
+    other = Model(replace(recipe, path=path, objective=objective))
     other.network.load_state_dict(model.network.state_dict())
     other.eval().requires_grad_(False)
     settings = replace(recipe.sample, nfe=7, solver=solver, rho=rho, cfg=cfg, low=0.3, high=0.9)

@@ -226,6 +226,19 @@ def test_a_law_without_draws_on_the_path_is_refused():
         Matching(ObjectiveConfig("flow"), FLOW, TimeLaw("lam-uniform", t_min=1e-5))
 
 
+def test_a_weight_of_infinite_mean_is_refused():
+    """g^2/sigma^2 = 1/t and more near 0: its mean over t in [h, 1] grows by log 10 with every tenth of h."""
+    means = []
+    for h in (1e-3, 1e-4, 1e-5):
+        t = torch.logspace(math.log10(h), -0.01, 4001, dtype=torch.float64)
+        means.append(float(torch.trapezoid(likelihood_weight("eps", t, MV), t)))
+    assert means[1] - means[0] == pytest.approx(math.log(10), rel=1e-2)
+    assert means[2] - means[1] == pytest.approx(math.log(10), rel=1e-2)
+    with pytest.raises(ValueError, match=r"weight='likelihood'.*infinite.*path\.law\.t_min=0\.0; use .*e\.g\. 1e-5"):
+        Matching(ObjectiveConfig(weight="likelihood"), MV, TimeLaw())
+    Matching(ObjectiveConfig(weight="likelihood"), MV, TimeLaw(t_min=1e-5))
+
+
 def test_unknown_weight():
     with pytest.raises(ValueError, match=r"objective\.weight='likelyhood' is unknown \(did you mean 'likelihood'\?\)"):
         ObjectiveConfig(weight="likelyhood")

@@ -51,9 +51,9 @@ def test_logit_normal(T):
 @pytest.mark.parametrize("T", [1.0, 2.5])
 def test_uniform_law_from_t_min(T, t_min):
     t = TimeLaw("uniform", t_min=t_min).draw(SEEDS, MeanVelocity(T))
-    assert kstest(((t - t_min) / (T - t_min)).numpy(), "uniform").pvalue > 1e-3
+    assert kstest(((t / T - t_min) / (1 - t_min)).numpy(), "uniform").pvalue > 1e-3
     ends = TimeLaw("uniform", t_min=t_min).quantile(torch.tensor([0.0, 1.0], dtype=torch.float64), MeanVelocity(T))
-    assert ends.tolist() == pytest.approx([t_min, T])
+    assert ends.tolist() == pytest.approx([t_min * T, T])
 
 
 def test_uniform_law_from_zero_is_what_it_was_bit_for_bit():

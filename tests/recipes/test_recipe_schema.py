@@ -170,6 +170,12 @@ def test_unknown_recipe_suggests_one():
         ("seed = -1", r"seed=-1"),
         ('[data]\nname = "digts"', r"data\.name='digts' is unknown \(did you mean 'digits'\?\)"),
         ('[path]\nschedule = "linear-flw"', r"path\.schedule='linear-flw'.*'linear-flow'"),
+        (
+            '[path]\nschedule = "linear-flow"\nT = 2',
+            r"path\.T=2\.0 belongs to schedule='mean-velocity'.*leave T",
+        ),
+        ("[path]\nT = 0", r"path\.T=0\.0 is out of range; it must be positive"),
+        ("[path]\nT = inf", r"path\.T=inf is out of range"),
         ('[path.law]\nname = "uniforn"', r"law\.name='uniforn'.*'uniform'"),
         ('[sample]\nsolver = "adam"', r"solver='adam'.*'adams'"),
         ("[sample]\nnfe = 0", r"nfe=0"),

@@ -201,7 +201,23 @@ def test_adaptive_stays_between_the_end_and_t_min(schedule, tolerance):
 
     solve(field, start(), schedule=schedule, solver=Adaptive(tolerance, tolerance, t_min=1e-5))
     assert max(times) == pytest.approx(schedule.end)
-    assert min(times) == pytest.approx(1e-5)
+    assert min(times) == pytest.approx(1e-5 * schedule.end)
+
+
+@pytest.mark.parametrize("solver", [Adaptive(1e-4, 1e-4), Adaptive(1e-4, 1e-4, joint=True)], ids=["each", "joint"])
+@pytest.mark.parametrize("T", [1e-3, 1000.0])
+def test_adaptive_does_not_know_the_scale_of_time(solver, T):
+    found = [
+        solve(gaussian(0.3, 0.01, (3,)).field(MeanVelocity(T)), start(), schedule=MeanVelocity(T), solver=solver)
+        for T in (1.0, T)
+    ]
+    assert found[0].nfe == found[1].nfe
+    torch.testing.assert_close(found[1].x, found[0].x, rtol=0, atol=1e-9)
+
+
+def test_the_last_time_of_adaptive_is_a_share():
+    with pytest.raises(ValueError, match=r"t_min=1\.0 must lie below 1: it is a share"):
+        Adaptive(t_min=1.0)
 
 
 def test_conditions_reach_the_field():

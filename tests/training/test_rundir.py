@@ -91,6 +91,7 @@ BOUND = {
     "seed": "1",
     "data.mirror": "yes",
     "path.law.name": "logit-normal",
+    "path.T": "2",
     "network.heads": "1",
     "network.patch": "2",
     "objective.label_drop": "0.3",

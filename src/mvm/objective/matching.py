@@ -154,6 +154,11 @@ class Matching:
 
     def __post_init__(self) -> None:
         self.law.require(self.schedule)
+        if self.config.weight == "likelihood" and self.law.name == "uniform" and not self.law.t_min:
+            raise ValueError(
+                "objective.weight='likelihood' goes as 1/t, whose mean is infinite over path.law.name='uniform' from "
+                f"path.law.t_min={self.law.t_min}; use a t_min above 0, e.g. 1e-5"
+            )
 
     def drop_labels(self, batch: Batch, null: int) -> Tensor:
         """Return labels with a share replaced by the null class, decided by each sample's seed."""

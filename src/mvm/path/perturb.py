@@ -20,8 +20,8 @@ INSIDE = (2.0**-60, 1 - 2.0**-53)  # of t/end: at 0 and 1 some targets and weigh
 class TimeLaw:
     """Timestep distribution of training.
 
-    uniform: t ~ U(t_min, T). lam-uniform: lam ~ U(lam(T), lam(t_min)). logit-normal: logit(t/T) ~ N(mean, std^2).
-    lam-normal: lam ~ N(mean, std^2).
+    uniform: t/T ~ U(t_min, 1). lam-uniform: lam ~ U(lam(T), lam(t_min T)). logit-normal: logit(t/T) ~ N(mean, std^2).
+    lam-normal: lam ~ N(mean, std^2). T is the schedule's end: laws are of the signal-to-noise ratio, whatever T.
     """
 
     name: str = "uniform"
@@ -35,7 +35,7 @@ class TimeLaw:
     """C*H*W of the data: shifts timesteps to more noise for large data, lam lower by log sqrt(C*H*W / 4096).
     0: no shift."""
     t_min: float = 0.0
-    """Smallest t that uniform and lam-uniform draw; lam-uniform needs one above 0, e.g. 1e-5."""
+    """Smallest t that uniform and lam-uniform draw, as a share of T; lam-uniform needs one above 0, e.g. 1e-5."""
 
     def __post_init__(self) -> None:
         choose("path.law.name", self.name, LAWS)
@@ -44,6 +44,8 @@ class TimeLaw:
         if self.shift_dimension < 0:
             raise ValueError(f"path.law.shift_dimension={self.shift_dimension} must be 0 (off) or the data's C*H*W")
         at_least("path.law.t_min", self.t_min, 0)
+        if self.t_min >= 1:
+            raise ValueError(f"path.law.t_min={self.t_min} must lie below 1: it is a share of T, the end of the path")
         if self.t_min and self.name not in UNIFORM_LAWS:
             raise ValueError(f"path.law.t_min={self.t_min} belongs to {', '.join(UNIFORM_LAWS)}; '{self.name}' takes 0")
         if self.name == "lam-uniform" and not self.t_min:
@@ -51,8 +53,6 @@ class TimeLaw:
 
     def require(self, schedule: Schedule) -> None:
         """Raise if the law has no draws on this path."""
-        if self.t_min >= schedule.end:
-            raise ValueError(f"path.law.t_min={self.t_min} must lie below {schedule.end}, the end of {schedule}")
         if self.name == "lam-uniform" and float(schedule.alpha(schedule.end)) == 0:
             raise ValueError(
                 f"path.law.name='lam-uniform': lam has no lower end on {schedule}, as alpha = 0 there; use "
@@ -72,11 +72,12 @@ class TimeLaw:
 
 
 def _uniform(law: TimeLaw, p: Tensor, schedule: Schedule) -> Tensor:
-    return law.t_min + p * (schedule.end - law.t_min)
+    return schedule.end * (law.t_min + p * (1 - law.t_min))
 
 
 def _lam_uniform(law: TimeLaw, p: Tensor, schedule: Schedule) -> Tensor:
-    first, last = (schedule.lam(torch.full_like(p, t)) for t in (law.t_min, schedule.end))  # on p's device: no wait
+    ends = (law.t_min * schedule.end, schedule.end)
+    first, last = (schedule.lam(torch.full_like(p, t)) for t in ends)  # on p's device: no wait
     return schedule.t_from_lam(first + p * (last - first))
 
 

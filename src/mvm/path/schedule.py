@@ -206,6 +206,11 @@ SCHEDULES: dict[str, type[Schedule]] = {
 }
 
 
-def schedule_named(name: str, **options: float) -> Schedule:
-    """Return the schedule of that name."""
-    return choose("schedule", name, SCHEDULES)(**options)
+def schedule_named(name: str, T: float = 1.0) -> Schedule:
+    """Return the schedule of that name; T is for mean-velocity alone."""
+    kind = choose("schedule", name, SCHEDULES)
+    if kind is MeanVelocity:
+        return MeanVelocity(T)
+    if T != 1:
+        raise ValueError(f"T={T} belongs to schedule='mean-velocity'; '{name}' ends at 1, leave T at 1")
+    return kind()

@@ -59,11 +59,12 @@ def _what(config: Config, told: Told) -> str:
     count = parameters(*recipe.blueprint)
     size, space = "x".join(map(str, recipe.data.shape)), "x".join(map(str, recipe.sample_shape))
     names = ", ".join(config.classes[:SHOWN]) + (", ..." if len(config.classes) > SHOWN else "")
+    end = f", T = {recipe.path.T:g}" if recipe.path.T != 1 else ""
     lines = [
         f"- Images: {size} (channels x height x width). "
         + (f"Classes: {len(config.classes)} ({names})." if recipe.objective.conditional else "No classes."),
         f"- Network: {recipe.network.kind}, {count / 1e6:.2f} M parameters, stored in {config.source.dtype}.",
-        f"- Path: {recipe.path.schedule}; the network learns {recipe.objective.kind}.",
+        f"- Path: {recipe.path.schedule}{end}; the network learns {recipe.objective.kind}.",
         f"- Sampler, unless told otherwise: {sampler_words(asdict(recipe.sample))}.",
     ]
     if told.encoder:

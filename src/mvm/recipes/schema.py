@@ -7,7 +7,7 @@ from mvm.data import DATA_SETS, TOLD
 from mvm.network import DiTConfig
 from mvm.objective import ObjectiveConfig, RepaConfig
 from mvm.options import at_least, between, choose, finite
-from mvm.path import MEAN_VELOCITY_KINDS, NOISE_KINDS, SCHEDULES, MeanVelocity, Schedule, TimeLaw, schedule_named
+from mvm.path import MEAN_VELOCITY_KINDS, NOISE_KINDS, MeanVelocity, Schedule, TimeLaw, schedule_named
 from mvm.solver import (
     DEFAULT_NFE,
     DEFAULT_T_MIN,
@@ -130,14 +130,19 @@ class PathConfig:
     schedule: str = "mean-velocity"
     """Noise schedule: alpha and sigma of x_t = alpha x0 + sigma eps.
     One of: mean-velocity, linear-flow, variance-preserving."""
+    T: float = 1.0
+    """End of time of the mean-velocity path. It rescales t, and u by 1/sqrt(T); signal-to-noise ratios stay."""
     law: TimeLaw = field(default_factory=TimeLaw)
 
     def __post_init__(self) -> None:
-        choose("path.schedule", self.schedule, SCHEDULES)
-        self.law.require(self.build())
+        try:
+            schedule = self.build()
+        except ValueError as error:  # it begins with the option
+            raise ValueError(f"path.{error}") from None
+        self.law.require(schedule)
 
     def build(self) -> Schedule:
-        return schedule_named(self.schedule)
+        return schedule_named(self.schedule, self.T)
 
 
 def _lam_grid(solver: Solver | Adaptive) -> LamGrid | None:

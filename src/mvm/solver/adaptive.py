@@ -15,9 +15,10 @@ from mvm.solver.onestep import drift
 class Adaptive:
     """Dormand-Prince 5(4) to a tolerance, ODE only; it has no nfe to give, it reports the one it took.
 
-    It integrates from the schedule's end to t_min, where x0_hat is the image. rtol and atol bound the error of a step,
-    not of the image. joint = False: in c = t^sigma_power, samples one by one, each with its own steps. joint = True
-    (see `dopri5`): in t, the whole batch as one state with one error norm, so images depend on their batch.
+    It integrates from the schedule's end to t_min, where x0_hat is the image; t_min and the variables below are shares
+    of that end. rtol and atol bound the error of a step, not of the image. joint = False: in c = t^sigma_power, samples
+    one by one, each with its own steps. joint = True (see `dopri5`): in t, the whole batch as one state with one error
+    norm, so images depend on their batch.
     """
 
     rtol: float = 1e-5
@@ -29,23 +30,23 @@ class Adaptive:
     def __post_init__(self) -> None:
         for option in ("rtol", "atol", "t_min"):
             at_least(option, getattr(self, option), 1e-12)
+        if self.t_min >= 1:
+            raise ValueError(f"t_min={self.t_min} must lie below 1: it is a share of the schedule's end")
 
     def integrate(self, schedule: Schedule, evaluate: Evaluate, x: Tensor) -> Tensor:
-        """Return the state at t_min; x (B, ...) is solved as one."""
+        """Return the state at t_min of the schedule's end; x (B, ...) is solved as one."""
         try:
             odeint = importlib.import_module("torchdiffeq").odeint
         except ImportError as error:
             raise ValueError(needs(f"solver='{self.name}'", "torchdiffeq", "adaptive")) from error
-        if self.t_min >= schedule.end:
-            raise ValueError(f"t_min={self.t_min} must lie below {schedule.end}, the end of {schedule}")
         power = 1.0 if self.joint else schedule.sigma_power
 
         def velocity(c: Tensor, state: Tensor) -> Tensor:
-            t = min(max(float(c) ** (1 / power), self.t_min), schedule.end)
+            t = schedule.end * min(max(float(c) ** (1 / power), self.t_min), 1.0)
             a, b = drift(schedule, t, 0.0)
-            return (a * state + b * evaluate(state, t)) * (float(c) ** (1 / power - 1) / power)
+            return (a * state + b * evaluate(state, t)) * (schedule.end * float(c) ** (1 / power - 1) / power)
 
-        ends = x.new_tensor([schedule.end**power, self.t_min**power])
+        ends = x.new_tensor([1.0, self.t_min**power])
         # torchdiffeq's own way, which the literature counts, is to step past the end and interpolate back (the field is
         # asked at t_min there); a step that ends exactly there needs fewer evaluations
         options = None if self.joint else {"step_t": ends[1:]}

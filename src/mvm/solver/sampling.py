@@ -146,7 +146,7 @@ def _solve_adaptively(
         evaluate = evaluator(meter, schedule, None if condition is None else condition[part], guidance)
         state = solver.integrate(schedule, evaluate, noise[part])
         in_ode = meter.evaluations
-        out.append(evaluate(state, solver.t_min))
+        out.append(evaluate(state, solver.t_min * schedule.end))
         evaluations, passes = evaluations + (in_ode if solver.joint else meter.evaluations), passes + meter.passes
     return torch.cat(out), math.ceil(evaluations / len(out)), math.ceil(passes / len(out))
 
@@ -166,7 +166,6 @@ def check_request(field: Field, schedule: Schedule, nfe: int, rho: float, condit
     _check_labels(field, condition)
 
 
-@torch.no_grad()
 def integrate(
     field: Field,
     noise: Tensor,
@@ -180,18 +179,19 @@ def integrate(
     guidance: Rules,
     draw: Draw = counter_noise.normal,
     on_step: Callable[[State], None] | None = None,
+    grad: bool = False,
 ) -> Solution:
     """Return `solve`'s answer by a solver of fixed steps, unchecked: a stream of launches that waits for no device."""
     # half-precision states lose the image in rounding: the loop runs in float32 at least
-    x = noise if noise.dtype == torch.float64 else noise.float()
-    meter = metered(field)
-    evaluate, x = in_solver_time(solver, evaluator(meter, schedule, condition, guidance), x, schedule)
-    solver = solver.fitted(noise[0].numel())
-    x = run(solver.plan(schedule, int(nfe), rho), evaluate, x, step_noise(seeds, x, draw), on_step=on_step).x
-    return Solution(x.to(noise.dtype), meter.evaluations, meter.passes, seeds)
+    with torch.set_grad_enabled(grad):
+        x = noise if noise.dtype == torch.float64 else noise.float()
+        meter = metered(field)
+        evaluate, x = in_solver_time(solver, evaluator(meter, schedule, condition, guidance), x, schedule)
+        plan = solver.fitted(noise[0].numel()).plan(schedule, int(nfe), rho)
+        x = run(plan, evaluate, x, step_noise(seeds, x, draw), on_step=on_step).x
+        return Solution(x.to(noise.dtype), meter.evaluations, meter.passes, seeds)
 
 
-@torch.no_grad()
 def solve(
     field: Field,
     noise: Tensor,
@@ -204,6 +204,7 @@ def solve(
     seeds: Sequence[int] | Tensor | None = None,
     guidance: Rules = None,
     on_step: Callable[[State], None] | None = None,
+    grad: bool = False,
 ) -> Solution:
     """Return `sample`'s image with its cost.
 
@@ -230,13 +231,17 @@ def solve(
             condition=condition,
             guidance=guidance,
             on_step=on_step,
+            grad=grad,
         )
     if rho != 0 or on_step is not None:
         raise ValueError(
             f"rho={rho}, on_step: solver '{chosen.name}' is an ODE solver with no steps to show; use rho=0"
         )
-    x = noise if noise.dtype == torch.float64 else noise.float()
-    x, evaluations, passes = _solve_adaptively(chosen, field, x, schedule, condition, guidance)
+    if grad:
+        raise ValueError(f"grad={grad}: solver '{chosen.name}' goes by tolerance, which has no gradient; use adams")
+    with torch.no_grad():
+        x = noise if noise.dtype == torch.float64 else noise.float()
+        x, evaluations, passes = _solve_adaptively(chosen, field, x, schedule, condition, guidance)
     return Solution(x.to(noise.dtype), evaluations, passes, seeds)
 
 
@@ -251,6 +256,7 @@ def sample(
     condition: Tensor | None = None,
     seeds: Sequence[int] | Tensor | None = None,
     guidance: Rules = None,
+    grad: bool = False,
 ) -> Tensor:
     """Return images x_0 from noise x_1 (B, ...), with exactly `nfe` evaluations of the field.
 
@@ -260,6 +266,8 @@ def sample(
     rho: 0 is the probability-flow ODE, 1 the paper's reverse SDE, 0.75 its best result.
     condition: int64 labels (B,), or None. seeds: one per sample, for the SDE's noise; drawn once when None.
     guidance: a rule of `mvm.solver` or several, the first applied innermost.
+    grad: keep the graph, for gradients of the images with respect to the noise and to the field's parameters, through
+    every step; memory then grows with nfe. The SDE's own noise counts as constant. Not for adaptive solvers.
     """
     return solve(
         field,
@@ -271,4 +279,5 @@ def sample(
         condition=condition,
         seeds=seeds,
         guidance=guidance,
+        grad=grad,
     ).x

@@ -95,6 +95,7 @@ class MVMPipeline(DiffusionPipeline):
                 "rho": sample.rho,
                 "prediction_type": transformer.config["prediction_type"],
                 "schedule": transformer.config["schedule"],
+                "T": transformer.config["T"],
                 **scheduler_options,
             }
         )
@@ -127,7 +128,7 @@ class MVMPipeline(DiffusionPipeline):
         """Raise unless the scheduler takes the network's answers for what they are."""
         if not isinstance(self.scheduler, MVMScheduler):
             raise ValueError(f"scheduler={type(self.scheduler).__name__}: this network needs an MVMScheduler")
-        for option in ("prediction_type", "schedule"):
+        for option in ("prediction_type", "schedule", "T"):
             said, trained = self.scheduler.config[option], self.transformer.config[option]
             if said != trained:
                 raise ValueError(f"scheduler {option}='{said}': this network was trained with {option}='{trained}'")

@@ -38,8 +38,8 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
 
     solver, solver_options: a name in mvm.solver.SOLVERS and its options, e.g. "adams" with r, p, q, predictor,
     corrector. rho: 0 is the ODE, 1 the paper's SDE. prediction_type: what the network predicts, of mvm.path.KINDS.
-    schedule: the path it was trained on, of mvm.path.SCHEDULES. seeds: one per sample, for mvm's own noise; None
-    takes `generator`.
+    schedule: the path it was trained on, of mvm.path.SCHEDULES; T: the mean-velocity path's. seeds: one per sample, for
+    mvm's own noise; None takes `generator`.
 
     Timesteps are the times t of the schedule, float64, from its end down. What a step needs to know of earlier ones is
     a `State` of mvm.solver; the timestep passed says which step it is, not a counter.
@@ -56,12 +56,13 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
         schedule: str = "mean-velocity",
         solver_options: dict[str, Any] | None = None,
         seeds: list[int] | None = None,
+        T: float = 1.0,
     ) -> None:
         choose("prediction_type", prediction_type, KINDS)
         at_least("rho", rho, 0)
         if not math.isfinite(rho):
             raise ValueError(f"rho={rho} must be finite; 0 is the ODE, 1 the paper's SDE")
-        self.schedule = schedule_named(schedule)
+        self.schedule = schedule_named(schedule, T)
         self.solver = build_solver(solver, dict(solver_options or {}))
         self.num_inference_steps: int | None = None
         self._course: Course | None = None

@@ -28,7 +28,8 @@ class MVMTransformer2DOutput(BaseOutput):
 class MVMTransformer2DModel(ModelMixin, ConfigMixin):
     """A network with the schedule and the kind it was trained for.
 
-    network_options: as in a recipe's [network]. conditional: whether it ever saw a label; null: the null class.
+    network_options: as in a recipe's [network]. conditional: whether it ever saw a label; null: the null class. T: the
+    mean-velocity path's.
     """
 
     @register_to_config
@@ -41,9 +42,10 @@ class MVMTransformer2DModel(ModelMixin, ConfigMixin):
         schedule: str = "mean-velocity",
         conditional: bool = True,
         null: bool = True,
+        T: float = 1.0,
     ) -> None:
         super().__init__()
-        self.schedule = schedule_named(schedule)
+        self.schedule = schedule_named(schedule, T)
         kind = choose("network.kind", network_options.get("kind", DiTConfig.kind), VARIANTS[DiTConfig])
         shape = from_dict(kind, network_options, "network.")
         assert isinstance(shape, DiTConfig)
@@ -61,6 +63,7 @@ class MVMTransformer2DModel(ModelMixin, ConfigMixin):
             schedule=recipe.path.schedule,
             conditional=recipe.objective.conditional,
             null=recipe.objective.has_null,
+            T=recipe.path.T,
         )
         weights = model.network.state_dict()
         made.network.load_state_dict({name: value for name, value in weights.items() if name != AUGMENT_MAP})
