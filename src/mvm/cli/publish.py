@@ -8,8 +8,8 @@ from cyclopts import Parameter
 
 from mvm.cli.app import app
 
-MOST_WORK = 2e12  # multiply-adds of the picture on a CPU, the null class counted in: half a minute or so on two cores
-GPU = 1000  # times as many there
+MOST_WORK = 2e12  # multiply-adds of the picture on a CPU, the null class counted in: a minute or so
+GPU = 1000  # times as many there: a guess
 
 
 @app.command

@@ -149,7 +149,6 @@ def _picture(config: Config) -> str:
 def _use(config: Config, name: str) -> str:
     """Return the snippets; they run beside the folder as they stand, and `renamed` gives them the hub's id."""
     quoted = json.dumps(name, ensure_ascii=False)
-    count = len(config.classes)
     lines = [
         "It needs the package `mean-velocity-matching`. The name is the path of the folder, or the id on the hub.",
         "",
@@ -172,7 +171,7 @@ def _use(config: Config, name: str) -> str:
     ]
     if reason := misfit(config.recipe):
         return "\n".join([*lines, f"diffusers' `MVMPipeline` does not take this model: {reason}."])
-    classes = ", ".join(str(label % count) for label in range(4))
+    classes = ", ".join(str(label % max(len(config.classes), 1)) for label in range(4))
     lines += [
         "With diffusers, without remote code:",
         "",

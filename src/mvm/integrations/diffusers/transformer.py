@@ -16,7 +16,7 @@ from mvm.model import Model, build
 from mvm.network import AUGMENT_MAP, DiTConfig, build_network
 from mvm.options import choose
 from mvm.path import as_time, schedule_named
-from mvm.published import is_published, locate, open_published
+from mvm.published import is_published, locate, open_published, shipped_models
 from mvm.published.diffusers import transformer_options
 from mvm.recipes.reading import VARIANTS, from_dict
 
@@ -34,7 +34,7 @@ def published_model(
     """
     name, revision = os.fspath(name), options.get("revision")
     here = Path(name).is_dir()
-    if here and not is_published(Path(name)):
+    if here and not is_published(Path(name)) and name not in shipped_models():
         return None
     asked = {option: options[option] for option in HUB if options.get(option) is not None}
     found = locate(name if here or revision is None else f"{name}@{revision}", **asked)
