@@ -53,10 +53,11 @@ def card(config: Config, told: Told) -> str:
         LIMITS: _limits(config),
         **told.kept,
     }
+    caption = f"Seeds 0 to {SAMPLES - 1}, not picked: {sampler_words(asdict(config.recipe.sample))}."
     parts = [
         _header(config),
         f"# {told.name}\n\n{config.recipe.description or 'An image model.'}",
-        *([_picture(config)] if told.pictured else []),
+        *([f"{_SHOWN}\\\n{caption}"] if told.pictured else []),
         *([told.words.strip()] if told.words.strip() else []),
         *(f"## {title}\n\n{text}" for title, text in sections.items()),
     ]
@@ -140,10 +141,6 @@ def _figures(figures: Figures) -> str:
     lines = ["| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |" for cells in table]
     notes = ["", *(f"- {note}." for note in figures.notes)] if figures.notes else []
     return "\n".join([*lines, *notes])
-
-
-def _picture(config: Config) -> str:
-    return f"{_SHOWN}\\\nSeeds 0 to {SAMPLES - 1}, not picked: {sampler_words(asdict(config.recipe.sample))}."
 
 
 def _use(config: Config, name: str) -> str:

@@ -20,7 +20,6 @@ from mvm.published import is_published, locate, open_published, shipped_models
 from mvm.published.diffusers import transformer_options
 from mvm.recipes.reading import VARIANTS, from_dict
 
-SUBFOLDER = "transformer"
 # options of from_pretrained: those that the hub's library takes, and those without effect on one safetensors file
 HUB, IDLE = ("cache_dir", "force_download", "local_files_only", "token"), ("low_cpu_mem_usage", "use_safetensors")
 
@@ -104,7 +103,7 @@ class MVMTransformer2DModel(ModelMixin, ConfigMixin):
     ) -> "MVMTransformer2DModel":
         """Return the network of a folder or hub id: diffusers' own layout, or mvm's with subfolder="transformer"."""
         model = None
-        if pretrained_model_name_or_path is not None and kwargs.get("subfolder") == SUBFOLDER:
+        if pretrained_model_name_or_path is not None and kwargs.get("subfolder") == "transformer":
             rest = {name: value for name, value in kwargs.items() if name != "subfolder"}
             model = published_model(pretrained_model_name_or_path, rest)
         if model is None:
