@@ -5,8 +5,10 @@ import os
 import re
 import shutil
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from glob import escape
 from pathlib import Path
+from secrets import token_hex
 
 _LEFTOVER = re.compile(r"\.(?P<name>.+)\.(old|tmp(\.[^.]*)?)")
 
@@ -117,6 +119,25 @@ def alone(folder: Path, refusal: str) -> Generator[None]:
         yield
     finally:
         os.close(handle)
+
+
+@contextmanager
+def private_beside(path: Path) -> Generator[Path]:
+    """Yield a new hidden folder beside a path that no other process writes to; it goes at the end, unless renamed.
+
+    What processes that are no longer there have left beside the path is mended or removed.
+    """
+    temporary_beside(path)
+    for left in path.parent.glob(f".{escape(path.name)}.*.tmp"):
+        with suppress(ValueError, FileNotFoundError), alone(left, "in use"):
+            shutil.rmtree(left)
+    temporary = path.with_name(f".{path.name}.{token_hex(4)}.tmp")
+    temporary.mkdir()
+    try:
+        with alone(temporary, f"{temporary} is in use by another process"):
+            yield temporary
+    finally:  # Ctrl-C, too, leaves nothing
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from mvm.latent import Codec, Pixels, load_decoder_only, load_rae
 from mvm.network import DDT, Condition, Output, build_network
 from mvm.path import Schedule, to_x0
-from mvm.published import is_published, open_model, read_codec, shipped_models
+from mvm.published import Opened, is_published, open_model, read_codec, shipped_models
 from mvm.published.hub import as_hub_id
 from mvm.recipes import RECIPE, Recipe, as_field
 from mvm.replay import Replays
@@ -199,9 +199,13 @@ def load(run_or_name: str | Path, weights: str = "ema", which: str = "latest", *
     set of weights, of one step. encoder: of a latent run, load the frozen encoder too, to encode images; sampling
     decodes only.
     """
-    opened = open_model(run_or_name, weights, which)
-    recipe = as_field(opened.recipe, str(run_or_name))
-    codec = read_codec(opened.folder, recipe) if opened.exported else build_codec(recipe, encoder)
+    return build(open_model(run_or_name, weights, which), encoder=encoder)
+
+
+def build(opened: Opened, *, encoder: bool = False) -> Model:
+    """Return the model of stored weights; encoder: as in `load`."""
+    recipe = as_field(opened.recipe, opened.origin["run"])
+    codec = read_codec(opened.folder, recipe) if opened.config is not None else build_codec(recipe, encoder)
     model = _filled(Model(recipe, codec), opened.weights, opened.folder)
     require_codec(opened.folder, {"codec": opened.codec}, model.codec)
     model.classes = opened.classes

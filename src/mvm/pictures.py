@@ -73,10 +73,13 @@ def _written(name: str, number: int, width: int) -> str:
     return name
 
 
-def class_grid(images: Tensor, labels: Tensor, names: Sequence[str], scale: int = 1, gap: int = 2) -> Image.Image:
+def class_grid(
+    images: Tensor, labels: Tensor, names: Sequence[str], scale: int = 1, gap: int = 2, across: int = 0
+) -> Image.Image:
     """Return images (N, C, H, W) as one picture, a row for each class with its name in the margin, on white.
 
-    Where no class has two images: row by row, each above its class's name.
+    Where no class has two images: row by row, each above its class's name. across: images in such a row; 0: as many as
+    there are rows.
     """
     numbers = labels.tolist()
     found = {number: [i for i, each in enumerate(numbers) if each == number] for number in dict.fromkeys(numbers)}
@@ -90,7 +93,7 @@ def class_grid(images: Tensor, labels: Tensor, names: Sequence[str], scale: int 
         spots = [(found[n][c], margin + c * (side + gap), gap + r * (side + gap)) for n, r, c in places]
         words = [(text, 4, gap + r * (side + gap) + (side - line) // 2) for r, text in enumerate(told.values())]
     else:
-        across = max(1, round(len(numbers) ** 0.5))
+        across = across or max(1, round(len(numbers) ** 0.5))
         size = gap + across * (side + gap), -(-len(numbers) // across) * (side + line + gap)
         spots = [
             (i, gap + i % across * (side + gap), gap + i // across * (side + line + gap)) for i in range(len(numbers))
@@ -121,15 +124,18 @@ def _magnification(side: int) -> int:
     return max(1, 64 // side)
 
 
+def sample_grid(images: Tensor, labels: Tensor, names: Sequence[str] = (), across: int = 0) -> Image.Image:
+    """Return samples as one picture, small ones magnified; by class where there are several, of which it has names."""
+    scale = _magnification(images.shape[-1])
+    if len(names) > 1 and len(labels.unique()) > 1:
+        return class_grid(images, labels, names, scale, across=across)
+    return grid(images, across or max(1, round(len(images) ** 0.5)), scale, gap=2)
+
+
 def _write_png(out: Path, stream: Stream, shape: Shape, names: Sequence[str] = ()) -> None:
     parts = list(stream)
     images, labels = torch.cat([images for images, _ in parts]), torch.cat([labels for _, labels in parts])
-    scale = _magnification(images.shape[-1])
-    if len(names) > 1 and len(labels.unique()) > 1:
-        picture = class_grid(images, labels, names, scale)
-    else:
-        picture = grid(images, max(1, round(len(images) ** 0.5)), scale, gap=2)
-    out.write_bytes(png_bytes(picture))
+    out.write_bytes(png_bytes(sample_grid(images, labels, names)))
 
 
 def _write_array(file: IO[bytes], stream: Stream, shape: Shape) -> list[Tensor]:

@@ -2,8 +2,13 @@
 
 import numpy as np
 import pytest
+import torch
+from PIL import Image
 
-from mvm.published import read_config, shipped_models
+import mvm
+from mvm.cli import run
+from mvm.generate import generate_all
+from mvm.published import read_config, shipped_folder, shipped_models
 
 
 @pytest.fixture
@@ -25,7 +30,7 @@ def test_options(trained, tmp_path, done, refused):
     assert "Hand-made." in (out / "README.md").read_text()
     assert "--card nowhere cannot be read" in refused("export", trained, "--out", out, "--card", "nowhere")
     assert "--figures nowhere tells nothing" in refused("export", trained, "--out", out, "--figures", "nowhere")
-    assert "is not a run directory" in refused("export", tmp_path, "--out", tmp_path / "new")
+    assert "is neither a run directory" in refused("export", tmp_path, "--out", tmp_path / "new")
     assert "dtype='int8' is unknown" in refused("export", trained, "--out", out, "--dtype", "int8")
 
 
@@ -51,6 +56,49 @@ def test_figures_by_the_command(trained, tmp_path, done):
     assert "| adams, 3 evaluations, rho 0, no guidance | 8 | digits, train, 1,400 images |" in (
         (out / "README.md").read_text()
     )
+
+
+def test_a_picture_of_the_stored_weights(model, tmp_path, done, capsys, monkeypatch):
+    with Image.open(model / "samples.png") as picture:
+        assert picture.size == (2 + 5 * 66, 2 * 84)  # ten digits of 64 pixels in two rows, each above its name
+        first = torch.tensor(np.asarray(picture.convert("L").crop((2, 2, 66, 66))))
+    loaded = mvm.load(model)
+    image = generate_all(loaded, torch.arange(10), torch.arange(10), loaded.recipe.sample, progress=False).images[0]
+    assert torch.equal(first, image[0].repeat_interleave(8, 0).repeat_interleave(8, 1))
+    assert "![Samples](samples.png)" in (model / "README.md").read_text()
+    done("export", model, "--out", tmp_path / "plain", "--no-grid")
+    assert not (tmp_path / "plain" / "samples.png").exists()
+    monkeypatch.setattr("mvm.cli.publish.MOST_WORK", 1)
+    assert run(["export", str(model), "--out", str(tmp_path / "large")]) == 0
+    said = capsys.readouterr().err
+    assert said.splitlines() == ["mvm: the card has no samples: 10 images take 0 T multiply-adds, too many for a CPU"]
+    assert not (tmp_path / "large" / "samples.png").exists()
+
+
+def test_shipped_models_are_exported_by_name(tmp_path, done):
+    for name in shipped_models():
+        said = done("export", name, "--out", tmp_path / name, "--no-grid")
+        assert said.startswith(f"wrote {tmp_path / name}: ema of step ")
+        assert read_config(tmp_path / name) == read_config(shipped_folder(name))
+
+
+def test_a_dry_run_sends_nothing(model, done, refused, monkeypatch):
+    hub = pytest.importorskip("huggingface_hub", reason="needs mean-velocity-matching[hub]")
+    monkeypatch.setattr(hub, "HfApi", lambda **options: pytest.fail("asked the hub"))
+    monkeypatch.setenv("HF_TOKEN", "")
+    before = (model / "README.md").read_bytes()
+    head, *files, last = done("push", model, "owner/name", "--dry-run", "--private", "--revision", "v1").splitlines()
+    assert head == f"would send {model} to owner/name, branch v1 (private):"
+    sizes = {line.split()[1]: int(line.split()[0].replace(",", "")) for line in files}
+    there = {path.relative_to(model).as_posix(): path.stat().st_size for path in model.rglob("*") if path.is_file()}
+    grown = 3 * (len("owner/name@v1") - len("model"))  # the card's snippets name the hub id
+    assert sizes == {**there, "README.md": there["README.md"] + grown}
+    assert last.split()[0] == f"{sum(sizes.values()):,}"
+    assert "nothing was sent" in last
+    assert "(public, unless" in done("push", model, "owner/name", "--dry-run")
+    (model / "x.pkl").write_bytes(b"")
+    assert "'x.pkl' may hold pickled code" in refused("push", model, "owner/name", "--dry-run")
+    assert (model / "README.md").read_bytes() == before
 
 
 def test_models(done):

@@ -18,7 +18,7 @@ from mvm.evaluation.moments import load_moments, provenance_of
 from mvm.latent.cache import open_latents
 from mvm.latent.rae import load_decoder_only
 from mvm.latent.statistics import load_statistics
-from mvm.published import open_model, open_stored, read_codec, read_config, read_weights
+from mvm.published import check_tables, open_model, open_stored, read_codec, read_config, read_weights
 from mvm.published.figures import read_figures
 from mvm.recipes import load_recipe
 from mvm.training import checkpoint, logs, rundir
@@ -244,6 +244,11 @@ class PublishedConfig(Format):
         config = read_config(self.folder)
         read_weights(self.folder, config)
         read_codec(self.folder, config.recipe)
+        check_tables(self.folder, config)
+
+
+class PublishedIndex(PublishedConfig):
+    name, file, share = "model_index.json of a model", "model_index.json", 0.2
 
 
 class PublishedWeights(PublishedConfig):
@@ -271,5 +276,5 @@ FORMATS: tuple[type[Format], ...] = (
     *(Text, RecipeJson, Manifest, Metrics, Safetensors, Statistics, Decoder, Autoencoder, Weights, ShardMap),
     *(Prepared, PreparedImages, PreparedLabels, Sidecar, Latents, LatentShard, Moments),
     *(Samples, SampleCost, SamplePart, *SOURCES),
-    *(PublishedConfig, PublishedWeights, Figures, *KEPT),
+    *(PublishedConfig, PublishedIndex, PublishedWeights, Figures, *KEPT),
 )

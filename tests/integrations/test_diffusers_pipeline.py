@@ -3,6 +3,7 @@
 import importlib
 import json
 import re
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,9 @@ from mvm.integrations.diffusers import MVMPipeline, MVMScheduler, MVMTransformer
 from mvm.model import Model
 from mvm.network import DDTConfig
 from mvm.pictures import to_pillow
+from mvm.pixels import to_uint8
+from mvm.published import export
+from mvm.published.files import FILES
 from mvm.solver import ClassifierFree, Interval, solve
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "diffusers.md").read_text()
@@ -102,6 +106,120 @@ def test_folder_round_trip(pipe, tmp_path):
     assert torch.equal(loaded(LABELS, **options).images, pipe(LABELS, **options).images)
     index = json.loads((tmp_path / "model_index.json").read_text())
     assert index["scheduler"] == ["mvm.integrations.diffusers.scheduler", "MVMScheduler"]
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """The shipped digits as `mvm export` writes them; not to be changed."""
+    folder = tmp_path_factory.mktemp("exported") / "digits"
+    export("digits", folder)
+    return folder
+
+
+OPTIONS = {"num_inference_steps": 3, "seeds": SEEDS, "output_type": "pt"}
+
+
+def test_an_exported_folder_is_read_as_mvm_load_reads_it(pipe, exported):
+    expected = pipe(LABELS, **OPTIONS).images
+    for place in (exported, str(exported), "digits"):
+        loaded = quiet(MVMPipeline.from_pretrained(place))
+        assert torch.equal(loaded(LABELS, **OPTIONS).images, expected)
+        assert loaded.config.settings == pipe.config.settings
+        assert loaded.labels == pipe.labels
+    native = mvm.load(exported)
+    settings = replace(native.recipe.sample, nfe=3)
+    images = generate_all(native, torch.tensor(LABELS), torch.tensor(SEEDS), settings, progress=False).images
+    latents = loaded(LABELS, 3, seeds=SEEDS, output_type="latent").images
+    assert int((images.int() - to_uint8(latents).int()).abs().max()) <= 1
+
+
+def test_what_an_export_tells_diffusers_is_what_save_pretrained_writes(pipe, exported, tmp_path):
+    pipe.save_pretrained(tmp_path)
+    for name in ("model_index.json", "scheduler/scheduler_config.json", "transformer/config.json"):
+        ours, theirs = (json.loads((folder / name).read_text()) for folder in (exported, tmp_path))
+        theirs.pop("_diffusers_version")
+        theirs.pop("seeds", None)  # of a scheduler, not of a model
+        theirs.pop("_name_or_path", None)
+        assert ours == theirs
+
+
+def test_parts_of_an_exported_folder(pipe, exported):
+    scheduler = MVMScheduler.from_pretrained(exported, subfolder="scheduler")
+    for name in ("solver", "rho", "prediction_type", "schedule", "solver_options", "seeds"):
+        assert scheduler.config[name] == pipe.scheduler.config[name]
+    transformer = MVMTransformer2DModel.from_pretrained(exported, subfolder="transformer", torch_dtype=torch.bfloat16)
+    for name, value in pipe.transformer.state_dict().items():
+        assert torch.equal(transformer.state_dict()[name], value.bfloat16()), name
+    other = MVMScheduler.from_config(scheduler.config, solver="sa", rho=1.0)
+    loaded = MVMPipeline.from_pretrained(exported, scheduler=other, dtype=torch.float16)
+    assert loaded.scheduler.config.solver == "sa"
+    assert loaded.transformer.dtype == torch.float16
+
+
+def test_from_the_hub_in_either_layout(pipe, exported, tmp_path, monkeypatch):
+    asked = []
+
+    def fetch(name, **options):
+        asked.append((name, options))
+        return str(folder)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
+    monkeypatch.setattr("diffusers.pipelines.pipeline_utils.snapshot_download", fetch)
+    monkeypatch.chdir(tmp_path)
+    folder, expected = exported, pipe(LABELS, **OPTIONS).images
+    for loaded in (
+        MVMPipeline.from_pretrained("owner/name", revision="v1", token="t"),
+        MVMPipeline.from_pretrained("owner/name@v1", token="t"),
+    ):
+        assert torch.equal(quiet(loaded)(LABELS, **OPTIONS).images, expected)
+    assert asked == [("owner/name", {"revision": "v1", "token": "t", "allow_patterns": list(FILES)})] * 2
+    folder = tmp_path / "own"
+    pipe.save_pretrained(folder)
+    loaded = quiet(MVMPipeline.from_pretrained("owner/name", revision="v1"))
+    assert torch.equal(loaded(LABELS, **OPTIONS).images, expected)
+    assert asked[-1] == ("owner/name", {"revision": "v1", "allow_patterns": ["*.json", "*.safetensors"]})
+
+
+def test_hostile_folders_are_refused(pipe, exported, tmp_path):
+    shutil.copytree(exported, tmp_path / "mvm")
+    (tmp_path / "mvm" / "model_index.json").write_text(json.dumps({"transformer": ["os", "system"]}))
+    with pytest.raises(ValueError, match=r"'transformer' is not what config\.json says"):
+        MVMPipeline.from_pretrained(tmp_path / "mvm")
+    (tmp_path / "mvm" / "pipeline.py").write_text("raise SystemExit")
+    with pytest.raises(ValueError, match=r"'pipeline\.py' is code"):
+        MVMPipeline.from_pretrained(tmp_path / "mvm")
+    pipe.save_pretrained(tmp_path / "own")
+    index = tmp_path / "own" / "model_index.json"
+    whole = json.loads(index.read_text())
+    index.write_text(json.dumps({**whole, "scheduler": ["subprocess", "Popen"]}))
+    with pytest.raises(ValueError, match=r"model_index\.json names \['subprocess', 'Popen'\] as scheduler"):
+        MVMPipeline.from_pretrained(tmp_path / "own")
+    index.write_text(json.dumps(whole))
+    weights = tmp_path / "own" / "transformer" / "diffusion_pytorch_model.safetensors"
+    weights.unlink()
+    torch.save(pipe.transformer.state_dict(), weights.with_suffix(".bin"))
+    with pytest.raises(OSError, match="safetensors"):
+        MVMPipeline.from_pretrained(tmp_path / "own")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device_map": "balanced"}, "device_map='balanced': .* has the layout of mvm export"),
+        ({"torch_dtype": "auto"}, r"dtype='auto' must be a torch\.dtype"),
+    ],
+)
+def test_options_that_an_exported_folder_does_not_take(exported, options, message):
+    with pytest.raises(ValueError, match=message):
+        MVMPipeline.from_pretrained(exported, **options)
+
+
+def test_the_last_time_of_sa_is_the_recipes(model):
+    late = Model(replace(model.recipe, sample=replace(model.recipe.sample, solver="sa", t_min=0.01, nfe=NFE)))
+    timesteps = MVMPipeline.from_mvm(late).scheduler
+    timesteps.set_timesteps(NFE)
+    assert float(timesteps.timesteps[-1]) == pytest.approx(0.01)
+    assert MVMPipeline.from_mvm(late, solver="adams").scheduler.config.solver_options is None
 
 
 def test_download_asks_for_numbers_and_text_only(monkeypatch):

@@ -3,14 +3,20 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import mvm
 from mvm.generate import generate_all
-from mvm.published import export, open_model, read_config, write
+from mvm.published import export, open_model, read_config, shipped_folder, write
+from mvm.published.card import read_card
+from mvm.published.diffusers import misfit
+from mvm.recipes import SampleConfig
+from mvm.solver import SOLVERS
 from mvm.training import checkpoint
 
 yaml = pytest.importorskip("yaml", reason="comes with mean-velocity-matching[hub]")
@@ -44,9 +50,16 @@ def test_round_trip_is_bit_equal(run, tmp_path, dtype, weights, which):
     assert read_config(tmp_path / "model").source.sha256 == there.origin["sha256"]
 
 
-def test_the_folder_holds_three_files_of_any_reader(run, folder):
-    assert names(folder) == ["README.md", "config.json", "model.safetensors"]
-    assert all(path.stat().st_mode & 0o777 == 0o644 for path in folder.iterdir())
+DIFFUSERS = ["model_index.json", "scheduler/scheduler_config.json", "transformer/config.json"]
+
+
+def contents(folder):
+    return {name: (folder / name).read_bytes() for name in names(folder)}
+
+
+def test_the_folder_holds_one_set_of_weights_and_text_for_any_reader(run, folder):
+    assert names(folder) == ["README.md", "config.json", "model.safetensors", *DIFFUSERS]
+    assert all((folder / name).stat().st_mode & 0o777 == 0o644 for name in names(folder))
     told = json.loads((folder / "config.json").read_text())
     assert told["library_name"] == "mvm"
     assert told["classes"] == list("0123456789")
@@ -68,25 +81,21 @@ def test_one_set_of_weights_of_one_step(folder):
         mvm.load(folder, which="2")
 
 
-def test_a_card_that_the_hub_and_people_can_read(folder, monkeypatch):
+def test_a_card_that_the_hub_and_people_can_read(folder):
     text = (folder / "README.md").read_text()
     _, header, body = text.split("---\n", 2)
     told = yaml.safe_load(header)
     assert told["license"] == "mit"
     assert told["library_name"] == "mvm"
     assert told["pipeline_tag"] == "unconditional-image-generation"
-    assert {"mvm", "mean-velocity", "class-conditional"} <= set(told["tags"])
+    assert {"mvm", "mean-velocity", "class-conditional", "diffusers"} <= set(told["tags"])
     assert "datasets" not in told
     assert "# model\n" in body
     assert "4 steps of 16 images: 64 images shown" in body
     assert re.search(r"Last logged loss: \d", body)
     assert "## Figures\n\nNot measured." in body
     assert "adams, 4 evaluations, rho 0, no guidance" in body
-    code = re.search(r"```python\n(.*?)```", body, re.DOTALL)[1].replace("MODEL", "model")
-    monkeypatch.chdir(folder.parent)
-    found: dict = {}
-    exec(code, found)
-    assert torch.equal(found["images"], drawn(mvm.load(folder), 16))
+    assert "samples.png" not in body
 
 
 def test_own_words_and_a_known_data_set(run, tmp_path):
@@ -157,14 +166,14 @@ def test_an_interrupted_export_leaves_what_was_there(run, tmp_path, monkeypatch,
         raise error
 
     export(run, tmp_path / "model", which="2")
-    before = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
+    before = contents(tmp_path / "model")
     with monkeypatch.context() as patch:
         patch.setattr(write, stop, fail)
         for folder in ("model", "new"):
             with pytest.raises(type(error)):
                 export(run, tmp_path / folder)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
-    assert {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()} == before
+    assert contents(tmp_path / "model") == before
     export(run, tmp_path / "model")
     assert read_config(tmp_path / "model").source.step == 4
 
@@ -181,7 +190,7 @@ def test_only_an_export_is_replaced(run, folder, tmp_path):
     assert (tmp_path / "notes" / "README.md").read_text() == "mine"
     (tmp_path / "empty").mkdir()
     export(run, tmp_path / "empty")
-    assert len(names(tmp_path / "empty")) == 3
+    assert names(tmp_path / "empty") == ["README.md", "config.json", "model.safetensors", *DIFFUSERS]
 
 
 def test_refusals_of_export(run, tmp_path):
@@ -194,11 +203,128 @@ def test_refusals_of_export(run, tmp_path):
         export(run, out, weights="emma")
     with pytest.raises(ValueError, match=r"no checkpoint '3' yet; it has those of the steps 2, 4"):
         export(run, out, which="3")
-    with pytest.raises(ValueError, match=r"is not a run directory \(no recipe\.json in it\)"):
+    with pytest.raises(ValueError, match=r"is neither a run directory \(no recipe\.json in it\)"):
         export(tmp_path, out)
     with pytest.raises(ValueError, match=r"--out \. is no name of a folder"):
         export(run, Path("."))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def old(folder):
+    """An export as it was before it told diffusers anything."""
+    for name in DIFFUSERS:
+        (folder / name).unlink()
+    (folder / "scheduler").rmdir()
+    (folder / "transformer").rmdir()
+    return folder
+
+
+def test_an_older_export_loads_and_is_brought_up_to_date(old, tmp_path):
+    before = mvm.load(old)
+    export(old, tmp_path / "new")
+    assert names(tmp_path / "new") == ["README.md", "config.json", "model.safetensors", *DIFFUSERS]
+    assert torch.equal(drawn(mvm.load(tmp_path / "new")), drawn(before))
+    assert read_config(tmp_path / "new") == read_config(old)
+    export(old, old, license="cc0-1.0")  # in its own place
+    assert read_config(old).license == "cc0-1.0"
+    assert "Weights: cc0-1.0." in (old / "README.md").read_text()
+
+
+def test_a_shipped_model_keeps_what_its_card_tells(tmp_path):
+    export("digits", tmp_path / "mine")
+    ours, theirs = ((folder / "README.md").read_text() for folder in (tmp_path / "mine", shipped_folder("digits")))
+    (words, sections), (told, parts) = read_card(ours), read_card(theirs)
+    assert words == told
+    assert "UCI Optical Recognition" in words
+    assert {**sections, "How to use it": ""} == {**parts, "How to use it": ""}
+    assert "fd-pixels | 0.5838" in sections["Figures"]
+    assert read_config(tmp_path / "mine") == read_config(shipped_folder("digits"))
+    export("digits", tmp_path / "mine", dtype="bfloat16", words="Other words.")  # other weights: nothing measured
+    words, sections = read_card((tmp_path / "mine" / "README.md").read_text())
+    assert words == "Other words."
+    assert sections["Figures"] == "Not measured."
+    assert read_config(tmp_path / "mine").source.dtype == "bfloat16"
+
+
+def test_a_picture_stands_in_the_card(run, tmp_path):
+    out, seen = tmp_path / "model", []
+
+    def draw(folder):
+        seen.append(mvm.load(folder).origin["step"])  # of the weights as they are stored
+        return b"a picture"
+
+    export(run, out, draw=draw, words="Words.")
+    assert seen == [4]
+    assert (out / "samples.png").read_bytes() == b"a picture"
+    text = (out / "README.md").read_text()
+    assert (
+        "![Samples](samples.png)\\\nSeeds 0 to 9, not picked: adams, 4 evaluations, rho 0, no guidance.\n\nWords.\n"
+        in text
+    )
+    export(out, out, draw=lambda folder: None)  # too large here: neither the picture nor a word of it stays
+    assert "samples.png" not in names(out)
+    assert "Samples" not in (out / "README.md").read_text()
+    assert "Words." in (out / "README.md").read_text()
+
+
+def snippets(folder):
+    return re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
+
+
+def test_both_snippets_run_as_they_are_printed(folder, monkeypatch):
+    pytest.importorskip("diffusers", reason="needs mean-velocity-matching[diffusers]")
+    monkeypatch.chdir(folder.parent)
+    made = []
+    for code in snippets(folder):
+        found: dict = {}
+        exec(code, found)
+        made.append(found["images"])
+    ours, theirs = made
+    assert torch.equal(ours, drawn(mvm.load(folder), 4))
+    for one, other in zip(ours, theirs, strict=True):
+        assert np.abs(one[0].numpy().astype(int) - np.asarray(other).astype(int)).max() <= 1
+
+
+def test_a_model_that_diffusers_cannot_sample_says_so(run, tmp_path):
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    told = json.loads((copy / "recipe.json").read_text())
+    told["sample"]["solver"] = "heun"
+    (copy / "recipe.json").write_text(json.dumps(told))
+    export(copy, tmp_path / "model")
+    assert names(tmp_path / "model") == ["README.md", "config.json", "model.safetensors"]
+    text = (tmp_path / "model" / "README.md").read_text()
+    assert (
+        "does not take this model: its scheduler evaluates the network once a step, and the solver heun does not."
+        in text
+    )
+    assert "- diffusers\n" not in text
+    assert len(snippets(tmp_path / "model")) == 1
+
+
+def test_solvers_that_fit_are_those_of_the_scheduler():
+    course = pytest.importorskip("mvm.integrations.course")
+    recipe = mvm.load("digits").recipe
+    fitting = [name for name in SOLVERS if not misfit(replace(recipe, sample=SampleConfig(solver=name)))]
+    assert fitting == course.fitting_solvers()
+
+
+def test_two_exports_at_once_do_not_lose_one(run, tmp_path):
+    out = tmp_path / "model"
+
+    def other(folder):
+        export(run, out, which="2")  # begins later, ends earlier
+
+    with pytest.raises(ValueError, match=r"model was written by another process meanwhile and is left so"):
+        export(run, out, draw=other)
+    assert read_config(out).source.step == 2
+    with pytest.raises(ValueError, match="was written by another process meanwhile"):
+        export(run, out, draw=lambda folder: export(run, out, which="2") and None)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    (tmp_path / ".model.0123abcd.tmp").mkdir()  # of a process that was killed
+    export(run, out)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_what_half_precision_cannot_hold(run, tmp_path):

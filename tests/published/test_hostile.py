@@ -53,12 +53,45 @@ def test_pickles(folder, name, tmp_path, monkeypatch):
         ("more/README.md", "is not part of the format"),
         ("model.safetensors.index.json", "is not part of the format"),
         ("codec/picture.png", "is not part of the format"),
+        ("scheduler/config.json", "is not part of the format"),
+        ("transformer/diffusion_pytorch_model.safetensors", "is not part of the format"),
+        ("transformer/diffusion_pytorch_model.bin", "may hold pickled code"),
+        ("pipeline.py", "is code"),
     ],
 )
 def test_other_files(folder, name, reason):
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_text("x")
     with pytest.raises(ValueError, match=f"'{name}' {reason}"):
+        mvm.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "key"),
+    [
+        ("model_index.json", {"transformer": ["os", "system"]}, "transformer"),
+        ("model_index.json", {"_class_name": ["pipeline", "Evil"]}, "_class_name"),
+        ("model_index.json", {"evil": ["subprocess", "Popen"]}, "evil"),
+        ("model_index.json", {"settings": {"nfe": 1 << 40}}, "settings.nfe"),
+        ("scheduler/scheduler_config.json", {"rho": 0.5}, "rho"),
+        ("scheduler/scheduler_config.json", {"solver_options": {"r": 1e9}}, "solver_options"),
+        ("transformer/config.json", {"network_options": {"depth": 1 << 40}}, "network_options.depth"),
+        ("transformer/config.json", {"auto_map": {"AutoModel": "x.y"}}, "auto_map"),
+    ],
+)
+def test_what_it_tells_diffusers_is_not_obeyed(folder, name, change, key):
+    told = json.loads((folder / name).read_text())
+    (folder / name).write_text(json.dumps({**told, "_diffusers_version": "0.1"}))
+    mvm.load(folder)
+    (folder / name).write_text(json.dumps({**told, **change}))
+    with pytest.raises(ValueError, match=rf"{name}: '{key}' is not what config\.json says"):
+        mvm.load(folder)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "[" * 100_000, '{"a": 1, "a": 1}', '{"rho": NaN}', " " * MOST_JSON + "{}"])
+def test_tables_for_diffusers_that_are_none(folder, text):
+    (folder / "model_index.json").write_text(text)
+    with pytest.raises(ValueError, match=r"model_index\.json"):
         mvm.load(folder)
 
 
@@ -70,7 +103,7 @@ def test_what_may_lie_beside(folder):
     mvm.load(folder)
 
 
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "README.md", "LICENSE"])
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "README.md", "LICENSE", "model_index.json"])
 def test_links_out_of_the_folder(folder, tmp_path, name):
     path = folder / name
     if path.exists():

@@ -1,5 +1,6 @@
 """Hub ids, downloads and uploads, without a network: what is asked of the hub's library, and what its errors become."""
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,7 +9,7 @@ import pytest
 import mvm
 from mvm.model import is_model
 from mvm.published.files import FILES
-from mvm.published.hub import HubId, as_hub_id, fetch, parse_hub_id, push
+from mvm.published.hub import HubId, as_hub_id, fetch, parse_hub_id, prepare, push
 
 hub = pytest.importorskip("huggingface_hub", reason="needs mean-velocity-matching[hub]")
 errors = pytest.importorskip("huggingface_hub.errors")
@@ -33,9 +34,11 @@ def cached(folder, tmp_path):
     snapshot = root / "snapshots" / "c0ffee"
     (root / "blobs").mkdir(parents=True)
     snapshot.mkdir(parents=True)
-    for number, path in enumerate(sorted(folder.iterdir())):
+    for number, path in enumerate(sorted(path for path in folder.rglob("*") if path.is_file())):
         (root / "blobs" / str(number)).write_bytes(path.read_bytes())
-        (snapshot / path.name).symlink_to(Path("../../blobs") / str(number))
+        link = snapshot / path.relative_to(folder)
+        link.parent.mkdir(exist_ok=True)
+        link.symlink_to(os.path.relpath(root / "blobs" / str(number), link.parent))
     return snapshot
 
 
@@ -129,6 +132,8 @@ class Api:
 
     def upload_folder(self, **options):
         self.asked.append(("upload", options["repo_id"], options))
+        root = Path(options["folder_path"])
+        self.sent = {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
 @pytest.fixture
@@ -147,7 +152,13 @@ def test_push(folder, api):
     create, branch, upload = found.asked
     assert create == ("create", "owner/name", {"private": True, "exist_ok": True})
     assert branch == ("branch", "owner/name", {"branch": "v1", "exist_ok": True})
-    assert upload[2]["folder_path"] == folder
+    there = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    card = found.sent["README.md"].decode()
+    assert {**found.sent, "README.md": b""} == {**there, "README.md": b""}
+    assert 'mvm.load("owner/name@v1")' in card
+    assert 'MVMPipeline.from_pretrained("owner/name@v1")' in card
+    assert "mvm sample owner/name@v1 --num 16" in card
+    assert there["README.md"].decode() == card.replace("owner/name@v1", "model")
     assert upload[2]["revision"] == "v1"
     assert upload[2]["allow_patterns"] == list(FILES)
     assert upload[2]["delete_patterns"] == list(FILES)  # what an earlier model left there
@@ -179,6 +190,21 @@ def test_push_errors(folder, api, error, words):
     api(error=error)
     with pytest.raises(ValueError, match=rf"model was not sent to owner/name: .*{words}"):
         push(folder, "owner/name")
+
+
+def test_prepare_says_what_would_be_sent(folder, api):
+    (folder / "LICENSE").write_text("mine")  # lies beside the format, and is not sent
+    found, asked = prepare(folder, "owner/name", private=True), api()
+    push(folder, "owner/name", private=True)
+    assert found.files == {name: len(data) for name, data in asked.sent.items()}
+    assert (found.repo, found.revision, found.private) == ("owner/name", None, True)
+    for name, revision, words in (
+        ("name", None, "'name' is no hub id"),
+        ("owner/a--b", None, "the hub does not take the name"),
+        ("owner/name", "a b", "--revision a b is no name of a branch"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            prepare(folder, name, revision=revision)
 
 
 def test_push_of_what_is_no_model(run, folder, api):

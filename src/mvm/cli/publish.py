@@ -1,5 +1,6 @@
 """mvm export, mvm push, mvm models."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -7,26 +8,32 @@ from cyclopts import Parameter
 
 from mvm.cli.app import app
 
+MOST_WORK = 2e12  # multiply-adds of the picture on a CPU, the null class counted in: a minute or so
+GPU = 1000  # times as many there: a guess
+
 
 @app.command
 def export(
-    run: Path,
+    model: str,
     /,
     *,
     out: Path,
     weights: str = "ema",
     which: Annotated[str, Parameter(alias="--checkpoint")] = "latest",
-    dtype: str = "float16",
-    license: str = "unknown",
+    dtype: str | None = None,
+    license: str | None = None,
     card: Path | None = None,
     figures: Path | None = None,
+    grid: bool = True,
 ) -> int:
     """Write a folder that only samples, fit for the hub: model card, config.json, safetensors.
 
+    mvm.load and diffusers (MVMPipeline.from_pretrained) both read it.
+
     Parameters
     ----------
-    run
-        Run directory.
+    model
+        A run directory, an exported folder, the name of a shipped model (mvm models), or OWNER/NAME on the hub.
     out
         Folder to write; an earlier export there is replaced when the new one is whole.
     weights
@@ -34,23 +41,50 @@ def export(
     which
         The checkpoint: latest, best (by the previews), or a step number.
     dtype
-        Of the stored weights: float16, bfloat16 or float32. Sampling is in float32 whichever it is.
+        Of the stored weights: float16 (default for a run), bfloat16 or float32. Sampling is in float32 whichever it is.
     license
-        Of the weights, as the hub names licences: apache-2.0, cc-by-4.0, other, ...
+        Of the weights, as the hub names licences: apache-2.0, cc-by-4.0, other, ... A run has unknown by default.
     card
         A file of your own words (Markdown) to stand in the card under its title.
     figures
         JSON of `mvm eval RUN --json FILE`, or results.json of a sweep: must be of these weights.
+    grid
+        Sample ten images for the card, by the model's own settings; left out where that would take minutes.
     """
     from mvm.published import export as write_export
 
     words = _read(card) if card is not None else ""
-    config = write_export(
-        run, out, weights=weights, which=which, dtype=dtype, license=license, words=words, figures=figures
-    )
+    options = {"weights": weights, "which": which, "dtype": dtype, "license": license}
+    config = write_export(model, out, words=words, figures=figures, draw=_draw if grid else None, **options)
     print(f"wrote {out}: {config.source.weights} of step {config.source.step}, {_megabytes(out):.1f} MB; ", end="")
     print(f"sample: mvm sample {out} --out grid.png; send: mvm push {out} OWNER/NAME")
     return 0
+
+
+def _draw(folder: Path) -> bytes | None:
+    """Return the picture of a card as PNG; None, and a line that says so, where the model is too large for it here."""
+    import torch
+
+    from mvm.generate import generate_all
+    from mvm.model import choose_device, load
+    from mvm.network import multiply_adds
+    from mvm.pictures import png_bytes, sample_grid
+    from mvm.published import read_config
+    from mvm.published.card import SAMPLES
+
+    config, device = read_config(folder), choose_device("auto")
+    recipe, count = config.recipe, len(config.classes)
+    passes = recipe.sample.nfe * (1 if recipe.sample.cfg == 1 else 2)
+    work = SAMPLES * passes * multiply_adds(recipe.network, recipe.sample_shape, count)
+    if work > MOST_WORK * (GPU if device.type == "cuda" else 1):
+        where = "this GPU" if device.type == "cuda" else "a CPU"
+        told = f"{SAMPLES} images take {work / 1e12:,.0f} T multiply-adds, too many for {where}"
+        print(f"mvm: the card has no samples: {told}", file=sys.stderr)
+        return None
+    seeds = torch.arange(SAMPLES)
+    labels = seeds * count // SAMPLES  # all over the classes
+    images = generate_all(load(folder).to(device), labels, seeds, recipe.sample).images
+    return png_bytes(sample_grid(images, labels, config.classes if recipe.objective.conditional else (), SAMPLES // 2))
 
 
 def _read(path: Path) -> str:
@@ -65,8 +99,12 @@ def _megabytes(folder: Path) -> float:
 
 
 @app.command
-def push(folder: Path, name: str, /, *, private: bool = False, revision: str | None = None) -> int:
+def push(
+    folder: Path, name: str, /, *, private: bool = False, revision: str | None = None, dry_run: bool = False
+) -> int:
     """Send an exported model to the hub; log in before with: hf auth login.
+
+    The card is sent with OWNER/NAME in its snippets.
 
     Parameters
     ----------
@@ -78,9 +116,24 @@ def push(folder: Path, name: str, /, *, private: bool = False, revision: str | N
         Only you can see it; a public model of that name is refused.
     revision
         The branch; made if it is not there. Default: main.
+    dry_run
+        Check the folder and print what would be sent; no connection, no token.
     """
+    from mvm.published.hub import prepare
     from mvm.published.hub import push as send
 
+    if dry_run:
+        found = prepare(folder, name, private=private, revision=revision)
+        whose = "private" if private else "public, unless it is there already and private"
+        print(f"would send {folder} to {found.repo}, branch {revision or 'main'} ({whose}):")
+        for file, size in found.files.items():
+            print(f"{size:>15,}  {file}")
+        print(
+            f"{sum(found.files.values()):>15,}  bytes in {len(found.files)} files; nothing was sent, and what the ",
+            end="",
+        )
+        print("hub would say of name and rights was not asked")
+        return 0
     address = send(folder, name, private=private, revision=revision)
     print(f"sent {folder} to {address}; anyone who may see it: mvm sample {name}{f'@{revision}' if revision else ''}")
     return 0

@@ -2,6 +2,7 @@
 
 from mvm.published.format import (
     Config,
+    check_tables,
     is_published,
     read_codec,
     read_config,
@@ -10,16 +11,19 @@ from mvm.published.format import (
     shipped_folder,
     shipped_models,
 )
-from mvm.published.source import Opened, Stored, open_model, open_stored, run_recipe
+from mvm.published.source import Opened, Stored, locate, open_model, open_published, open_stored, run_recipe
 from mvm.published.write import export
 
 __all__ = [
     "Config",
     "Opened",
     "Stored",
+    "check_tables",
     "export",
     "is_published",
+    "locate",
     "open_model",
+    "open_published",
     "open_stored",
     "read_codec",
     "read_config",

@@ -1,9 +1,15 @@
 """The model card: a header that the hub reads, then what a person should know; what is not known is said to be so."""
 
-from dataclasses import asdict, dataclass
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 
 from mvm.network import parameters
+from mvm.published.diffusers import misfit
 from mvm.published.figures import Figures, sampler_words
+from mvm.published.files import PICTURE
 from mvm.published.format import LIBRARY, Config
 from mvm.recipes import FOLDER
 
@@ -15,38 +21,69 @@ HUB_DATA = {
     "imagenette": "frgfm/imagenette",
 }
 SHOWN = 20  # class names in a card
+WHAT, TRAINING, FIGURES, USE, LIMITS = "What it is", "Training", "Figures", "How to use it", "Limits and licence"
+SAMPLES = 10  # images of the picture, with the seeds 0, 1, ...
+_SHOWN = f"![Samples]({PICTURE})"
 
 
 @dataclass(frozen=True)
 class Told:
-    """What a card tells beside the config: a person's words, figures, the last logged loss, the encoder of a codec."""
+    """What a card tells beside the config: a person's words, figures, the last logged loss, the encoder of a codec.
+
+    pictured: whether there is a picture of samples. kept: sections of an earlier card of these weights, by title, that
+    stand in place of new ones.
+    """
 
     name: str
     words: str
     figures: Figures
     loss: float | None
     encoder: str
+    pictured: bool = False
+    kept: Mapping[str, str] = field(default_factory=dict)
 
 
 def card(config: Config, told: Told) -> str:
     """Return README.md."""
+    sections = {
+        WHAT: _what(config, told),
+        TRAINING: _training(config, told),
+        FIGURES: _figures(told.figures),
+        USE: _use(config, told.name),
+        LIMITS: _limits(config),
+        **told.kept,
+    }
+    caption = f"Seeds 0 to {SAMPLES - 1}, not picked: {sampler_words(asdict(config.recipe.sample))}."
     parts = [
         _header(config),
         f"# {told.name}\n\n{config.recipe.description or 'An image model.'}",
+        *([f"{_SHOWN}\\\n{caption}"] if told.pictured else []),
         *([told.words.strip()] if told.words.strip() else []),
-        _what(config, told),
-        _training(config, told),
-        _figures(told.figures),
-        _USE,
-        _limits(config),
+        *(f"## {title}\n\n{text}" for title, text in sections.items()),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def read_card(text: str) -> tuple[str, dict[str, str]]:
+    """Return a card's own words, which stand under its title, and its sections by title."""
+    head, *rest = re.split(r"^## ", text, flags=re.MULTILINE)
+    paragraphs = re.split(r"\n\n+", head.partition("\n# ")[2].strip())[2:]  # after title and description
+    sections = (part.partition("\n") for part in rest)
+    words = "\n\n".join(text for text in paragraphs if not text.startswith(_SHOWN))
+    return words, {title.strip(): body.strip() for title, _, body in sections}
+
+
+def renamed(text: str, name: str) -> str:
+    """Return a card whose snippets load the model by another name."""
+    text = re.sub(r'(mvm\.load|MVMPipeline\.from_pretrained)\("(?:[^"\\\n]|\\.)*"\)', rf'\1("{name}")', text)
+    return re.sub(r"^mvm sample .*? --num", f"mvm sample {name} --num", text, flags=re.MULTILINE)
 
 
 def _header(config: Config) -> str:
     recipe = config.recipe
     tags = [LIBRARY, "image-generation", "diffusion", recipe.path.schedule, recipe.network.kind]
     tags += ["class-conditional"] if recipe.objective.conditional else []
+    tags += [] if misfit(recipe) else ["diffusers"]
     lines = ["---", f"license: {config.license}", f"library_name: {LIBRARY}", f"pipeline_tag: {PIPELINE}", "tags:"]
     lines += [f"- {tag}" for tag in tags]
     if recipe.data.name in HUB_DATA:
@@ -72,7 +109,7 @@ def _what(config: Config, told: Told) -> str:
             f"- Latents: {space}, of the frozen encoder {told.encoder}. Decoder and statistics are in `codec/`; "
             "the encoder is not needed to sample and is not included."
         )
-    return "\n".join(["## What it is", "", *lines])
+    return "\n".join(lines)
 
 
 def _data_words(config: Config) -> str:
@@ -95,43 +132,62 @@ def _training(config: Config, told: Told) -> str:
         f"- Weights: `{source.weights}` of step {source.step:,}, sha256 `{source.sha256[:16]}` in the run; "
         f"exported by mvm {source.mvm}.",
     ]
-    return "\n".join(["## Training", "", *lines])
+    return "\n".join(lines)
 
 
 def _figures(figures: Figures) -> str:
     if not figures.rows:
-        return "## Figures\n\nNot measured."
+        return "Not measured."
     table = [["metric", "value", "sampler", "images", "reference"], ["---"] * 5, *(row.cells for row in figures.rows)]
     lines = ["| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |" for cells in table]
     notes = ["", *(f"- {note}." for note in figures.notes)] if figures.notes else []
-    return "\n".join(["## Figures", "", *lines, *notes])
+    return "\n".join([*lines, *notes])
 
 
-_USE = """## How to use it
-
-MODEL is this folder, or the id it has on the hub (OWNER/NAME).
-
-```bash
-mvm sample MODEL --num 16 --out grid.png
-```
-
-```python
-import mvm
-import torch
-from mvm.generate import generate_all
-
-model = mvm.load("MODEL")
-seeds = torch.arange(16)
-images = generate_all(model, seeds % model.num_classes, seeds, model.recipe.sample).images  # uint8 (B, C, H, W)
-```"""
+def _use(config: Config, name: str) -> str:
+    """Return the snippets; they run beside the folder as they stand, and `renamed` gives them the hub's id."""
+    quoted = json.dumps(name, ensure_ascii=False)
+    lines = [
+        "It needs the package `mean-velocity-matching`. The name is the path of the folder, or the id on the hub.",
+        "",
+        "```bash",
+        f"mvm sample {shlex.quote(name)} --num 16 --out grid.png",
+        "```",
+        "",
+        "```python",
+        "import mvm",
+        "import torch",
+        "from mvm.generate import generate_all",
+        "",
+        f"model = mvm.load({quoted})",
+        "seeds = torch.arange(4)",
+        "labels = seeds % model.num_classes",
+        "images = generate_all(model, labels, seeds, model.recipe.sample).images",
+        "# uint8, (B, C, H, W)",
+        "```",
+        "",
+    ]
+    if reason := misfit(config.recipe):
+        return "\n".join([*lines, f"diffusers' `MVMPipeline` does not take this model: {reason}."])
+    classes = ", ".join(str(label % max(len(config.classes), 1)) for label in range(4))
+    lines += [
+        "With diffusers, without remote code:",
+        "",
+        "```python",
+        "from mvm.integrations.diffusers import MVMPipeline",
+        "",
+        f"pipe = MVMPipeline.from_pretrained({quoted})",
+        f"images = pipe(class_labels=[{classes}], seeds=[0, 1, 2, 3]).images",
+        "```",
+    ]
+    return "\n".join(lines)
 
 
 def _limits(config: Config) -> str:
     known = config.license not in ("unknown", "other")
     licence = f"Weights: {config.license}." if known else "Of the weights: not stated."
-    return f"""## Limits and licence
-
-It draws what its training images show, at their size, and nothing else; no filter stands behind it. Biases of the
-data and nearness to single training images: not measured.
+    return f"""\
+It draws what its training images show, at their size, and nothing else; no filter stands behind it. Biases
+of the data and nearness to single training images: not measured.
 
 {licence} The training images have licences of their own."""

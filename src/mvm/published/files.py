@@ -1,19 +1,25 @@
 """What may lie in the folder of a published model; anything else is refused before a byte of it is read.
 
 README.md           the model card
+samples.png         its picture
 config.json         recipe, class names, licence, where the weights came from
 model.safetensors   the network
 codec/              of a latent model: decoder and statistics of its autoencoder
+model_index.json, scheduler/, transformer/   what config.json says, in diffusers' words
 """
 
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from mvm.latent.rae import DECODER, INDEX, STATISTICS
+from mvm.latent import rae
 
-CARD, CONFIG, WEIGHTS, CODEC = "README.md", "config.json", "model.safetensors", "codec"
-FILES = (CARD, CONFIG, WEIGHTS, *(f"{CODEC}/{name}" for name in (INDEX, DECODER, STATISTICS)))
+CARD, PICTURE, CONFIG, WEIGHTS, CODEC = "README.md", "samples.png", "config.json", "model.safetensors", "codec"
+INDEX, SCHEDULER, TRANSFORMER = "model_index.json", "scheduler/scheduler_config.json", "transformer/config.json"
+FILES = (
+    *(CARD, PICTURE, CONFIG, WEIGHTS, INDEX, SCHEDULER, TRANSFORMER),
+    *(f"{CODEC}/{name}" for name in (rae.INDEX, rae.DECODER, rae.STATISTICS)),
+)
 BESIDE = ("LICENSE", ".png")  # ends of names that may lie beside them; never read
 MOST_JSON = 1 << 20  # bytes of a JSON file
 PICKLED = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".npy", ".npz")

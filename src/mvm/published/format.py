@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from importlib.resources import files
@@ -19,7 +20,8 @@ from mvm.latent import Decoder, DecoderConfig, DecoderOnly, load_decoder_only
 from mvm.latent.fingerprint import Origin
 from mvm.latent.rae import DECODER, read_index
 from mvm.network import build_network
-from mvm.published.files import CODEC, CONFIG, MOST_JSON, WEIGHTS, check_files
+from mvm.published.diffusers import disagreement, tables
+from mvm.published.files import CODEC, CONFIG, INDEX, MOST_JSON, SCHEDULER, TRANSFORMER, WEIGHTS, check_files
 from mvm.recipes import FOLDER, Recipe, as_field, options
 from mvm.recipes.reading import LONGEST, from_dict, recipe_of
 from mvm.training.checkpoint import Weights
@@ -136,11 +138,31 @@ def read_config(folder: Path, root: Path | None = None) -> Config:
     path = folder / CONFIG
     if not path.is_file():
         raise ValueError(f"{folder} holds no published model (no {CONFIG} in it)")
+    with _naming(path):
+        return _of_table(_read_table(path), str(folder))
+
+
+def check_tables(folder: Path, config: Config) -> None:
+    """Refuse a folder that tells diffusers something else than config.json says, e.g. other classes to import."""
+    wanted = tables(config.recipe, config.classes)
+    for path in (folder / name for name in (INDEX, SCHEDULER, TRANSFORMER) if (folder / name).is_file()):
+        with _naming(path):
+            if bad := disagreement(_read_table(path), wanted.get(path.relative_to(folder).as_posix(), {})):
+                raise ValueError(f"'{bad}' is not what {CONFIG} says; export the model again, or remove this file")
+
+
+@contextmanager
+def _naming(path: Path) -> Generator[None]:
+    """Turn what a table may raise into a ValueError that begins with its file."""
     try:
-        with path.open("rb") as file:
-            return _of_table(_strict_json(file.read(MOST_JSON).decode()), str(folder))
-    except (ValueError, TypeError, OverflowError) as error:
+        yield
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise ValueError(f"{path}: {cut(error, LONGEST)}") from None
+
+
+def _read_table(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        return _strict_json(file.read(MOST_JSON).decode())
 
 
 def _stored(path: Path) -> tuple[dict[str, tuple[int, ...]], set[str]]:

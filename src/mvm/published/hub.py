@@ -2,11 +2,13 @@
 
 import re
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from mvm.options import needs
-from mvm.published.files import FILES
-from mvm.published.format import LIBRARY, read_codec, read_config, read_weights, version
+from mvm.published.card import renamed
+from mvm.published.files import CARD, FILES
+from mvm.published.format import LIBRARY, Config, check_tables, read_codec, read_config, read_weights, version
 
 _ID = re.compile(r"(?P<repo>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>\w[\w./-]*))?")
 MISSING = needs("the hub", "huggingface_hub", "hub")
@@ -43,15 +45,18 @@ class Fetched(NamedTuple):
     root: Path
 
 
-def fetch(asked: HubId) -> Fetched:
-    """Return the published model of that id, its own files alone; ValueErrors say why there is none."""
+def fetch(asked: HubId, **options: Any) -> Fetched:
+    """Return the published model of that id, its own files alone; ValueErrors say why there is none.
+
+    options: of the hub's library, e.g. token, cache_dir.
+    """
     try:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import EntryNotFoundError, HTTPError
     except ImportError:
         raise ValueError(MISSING) from None
     try:
-        found = snapshot_download(asked.repo, revision=asked.revision, allow_patterns=list(FILES))
+        found = snapshot_download(asked.repo, revision=asked.revision, allow_patterns=list(FILES), **options)
     except (OSError, ValueError, EntryNotFoundError, HTTPError) as error:
         raise ValueError(_reason(error)) from None
     folder = Path(found)
@@ -87,38 +92,87 @@ def _first_line(error: BaseException) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
-def push(folder: Path, name: str, *, private: bool = False, revision: str | None = None) -> str:
-    """Send a published model to the hub as OWNER/NAME; return its address. What does not load is not sent."""
+class Upload(NamedTuple):
+    """What a push sends: a checked folder, its files with their bytes, to a branch (None: main) of a repository."""
+
+    folder: Path
+    config: Config
+    files: dict[str, int]
+    repo: str
+    revision: str | None
+    private: bool
+
+    @property
+    def name(self) -> str:
+        """The hub id that it will have."""
+        return self.repo if self.revision is None else f"{self.repo}@{self.revision}"
+
+    @property
+    def card(self) -> bytes:
+        """The card as it is sent: its snippets name the hub id."""
+        path = self.folder / CARD
+        return renamed(path.read_text(encoding="utf-8"), self.name).encode() if path.is_file() else b""
+
+
+def prepare(folder: Path, name: str, *, private: bool = False, revision: str | None = None) -> Upload:
+    """Return what `push` would send, after every check that needs no connection. What does not load is not sent."""
     asked = parse_hub_id(name)
     if asked is None or asked.revision is not None:
         raise ValueError(f"'{name}' is no hub id; give OWNER/NAME, and a branch with --revision")
+    if revision is not None and parse_hub_id(f"{name}@{revision}") is None:
+        raise ValueError(f"--revision {revision} is no name of a branch; use letters, digits, '.', '_', '-' and '/'")
+    try:
+        from huggingface_hub.errors import HFValidationError
+        from huggingface_hub.utils import validate_repo_id
+    except ImportError:
+        raise ValueError(MISSING) from None
+    try:
+        validate_repo_id(asked.repo)
+    except HFValidationError as error:
+        raise ValueError(f"'{name}': {_reason(error)}") from None
     config = read_config(folder)
     read_weights(folder, config)
     read_codec(folder, config.recipe)
-    try:
-        from huggingface_hub import HfApi
-        from huggingface_hub.errors import HTTPError
-    except ImportError:
-        raise ValueError(MISSING) from None
+    check_tables(folder, config)
+    sizes = {file: (folder / file).stat().st_size for file in FILES if (folder / file).is_file()}
+    found = Upload(folder, config, sizes, asked.repo, revision, private)
+    return found._replace(files=sizes | ({CARD: len(found.card)} if CARD in sizes else {}))
+
+
+def push(folder: Path, name: str, *, private: bool = False, revision: str | None = None) -> str:
+    """Send a published model to the hub as OWNER/NAME; return its address. What does not load is not sent."""
+    found = prepare(folder, name, private=private, revision=revision)
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HTTPError
+
     api = HfApi(library_name=LIBRARY, library_version=version())
     try:
-        return _send(api, folder, asked.repo, private, revision, f"{config.recipe.name}, step {config.source.step}")
+        return _send(api, found)
     except (OSError, HTTPError) as error:
-        raise ValueError(f"{folder} was not sent to {asked.repo}: {_reason(error)}") from None
+        raise ValueError(f"{folder} was not sent to {found.repo}: {_reason(error)}") from None
 
 
-def _send(api: Any, folder: Path, repo: str, private: bool, revision: str | None, words: str) -> str:
-    address = str(api.create_repo(repo, private=private, exist_ok=True))
-    if private and not api.repo_info(repo).private:  # it was there before, and making it did not change that
+def _send(api: Any, found: Upload) -> str:
+    repo, revision = found.repo, found.revision
+    address = str(api.create_repo(repo, private=found.private, exist_ok=True))
+    if found.private and not api.repo_info(repo).private:  # it was there before, and making it did not change that
         raise ValueError(f"--private: {repo} is there already and public; nothing was sent. Change it on the hub first")
     if revision is not None:
         api.create_branch(repo, branch=revision, exist_ok=True)
-    api.upload_folder(
-        repo_id=repo,
-        folder_path=folder,
-        revision=revision,
-        allow_patterns=list(FILES),
-        delete_patterns=list(FILES),  # a codec of an earlier model must not stay
-        commit_message=words,
-    )
+    with TemporaryDirectory() as staged:
+        for file in found.files:
+            path = Path(staged) / file
+            path.parent.mkdir(exist_ok=True)
+            if file == CARD:
+                path.write_bytes(found.card)
+            else:
+                path.symlink_to((found.folder / file).resolve())
+        api.upload_folder(
+            repo_id=repo,
+            folder_path=staged,
+            revision=revision,
+            allow_patterns=list(FILES),
+            delete_patterns=list(FILES),  # a codec of an earlier model must not stay
+            commit_message=f"{found.config.recipe.name}, step {found.config.source.step}",
+        )
     return address

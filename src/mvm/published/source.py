@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 
 from mvm.options import nearest
 from mvm.published.format import (
+    Config,
+    check_tables,
     is_published,
     read_config,
     read_weights,
@@ -12,7 +14,7 @@ from mvm.published.format import (
     shipped_folder,
     shipped_models,
 )
-from mvm.published.hub import as_hub_id, fetch
+from mvm.published.hub import Fetched, as_hub_id, fetch
 from mvm.recipes import RECIPE, AnyRecipe, parse_recipe
 from mvm.training import checkpoint
 from mvm.untrusted import read_text
@@ -54,7 +56,7 @@ class Opened(NamedTuple):
     """A stored model that is not built yet.
 
     codec: the fingerprint of the latents it was trained in, "" for pixels. origin: what is told of the weights in
-    records. exported: whether `folder` is a published model, which brings its own decoder.
+    records. config: of a published model, which brings its own decoder; None for a run.
     """
 
     recipe: AnyRecipe
@@ -63,7 +65,7 @@ class Opened(NamedTuple):
     codec: str
     origin: dict[str, Any]
     folder: Path
-    exported: bool
+    config: Config | None
 
 
 def open_model(name: str | Path, weights: str = "ema", which: str = "latest") -> Opened:
@@ -71,22 +73,34 @@ def open_model(name: str | Path, weights: str = "ema", which: str = "latest") ->
 
     A hub id is OWNER/NAME or OWNER/NAME@REVISION. Nothing is executed or unpickled.
     """
-    place, root = Path(name), None
-    if (place / RECIPE).is_file():
-        return _of_run(place, weights, which)
-    if not is_published(place) and str(name) in shipped_models():
-        place = shipped_folder(str(name))
-    elif not is_published(place):
-        asked = as_hub_id(str(name))
-        if asked is None:
-            raise _unknown(str(name), "a model on the hub is OWNER/NAME or OWNER/NAME@REVISION")
-        try:
-            place, root = fetch(asked)
-        except ValueError as error:
-            raise _unknown(str(name), f"from the hub: {error}") from None
+    if (Path(name) / RECIPE).is_file():
+        return _of_run(Path(name), weights, which)
+    return open_published(locate(name), weights, which)
+
+
+def locate(name: str | Path, **hub_options: Any) -> Fetched:
+    """Return the folder of a published model; hub_options: of the hub's library, e.g. token, cache_dir."""
+    place = Path(name)
+    if is_published(place):
+        return Fetched(place, place)
+    if str(name) in shipped_models():
+        return Fetched(shipped_folder(str(name)), shipped_folder(str(name)))
+    asked = as_hub_id(str(name))
+    if asked is None:
+        raise _unknown(str(name), "a model on the hub is OWNER/NAME or OWNER/NAME@REVISION")
+    try:
+        return fetch(asked, **hub_options)
+    except ValueError as error:
+        raise _unknown(str(name), f"from the hub: {error}") from None
+
+
+def open_published(found: Fetched, weights: str = "ema", which: str = "latest") -> Opened:
+    """Return the weights in a published folder, all of it checked."""
+    place, root = found
     config = read_config(place, root)
     require_the_one(place, config, weights, which)
-    source = config.source
+    values, source = read_weights(place, config), config.source
+    check_tables(place, config)
     origin = {
         "run": source.run,
         "recipe": config.recipe.name,
@@ -96,7 +110,7 @@ def open_model(name: str | Path, weights: str = "ema", which: str = "latest") ->
         "data": config.recipe.data.name,
         "data_stamp": source.data_stamp,
     }
-    return Opened(config.recipe, config.classes, read_weights(place, config), source.codec, origin, place, True)
+    return Opened(config.recipe, config.classes, values, source.codec, origin, place, config)
 
 
 def _of_run(run: Path, weights: str, which: str) -> Opened:
@@ -111,7 +125,7 @@ def _of_run(run: Path, weights: str, which: str) -> Opened:
         "data_stamp": manifest.get("data"),
     }
     values, codec = checkpoint.load(folder, weights), manifest.get("codec", "")
-    return Opened(recipe, recipe.data.class_names, values, codec, origin, folder, False)
+    return Opened(recipe, recipe.data.class_names, values, codec, origin, folder, None)
 
 
 def _unknown(name: str, hub: str) -> ValueError:

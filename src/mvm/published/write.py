@@ -1,8 +1,7 @@
-"""From a run to a folder that only samples: card, config, weights; all of it, or nothing."""
+"""From a run, or another published model, to a folder that only samples: all of it, or nothing."""
 
 import json
-import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,66 +10,106 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from mvm.data import open_prepared
-from mvm.files import flush, put_in_place, sha256, temporary_beside, write_text
+from mvm.files import flush, private_beside, put_in_place, sha256, write_text
 from mvm.latent import load_decoder_only
 from mvm.options import choose
-from mvm.published.card import Told, card
+from mvm.published.card import FIGURES, LIMITS, USE, WHAT, Told, card, read_card
+from mvm.published.diffusers import tables
 from mvm.published.figures import Figures, read_figures
-from mvm.published.files import CARD, CODEC, CONFIG, WEIGHTS, replaceable
-from mvm.published.format import Config, Source, check_license, read_codec, read_config, read_weights, version
-from mvm.published.source import Stored, open_stored
+from mvm.published.files import CARD, CODEC, CONFIG, MOST_JSON, PICTURE, WEIGHTS, replaceable
+from mvm.published.format import (
+    Config,
+    Source,
+    check_license,
+    check_tables,
+    read_codec,
+    read_config,
+    read_weights,
+    version,
+)
+from mvm.published.source import Opened, open_model
 from mvm.recipes import FOLDER, Recipe, as_field, load_recipe, shipped
-from mvm.training import checkpoint
 from mvm.training.checkpoint import Weights
+from mvm.untrusted import read_text
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 METRICS = "metrics.jsonl"  # as mvm.training.logs writes it, which stands above this
+Draw = Callable[[Path], bytes | None]
 
 
 def export(
-    run: Path,
+    model: str | Path,
     folder: Path,
     *,
     weights: str = "ema",
     which: str = "latest",
-    dtype: str = "float16",
-    license: str = "unknown",
+    dtype: str | None = None,
+    license: str | None = None,
     words: str = "",
     figures: Path | None = None,
+    draw: Draw | None = None,
 ) -> Config:
-    """Write a published model of one checkpoint's weights; return its config.
+    """Write a published model of a run's checkpoint, or of another published model; return its config.
 
-    words: Markdown for the card, under its title. figures: JSON of `mvm eval` or `mvm sweep`, of these very weights.
+    dtype, license: None is float16 and "unknown" for a run, and what a published model has. words: Markdown for the
+    card, under its title. figures: JSON of `mvm eval` or `mvm sweep`, of these very weights. draw: makes the card's
+    picture, a PNG, of the folder that is written, or None.
+    Of a published model the card's words, figures and other sections are kept as far as they still hold.
     """
-    kind = choose("dtype", dtype, DTYPES)
-    check_license(license)
+    choose("dtype", dtype or "float16", DTYPES)
+    check_license(license or "unknown")
     if words.lstrip().startswith("---"):
         raise ValueError("the card's own words begin with '---'; its header is made from the run, leave it out")
     if not folder.name:
         raise ValueError(f"--out {folder} is no name of a folder; give one, as in --out ../photos")
     if not replaceable(folder):
         raise ValueError(f"--out {folder} exists and is not an exported model alone; give another folder")
-    stored = open_stored(run, weights, which)
-    recipe = as_field(stored.recipe, str(run))
-    values = _rounded(checkpoint.load(stored.folder, weights), kind, dtype)
+    opened = open_model(model, weights, which)
+    recipe, source, given = as_field(opened.recipe, str(model)), _source(opened, dtype), opened.config
+    values = _rounded(opened.weights, choose("dtype", source.dtype, DTYPES), source.dtype)
     folder.resolve().parent.mkdir(parents=True, exist_ok=True)
-    temporary = temporary_beside(folder)
-    try:
-        temporary.mkdir()
+    with private_beside(folder) as temporary:
+        before = _identity(folder)
         digest = _write_weights(temporary / WEIGHTS, values)
-        source = _source(run, stored, weights, dtype)
-        config = Config(_public(recipe), _class_names(stored), license, source, digest)
-        encoder = _write_codec(temporary, recipe)
+        if given is None:
+            config = Config(_public(recipe), _class_names(opened), license or "unknown", source, digest)
+        else:
+            config = replace(given, license=license or given.license, source=source, sha256=digest)
+        encoder = _write_codec(temporary, opened, recipe)
         write_text(temporary / CONFIG, config.to_json())
+        for name, table in tables(config.recipe, config.classes).items():
+            (temporary / name).parent.mkdir(exist_ok=True)
+            write_text(temporary / name, json.dumps(table, indent=2, ensure_ascii=False) + "\n")
         measured = read_figures(figures, (source.sha256, digest)) if figures else Figures([], [])
-        told = Told(folder.resolve().name, words, measured, _last_loss(run, source.step), encoder)
-        write_text(temporary / CARD, card(config, told))
+        loss = _last_loss(Path(model), source.step) if given is None else None
+        told = Told(folder.resolve().name, words, measured, loss, encoder)
+        if given is not None:
+            same = all(torch.equal(values[name].float(), value.float()) for name, value in opened.weights.items())
+            told = _kept(opened.folder / CARD, told, figures is None and same, config.license == given.license)
+        picture = None if draw is None else draw(temporary)
+        if picture is not None:
+            (temporary / PICTURE).write_bytes(picture)
+        write_text(temporary / CARD, card(config, replace(told, pictured=picture is not None)))
         _read_back(temporary)
+        if _identity(folder) != before:
+            raise ValueError(f"--out {folder} was written by another process meanwhile and is left so; export again")
         put_in_place(temporary, folder)
-    except BaseException:  # Ctrl-C, too, leaves nothing
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
     return config
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    """Return what tells a folder from one that another process has put in its place; None where there is none."""
+    return (folder.stat().st_ino, folder.stat().st_mtime_ns) if folder.exists() else None
+
+
+def _kept(path: Path, told: Told, figures: bool, licence: bool) -> Told:
+    """Return what an earlier card tells, too; figures, licence: whether those of it still hold."""
+    if not path.is_file():
+        return told
+    words, sections = read_card(read_text(path, MOST_JSON))
+    anew = {WHAT, USE} | (set() if figures else {FIGURES}) | (set() if licence else {LIMITS})
+    kept = {title: text for title, text in sections.items() if title not in anew}
+    return replace(told, words=told.words.strip() or words, kept=kept)
 
 
 def _rounded(values: Weights, kind: torch.dtype, name: str) -> Weights:
@@ -91,17 +130,18 @@ def _write_weights(path: Path, values: Weights) -> str:
     return sha256(path)
 
 
-def _source(run: Path, stored: Stored, weights: str, dtype: str) -> Source:
-    manifest = stored.manifest
+def _source(opened: Opened, dtype: str | None) -> Source:
+    """Return where the weights came from; of a published model, where they came from in the first place."""
+    if opened.config is not None:
+        return replace(opened.config.source, dtype=dtype or opened.config.source.dtype)
+    origin = opened.origin
     return Source(
-        run.resolve().name,
-        manifest["step"],
-        weights,
-        dtype,
-        manifest["sha256"][f"{weights}.safetensors"],
+        *(origin[name] for name in ("run", "step", "weights")),
+        dtype or "float16",
+        origin["sha256"],
         version(),
-        manifest.get("data") or "",
-        manifest.get("codec") or "",
+        origin["data_stamp"] or "",
+        opened.codec or "",
     )
 
 
@@ -122,21 +162,23 @@ def _public(recipe: Recipe) -> Recipe:
     return replace(recipe, data=data, codec=codec, repa=replace(recipe.repa, encoder=_base(recipe.repa.encoder)))
 
 
-def _class_names(stored: Stored) -> tuple[str, ...]:
+def _class_names(opened: Opened) -> tuple[str, ...]:
     """Return the names of the classes; of a folder, whose recipe has but numbers, those of its index if it is there."""
-    data = stored.recipe.data
+    data = opened.recipe.data
     if data.name == FOLDER and (data.folder / "index.json").is_file():
         prepared = open_prepared(data.folder)
-        if prepared.stamp == stored.manifest.get("data"):
+        if prepared.stamp == opened.origin["data_stamp"]:
             return prepared.classes
     return data.class_names
 
 
-def _write_codec(folder: Path, recipe: Recipe) -> str:
+def _write_codec(folder: Path, opened: Opened, recipe: Recipe) -> str:
     """Write the decoder and the statistics of a latent model; return the name of their encoder, "" for pixels."""
     if recipe.codec.kind == "pixels":
         return ""
-    codec = load_decoder_only(Path(recipe.codec.path))
+    run = opened.config is None
+    codec = load_decoder_only(Path(recipe.codec.path)) if run else read_codec(opened.folder, recipe)
+    assert codec is not None
     codec.renamed(_base(codec.encoder_config.name)).save(folder / CODEC)
     flush(folder / CODEC)
     return codec.encoder_config.name
@@ -155,6 +197,7 @@ def _read_back(folder: Path) -> None:
     """Raise unless what was written can be read, and belongs together."""
     config = read_config(folder)
     read_weights(folder, config)
+    check_tables(folder, config)
     codec = read_codec(folder, config.recipe)
     if codec is not None and config.source.codec not in ("", codec.fingerprint):
         raise ValueError(

@@ -99,12 +99,12 @@ class PredictorCorrector(Solver):
         return TablePlan(times, tuple(rows))
 
 
-SPREAD = 0.18  # largest std of the data along any direction over the root of the number of values, where not known
-REACH = 0.5  # d times that std
-LARGEST_D = 0.1  # so that std 10 is met in few dimensions, too
-GRID_C = 0.025
-VARIABLE_B = 0.5
-END_B = 0.1
+# Chosen by benchmarks/solver_search.py on exact fields, then on a trained model: benchmarks/results/solvers.md
+PREDICTOR, CORRECTOR, ENDING = 4, 4, 3
+GRID_C, VARIABLE_B, END_B = 0.025, 0.5, 0.1
+REACH = 0.5  # d times the largest std of the data along any direction
+SPREAD = 0.18  # that std over the root of the number of values of a sample, where it is not known
+SMALLEST_SPREAD, SAFE_SPREAD = 5.0, 25.0  # its least value by that rule, and where not even the size is known
 
 
 @dataclass(frozen=True)
@@ -119,9 +119,9 @@ class Adams(Solver):
     """
 
     name: str = "adams"
-    predictor: int = 4
-    corrector: int = 4
-    ending: int = 3
+    predictor: int = PREDICTOR
+    corrector: int = CORRECTOR
+    ending: int = ENDING
     c: float = GRID_C
     b: float = VARIABLE_B
     end_b: float = END_B
@@ -138,7 +138,7 @@ class Adams(Solver):
     @property
     def d(self) -> float:
         """Where times and phi saturate towards noise: at r = 1/d."""
-        return LARGEST_D if self.spread is None else REACH / self.spread
+        return REACH / (self.spread or SAFE_SPREAD)
 
     def _method(self) -> PredictorCorrector:
         grid = FixedGrid(self.given) if self.given else SoftLamGrid(self.c, self.d, self.t_min)
@@ -158,7 +158,7 @@ class Adams(Solver):
     def fitted(self, size: int) -> "Adams":
         if self.spread is not None:
             return self
-        return replace(self, spread=max(SPREAD * size**0.5, REACH / LARGEST_D))
+        return replace(self, spread=max(SPREAD * size**0.5, SMALLEST_SPREAD))
 
     def plan(self, schedule: Schedule, nfe: int, rho: float) -> Plan:
         return self._method().plan(schedule, nfe, rho)
@@ -168,13 +168,22 @@ class Adams(Solver):
 
 
 def default_times(steps: int, start: float, end: float) -> tuple[float, ...]:
-    """Return steps + 1 times from `start` to `end`, spaced as the default solver's for data of std up to 10."""
-    return soft_lam_times(steps, start, end, GRID_C, LARGEST_D)
+    """Return steps + 1 times from `start` to `end`, spaced as the default solver's for data of unknown spread."""
+    return soft_lam_times(steps, start, end, GRID_C, REACH / SAFE_SPREAD)
 
 
-def adams(predictor: int = 4, corrector: int = 4, **options: Any) -> Adams:
-    """Return the default solver; options are those of `Adams`."""
-    return Adams("adams", predictor, corrector, **options)
+def adams(
+    predictor: int = PREDICTOR,
+    corrector: int = CORRECTOR,
+    ending: int = ENDING,
+    c: float = GRID_C,
+    b: float = VARIABLE_B,
+    end_b: float = END_B,
+    spread: float | None = None,
+    t_min: float = 0.0,
+) -> Adams:
+    """Return the default solver, `Adams`."""
+    return Adams("adams", predictor, corrector, ending, c, b, end_b, spread, t_min)
 
 
 def adams_power(

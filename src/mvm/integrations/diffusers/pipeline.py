@@ -1,6 +1,7 @@
 """MVMPipeline: class-conditional images by a network of mvm, in diffusers' manner."""
 
 import operator
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,12 @@ from torch import Tensor
 from mvm import noise
 from mvm.generate import asked_classes
 from mvm.integrations.diffusers.scheduler import Generators, MVMScheduler, check_generators
-from mvm.integrations.diffusers.transformer import MVMTransformer2DModel, PredictionField
+from mvm.integrations.diffusers.transformer import (
+    MVMTransformer2DModel,
+    PredictionField,
+    asked_dtype,
+    published_model,
+)
 from mvm.latent import Pixels
 from mvm.latent.codec import require_unit_scale
 from mvm.model import Model, load
@@ -22,6 +28,8 @@ from mvm.options import choose, nearest
 from mvm.path import full_time
 from mvm.pictures import to_pillow
 from mvm.pixels import to_uint8
+from mvm.published.diffusers import PARTS, pipeline_options
+from mvm.published.diffusers import scheduler_options as recipe_scheduler
 from mvm.recipes import SampleConfig
 from mvm.solver.guidance import guided_at
 
@@ -33,7 +41,6 @@ OUTPUTS: dict[str, Callable[[Tensor], Any]] = {
 }
 # (pipeline, index of the step, its timestep, tensors) -> the tensors that it changed, or None
 StepCallback = Callable[["MVMPipeline", int, Tensor, dict[str, Any]], dict[str, Any] | None]
-SETTINGS = ("nfe", "cfg", "low", "high", "internal")  # of a SampleConfig, what a call decides; the rest the scheduler
 
 
 def _to_share(x: Tensor) -> Tensor:
@@ -87,20 +94,37 @@ class MVMPipeline(DiffusionPipeline):
         Solver, rho and settings not given are those of its recipe. A DDT's backbone is never shared between steps here.
         """
         model = _as_model(model_or_run)
-        sample = model.recipe.sample
-        transformer = MVMTransformer2DModel.from_mvm(model)
-        scheduler = MVMScheduler(
-            **{
-                "solver": sample.solver,
-                "rho": sample.rho,
-                "prediction_type": transformer.config["prediction_type"],
-                "schedule": transformer.config["schedule"],
-                "T": transformer.config["T"],
-                **scheduler_options,
-            }
-        )
-        names = {str(label): name for label, name in enumerate(model.classes)}
-        return cls(transformer, scheduler, names, {name: getattr(sample, name) for name in SETTINGS})
+        own = recipe_scheduler(model.recipe)
+        if "solver" in scheduler_options:  # another solver has other options
+            del own["solver_options"]
+        scheduler = MVMScheduler(**{**own, **scheduler_options})
+        return cls._of(model, scheduler)
+
+    @classmethod
+    def _of(cls, model: Model, scheduler: MVMScheduler) -> "MVMPipeline":
+        return cls(MVMTransformer2DModel.from_mvm(model), scheduler, **pipeline_options(model.recipe, model.classes))
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any) -> "MVMPipeline":
+        """Return the pipeline of a folder, or of OWNER/NAME or OWNER/NAME@REVISION on the hub.
+
+        A folder that `mvm export` wrote is read as `mvm.load` reads it, every file checked; of diffusers' options it
+        takes dtype, revision, token, cache_dir, force_download, local_files_only and scheduler. What `save_pretrained`
+        wrote is read by diffusers: safetensors, and no other classes than those of this package.
+        """
+        name = os.fspath(pretrained_model_name_or_path)
+        model = published_model(name, kwargs, taken=("scheduler",))
+        if model is None:
+            folder = name if Path(name).is_dir() else cls.download(name, **kwargs)
+            index: Any = cls.load_config(folder)
+            for part, kind in PARTS.items():
+                if index.get(part) != kind:  # diffusers would import what the folder names
+                    raise ValueError(f"{name}: model_index.json names {index.get(part)!r} as {part}; it must be {kind}")
+            return super().from_pretrained(folder, **{**kwargs, "use_safetensors": True})
+        given = kwargs.get("scheduler")
+        pipe = cls.from_mvm(model) if given is None else cls._of(_as_model(model), given)
+        pipe.transformer.network.to(asked_dtype(kwargs))
+        return pipe
 
     @classmethod
     def download(cls, pretrained_model_name: str, **kwargs: Any) -> str:

@@ -1,7 +1,9 @@
 """MVMTransformer2DModel: a network of mvm as a model of diffusers."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,11 +12,49 @@ from diffusers.models.modeling_utils import ModelMixin  # diffusers looks for it
 from diffusers.utils import BaseOutput
 from torch import Tensor
 
-from mvm.model import Model
+from mvm.model import Model, build
 from mvm.network import AUGMENT_MAP, DiTConfig, build_network
 from mvm.options import choose
 from mvm.path import as_time, schedule_named
+from mvm.published import is_published, locate, open_published, shipped_models
+from mvm.published.diffusers import transformer_options
 from mvm.recipes.reading import VARIANTS, from_dict
+
+# options of from_pretrained: those that the hub's library takes, and those without effect on one safetensors file
+HUB, IDLE = ("cache_dir", "force_download", "local_files_only", "token"), ("low_cpu_mem_usage", "use_safetensors")
+
+
+def published_model(
+    name: str | os.PathLike[str], options: Mapping[str, Any], taken: Collection[str] = ()
+) -> Model | None:
+    """Return the model of a folder, shipped name or hub id in the layout of `mvm export`; None: not in that layout.
+
+    options: of from_pretrained; one that has no meaning here, and is not in `taken`, is refused.
+    """
+    name, revision = os.fspath(name), options.get("revision")
+    here = Path(name).is_dir()
+    if here and not is_published(Path(name)) and name not in shipped_models():
+        return None
+    asked = {option: options[option] for option in HUB if options.get(option) is not None}
+    found = locate(name if here or revision is None else f"{name}@{revision}", **asked)
+    if not is_published(found.folder):
+        return None
+    known = {*HUB, *IDLE, *taken, "revision", "dtype", "torch_dtype"}
+    for option, value in options.items():
+        if option not in known and value is not None:
+            raise ValueError(
+                f"{option}={value!r}: '{name}' has the layout of mvm export, which is read without it; leave it out, "
+                "and move or change the loaded model"
+            )
+    return build(open_published(found))
+
+
+def asked_dtype(options: Mapping[str, Any]) -> torch.dtype:
+    """Return the dtype that from_pretrained was asked for: float32 unless told."""
+    found = options.get("dtype") or options.get("torch_dtype") or torch.float32
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"dtype={found!r} must be a torch.dtype, e.g. torch.bfloat16")
+    return found
 
 
 @dataclass
@@ -54,20 +94,25 @@ class MVMTransformer2DModel(ModelMixin, ConfigMixin):
     @classmethod
     def from_mvm(cls, model: Model) -> "MVMTransformer2DModel":
         """Return the network of a model, its weights copied."""
-        recipe = model.recipe
-        made = cls(
-            asdict(recipe.network),
-            list(model.sample_shape),
-            model.num_classes,
-            prediction_type=recipe.objective.kind,
-            schedule=recipe.path.schedule,
-            conditional=recipe.objective.conditional,
-            null=recipe.objective.has_null,
-            T=recipe.path.T,
-        )
+        made = cls(**transformer_options(model.recipe, model.num_classes))
         weights = model.network.state_dict()
         made.network.load_state_dict({name: value for name, value in weights.items() if name != AUGMENT_MAP})
         return made.to(model.device).eval().requires_grad_(False)
+
+    @classmethod
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: str | os.PathLike[str] | None, **kwargs: Any
+    ) -> "MVMTransformer2DModel":
+        """Return the network of a folder or hub id: diffusers' own layout, or mvm's with subfolder="transformer"."""
+        model = None
+        if pretrained_model_name_or_path is not None and kwargs.get("subfolder") == "transformer":
+            rest = {name: value for name, value in kwargs.items() if name != "subfolder"}
+            model = published_model(pretrained_model_name_or_path, rest)
+        if model is None:
+            return super().from_pretrained(pretrained_model_name_or_path, **kwargs)
+        made = cls.from_mvm(model)
+        made.network.to(asked_dtype(kwargs))
+        return made
 
     def forward(
         self,

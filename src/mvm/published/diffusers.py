@@ -1,0 +1,115 @@
+"""What a published folder tells diffusers: three tables that follow from config.json; the weights are stored once.
+
+They make the scheduler loadable by itself and the folder recognizable. `MVMPipeline` builds from config.json alone, so
+the tables are compared with it on reading and never obeyed.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from mvm.path import MEAN_VELOCITY
+from mvm.published.files import INDEX, SCHEDULER, TRANSFORMER
+from mvm.recipes import Recipe
+from mvm.solver import Adams, Solver
+
+Table = dict[str, Any]
+MODULE = "mvm.integrations.diffusers"
+SETTINGS = (
+    "nfe",
+    "cfg",
+    "low",
+    "high",
+    "internal",
+)  # of a recipe's [sample], what a call decides; the rest the scheduler
+PARTS = {  # of the pipeline: module and class
+    "scheduler": [f"{MODULE}.scheduler", "MVMScheduler"],
+    "transformer": [f"{MODULE}.transformer", "MVMTransformer2DModel"],
+}
+PROBE = 4  # evaluations: enough to see whether a solver makes more than one a step
+
+
+def misfit(recipe: Recipe) -> str:
+    """Return why MVMPipeline cannot sample a model as its recipe says, or ""."""
+    if recipe.codec.kind != "pixels":
+        return "it makes pixels, and this model latents"
+    if recipe.codec.scale != 1:
+        return f"it takes pixels in [-1, 1], and this model has codec.scale {recipe.codec.scale:g}"
+    solver = recipe.sample.build_solver()
+    plan = solver.plan(MEAN_VELOCITY, PROBE, 0.0) if isinstance(solver, Solver) else None
+    if plan is None or plan.nfe != plan.steps:
+        return f"its scheduler evaluates the network once a step, and the solver {recipe.sample.solver} does not"
+    return ""
+
+
+def _solver_options(recipe: Recipe) -> Table | None:
+    """Return the options by which a scheduler, which does not know the size of a sample, takes the recipe's times."""
+    solver = recipe.sample.build_solver()
+    if isinstance(solver, Adams):
+        return {"spread": solver.fitted(math.prod(recipe.sample_shape)).spread}
+    return {"t_min": recipe.sample.t_min} if recipe.sample.takes_t_min else None
+
+
+def scheduler_options(recipe: Recipe) -> Table:
+    """Return the options of the MVMScheduler that samples as the recipe does."""
+    sample = recipe.sample
+    return {
+        "solver": sample.solver,
+        "rho": sample.rho,
+        "prediction_type": recipe.objective.kind,
+        "schedule": recipe.path.schedule,
+        "T": recipe.path.T,
+        "solver_options": _solver_options(recipe),
+    }
+
+
+def transformer_options(recipe: Recipe, num_classes: int) -> Table:
+    """Return the options of the MVMTransformer2DModel of a recipe's network."""
+    return {
+        "network_options": asdict(recipe.network),
+        "sample_shape": list(recipe.sample_shape),
+        "num_classes": num_classes,
+        "prediction_type": recipe.objective.kind,
+        "schedule": recipe.path.schedule,
+        "conditional": recipe.objective.conditional,
+        "null": recipe.objective.has_null,
+        "T": recipe.path.T,
+    }
+
+
+def pipeline_options(recipe: Recipe, classes: Sequence[str]) -> Table:
+    """Return the options of the MVMPipeline beside its parts: the names of the classes, and settings of a call."""
+    return {
+        "id2label": {str(label): name for label, name in enumerate(classes)},
+        "settings": {name: getattr(recipe.sample, name) for name in SETTINGS},
+    }
+
+
+def tables(recipe: Recipe, classes: Sequence[str]) -> dict[str, Table]:
+    """Return diffusers' files by name; none where MVMPipeline cannot sample the model as its recipe says."""
+    if misfit(recipe):
+        return {}
+    scheduler, transformer = (kind for _, kind in PARTS.values())
+    return {
+        INDEX: {"_class_name": "MVMPipeline", **pipeline_options(recipe, classes), **PARTS},
+        SCHEDULER: {"_class_name": scheduler, **scheduler_options(recipe)},
+        TRANSFORMER: {"_class_name": transformer, **transformer_options(recipe, len(classes))},
+    }
+
+
+def disagreement(told: Any, wanted: Any, where: str = "") -> str:
+    """Return the first key of a file that says something else than config.json, or "".
+
+    Keys that the file lacks may be of a later version of mvm; which version of diffusers wrote it is its own matter.
+    """
+    if not isinstance(told, dict) or not isinstance(wanted, dict):
+        return "" if told == wanted else where
+    found = (
+        disagreement(value, wanted[key], f"{where}.{key}".lstrip("."))
+        if key in wanted
+        else f"{where}.{key}".lstrip(".")
+        for key, value in told.items()
+        if key != "_diffusers_version"
+    )
+    return next(filter(None, found), "")
