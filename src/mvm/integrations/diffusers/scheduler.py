@@ -127,7 +127,9 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
         return self._course, self._timesteps
 
     def _plan_through(self, times: tuple[float, ...], said: str) -> Plan:
-        """Return the plan through times of the schedule, then 0."""
+        """Return the plan through times of the schedule (of whole timesteps, where those are asked for), then 0."""
+        if self.config["round_timesteps"]:
+            times = tuple(self.training.time(self.training.told(times).round()).tolist())
         training, slack = self.training, 1 + CLOSE / 10  # what a float32 may be beyond an end that it means
         low = training.first / slack
         falling = all(s > t for s, t in pairwise((*times, 0.0)))
@@ -145,11 +147,12 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
         plan = self.training.plan(self.solver, nfe, self.config["rho"])
         times = course_of(plan, self.solver, self.schedule).times[:-1]
         if self.config["round_timesteps"]:
-            steps = [min(round(float(self.training.told(t))), len(self) - 1 - i) for i, t in enumerate(times)]
-            steps = [max(step, nfe - 1 - i) for i, step in enumerate(steps)]  # all differ at the clean end, too
-            for i in range(1, nfe):
-                steps[i] = min(steps[i], steps[i - 1] - 1)
-            return self._plan_through(tuple(self.training.time(steps).tolist()), f"num_inference_steps={nfe}: they")
+            between("num_inference_steps", nfe, 1, len(self))
+            steps = [len(self)]
+            for i, step in enumerate(self.training.told(times).round().tolist()):
+                steps.append(max(min(int(step), steps[-1] - 1), nfe - 1 - i))  # all differ, down to 0
+            times = tuple(self.training.time(steps[1:]).tolist())
+            return self._plan_through(times, f"num_inference_steps={nfe}: whole timesteps")
         if self.training.steps is None or self.training.first > 0:
             return plan
         return self._plan_through(self.training.shifted(times, mu), f"mu={mu}: shifted, the times")
@@ -167,7 +170,7 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
         timesteps: as the network is told them. sigmas: sigma/alpha of a table of betas; those of a flow are shifted, as
         its own scheduler does. mu: the shift of a config with use_dynamic_shifting.
         """
-        if [num_inference_steps, timesteps, sigmas].count(None) != 2:
+        if sum(given is not None for given in (num_inference_steps, timesteps, sigmas)) != 1:
             raise ValueError("set_timesteps: give one of num_inference_steps, timesteps and sigmas")
         if mu is not None and (self.training.steps is None or self.training.first > 0):
             raise ValueError(f"mu={mu} shifts the times of a flow, and this network is of another path; leave it out")
