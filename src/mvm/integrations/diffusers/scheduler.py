@@ -19,7 +19,7 @@ from mvm.integrations.course import Course, Trail, build_solver, course_of, solv
 from mvm.integrations.diffusers.trained import KNOWN, Training, described, is_flow, training_of
 from mvm.noise import as_seeds
 from mvm.options import at_least, between, choose
-from mvm.path import KINDS, as_time, like, schedule_named, to_x0
+from mvm.path import KINDS, like, schedule_named, to_x0
 from mvm.solver import NoiseSource, Plan, State
 from mvm.solver.sampling import step_noise
 
@@ -153,7 +153,7 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
                 steps.append(max(min(int(step), steps[-1] - 1), nfe - 1 - i))  # all differ, down to 0
             times = tuple(self.training.time(steps[1:]).tolist())
             return self._plan_through(times, f"num_inference_steps={nfe}: whole timesteps")
-        if self.training.steps is None or self.training.first > 0:
+        if not self.training.is_flow:
             return plan
         return self._plan_through(self.training.shifted(times, mu), f"mu={mu}: shifted, the times")
 
@@ -172,7 +172,7 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
         """
         if sum(given is not None for given in (num_inference_steps, timesteps, sigmas)) != 1:
             raise ValueError("set_timesteps: give one of num_inference_steps, timesteps and sigmas")
-        if mu is not None and (self.training.steps is None or self.training.first > 0):
+        if mu is not None and not self.training.is_flow:
             raise ValueError(f"mu={mu} shifts the times of a flow, and this network is of another path; leave it out")
         if timesteps is not None:
             asked = [float(timestep) for timestep in timesteps]
@@ -232,7 +232,6 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
         told = self.training.told(self._planned()[0].times[:-1]).tolist()
         t = self._one_timestep(timestep)
         index = min(range(len(told)), key=lambda i: abs(told[i] - t))
-        # near the clean end fractional timesteps fall below 1, and float32 has all of their digits
         if abs(told[index] - t) > (0.5 if self.config["round_timesteps"] else CLOSE * told[index]):
             raise ValueError(f"timestep={t} is none of scheduler.timesteps; the nearest is {told[index]}")
         return index
@@ -255,23 +254,19 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
         return sample
 
     def add_noise(self, original_samples: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
-        """Return alpha x0 + sigma eps at timesteps, one for all or one per sample: times of mvm, training timesteps."""
-        steps, end = self.training.steps, float(self.training.told(self.schedule.end))
-        timed = timesteps.is_floating_point() or steps is not None
-        if not timed or not bool(((timesteps >= 0) & (timesteps <= end)).all()):
-            what = (
-                "as in scheduler.timesteps; there are no numbered training steps here"
-                if steps is None
-                else "whole or not"
-            )
-            raise ValueError(f"timesteps={timesteps.tolist()} must be times in [0, {end}], {what}")
-        times = self.training.time(timesteps)
+        """Return alpha x0 + sigma eps at timesteps, one for all or one per sample; training timesteps may be whole."""
+        numbered, end = self.training.steps is not None, float(self.training.told(self.schedule.end))
+        known = timesteps.is_floating_point() or numbered
+        if not known or not bool(((timesteps >= 0) & (timesteps <= end)).all()):
+            hint = "" if numbered else ", as in scheduler.timesteps; there are no numbered training steps here"
+            raise ValueError(f"timesteps={timesteps.tolist()} must be times in [0, {end}]{hint}")
+        times = self.training.time(timesteps.cpu())  # not every device has float64
         alpha, sigma = self.schedule.alpha(times), self.schedule.sigma(times)
         return like(alpha, original_samples) * original_samples + like(sigma, original_samples) * noise
 
     def scale_noise(self, sample: Tensor, timestep: float | Tensor, noise: Tensor) -> Tensor:
         """Return `add_noise`, as pipelines of flow matching call it."""
-        return self.add_noise(sample, noise, as_time(timestep))
+        return self.add_noise(sample, noise, torch.as_tensor(timestep, dtype=torch.float32))
 
     def _course_from(self, begin: int) -> Course:
         """Return the course from that step on: its first steps know no past."""
@@ -301,7 +296,7 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
 
     def _noise(self, x: Tensor, generator: Generators) -> NoiseSource:
         if self.config["seeds"] is not None:
-            if generator is not None:
+            if generator is not None and self.training.steps is None:  # other pipelines pass what made the first noise
                 raise ValueError("generator: this scheduler draws its noise by config.seeds; give one of the two")
             return step_noise(as_seeds(self.config["seeds"], len(x), x.device), x)
         check_generators(generator, len(x))

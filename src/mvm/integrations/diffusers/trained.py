@@ -44,6 +44,11 @@ class Training:
     dynamic: str | None = None
     terminal: float | None = None
 
+    @property
+    def is_flow(self) -> bool:
+        """Whether it is another library's flow, whose grid gets shifted."""
+        return self.steps is not None and not isinstance(self.schedule, BetaTable)
+
     def told(self, t: Times) -> Tensor:
         """Return the timestep that the network is told at times of the schedule, float64."""
         t = torch.as_tensor(t, dtype=torch.float64)
@@ -64,7 +69,7 @@ class Training:
         """Return the times of diffusers' sigmas; a flow's are shifted, as FlowMatchEulerDiscreteScheduler does."""
         if self.steps is None:
             raise ValueError("sigmas: a network of mvm has times of its schedule; give timesteps")
-        if not isinstance(self.schedule, BetaTable):
+        if self.is_flow:
             return self.shifted(tuple(sigmas), mu)
         return tuple(self.schedule.t_from_lam(-torch.tensor(sigmas, dtype=torch.float64).log()).tolist())
 
@@ -76,14 +81,14 @@ class Training:
                 raise ValueError("mu=None: this config has use_dynamic_shifting=True; give set_timesteps its mu")
             factor = math.exp(mu) if self.dynamic == "exponential" else mu
         moved = tuple(factor * t / (1 + (factor - 1) * t) for t in times)
-        if not self.terminal:
+        if not self.terminal or moved[-1] == 1:
             return moved
         stretch = (1 - self.terminal) / (1 - moved[-1])
         return tuple(1 - (1 - t) * stretch for t in moved)
 
     def plan(self, solver: Solver, nfe: int, rho: float) -> Plan:
         """Return the solver's plan; in a table of betas from its noisiest level to its cleanest, asked last."""
-        if self.first == 0:
+        if not isinstance(self.schedule, BetaTable):
             return solver.plan(self.schedule, nfe, rho)
         high, low = (float(equal_snr_time(t, self.schedule, MEAN_VELOCITY)) for t in (self.last, self.first))
         own_grid = isinstance(solver, PredictorCorrector) and solver.grid != adams().grid
