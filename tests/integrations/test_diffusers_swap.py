@@ -515,9 +515,10 @@ def test_other_refusals():
         MVMScheduler.from_config({**config, "_class_name": "LCMScheduler"})
     with pytest.raises(ValueError, match=r"use_dynamic_shifting=True; give set_timesteps its mu"):
         MVMScheduler.from_config(flow.config).set_timesteps(5)
-    scheduler = MVMScheduler.from_config(config, solver="sa", solver_options={"t_min": 1e-6})
-    with pytest.raises(ValueError, match="use a larger t_min, or leave r and p out"):
-        scheduler.set_timesteps(5)
+    for solver, options in (("sa", {"t_min": 1e-6}), ("adams", {"r": 6.0})):
+        scheduler = MVMScheduler.from_config({**config, "old": None}, solver=solver, solver_options=options)
+        with pytest.raises(ValueError, match="use a larger t_min, or leave r and p out"):
+            scheduler.set_timesteps(20)
     for timesteps in ([1000], [5, 7], []):
         with pytest.raises(ValueError, match=r"must fall, from timestep 999\.0 at most, and end at 0 at least"):
             MVMScheduler.from_config(config).set_timesteps(timesteps=timesteps)

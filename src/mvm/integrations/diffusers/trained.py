@@ -121,6 +121,7 @@ def _options(name: str) -> dict[str, Any]:
 
 
 def is_flow(config: Mapping[str, Any]) -> bool:
+    """Return whether these options are of the straight path."""
     return bool(config.get("use_flow_sigmas")) or ("shift" in config and "beta_schedule" not in config)
 
 
@@ -128,7 +129,7 @@ def training_of(config: Mapping[str, Any], prediction_type: str) -> Training:
     """Return what `described` options say of the network; what this scheduler cannot do right is refused."""
     allowed = {option for name in KNOWN if hasattr(diffusers, name) for option in _options(name)}
     for option, value in config.items():
-        if option not in allowed:
+        if option not in allowed and value is not None:  # old configs have empty options that are no more
             raise ValueError(
                 f"config: '{option}={value}' is no option of the schedulers whose networks are known here; if it plays "
                 f"no part in the training of yours, leave it out. They are: {', '.join(KNOWN)}"
