@@ -424,6 +424,9 @@ def test_configs_survive_folders_and_changes(tmp_path):
     assert (back.config.beta_schedule, back.config.prediction_type) == ("scaled_linear", "v_prediction")
     flow = MVMScheduler.from_config(diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0).config, shift=5.0)
     assert (flow.training.shift, flow.config.shift, flow.config.use_flow_sigmas) == (5.0, 5.0, True)
+    between = diffusers.FlowMatchEulerDiscreteScheduler.from_config(flow.config, shift=2.0)
+    assert between.shift == 2.0
+    assert MVMScheduler.from_config(between.config).training.shift == 2.0
 
 
 def test_a_pipeline_goes_round_through_a_folder(tmp_path):

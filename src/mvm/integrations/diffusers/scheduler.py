@@ -103,9 +103,11 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
             own = cls._get_init_keys(cls)
             ours = {option: value for option, value in config.items() if option in own or option.startswith("_")}
             theirs = ours.get("trained")
-            if "solver" not in config and not ours.keys() >= config.keys():
+            if not config.keys() & {"solver", "trained"} and not ours.keys() >= config.keys():
                 ours, theirs = {}, described(config)
             if theirs is not None:
+                shown = theirs.keys() & config.keys() - own - {"beta_schedule"}  # changed by a scheduler in between
+                theirs = {**theirs, **{name: config[name] for name in shown if name != "trained_betas"}}
                 mixed = {"return_unused_kwargs", *own} - {"prediction_type"}
                 theirs = {**theirs, **{name: kwargs.pop(name) for name in list(kwargs) if name not in mixed}}
                 default = "flow_prediction" if is_flow(theirs) else "epsilon"  # as their classes have it
