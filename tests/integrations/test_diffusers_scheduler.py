@@ -4,7 +4,6 @@ from itertools import pairwise
 
 import pytest
 import torch
-from diffusers import DDPMScheduler
 
 from mvm import noise, oracle
 from mvm.integrations.diffusers import MVMScheduler
@@ -105,11 +104,17 @@ def test_noise_is_added_at_times_alone(times):
         MVMScheduler().add_noise(first(), first(), times)
 
 
-def test_configs_of_other_schedulers_are_refused():
-    """The idiom of diffusers; their networks know other times and paths, and would answer noise without a word."""
-    with pytest.raises(ValueError, match=r"of another scheduler.*mvm\.bridge\.from_diffusers"):
-        MVMScheduler.from_config(DDPMScheduler().config)
+def test_options_go_before_the_config():
     assert MVMScheduler.from_config(MVMScheduler(rho=0.5).config, solver="sa").config.rho == 0.5
+
+
+def test_diffusers_names_of_predictions_mean_ours():
+    expected = walk(planned(solver="sa", prediction_type="eps"), first())[-1]
+    scheduler = planned(solver="sa", prediction_type="epsilon")
+    x = first()
+    for t in scheduler.timesteps:
+        x = scheduler.step(TWO.predict("eps", x, full_time(x, float(t)), MEAN_VELOCITY), t, x).prev_sample
+    assert torch.equal(x, expected)
 
 
 @pytest.mark.parametrize("solver", ["heun", "adaptive", "dopri5"])
@@ -124,7 +129,8 @@ def test_solvers_of_several_evaluations_are_refused_by_name(solver):
         ({"solver": "adam"}, "solver='adam' is unknown"),
         ({"solver_options": {"rr": 2}}, "solver_options: 'rr' is unknown to 'adams'"),
         ({"solver": "euler", "solver_options": {"r": 2}}, "allowed: none"),
-        ({"prediction_type": "epsilon"}, "did you mean 'eps'"),
+        ({"prediction_type": "velocity"}, "prediction_type='velocity' is unknown"),
+        ({"round_timesteps": True}, "round_timesteps=True: only a table of betas"),
         ({"rho": -1.0}, "rho=-1.0"),
         ({"rho": float("inf")}, "rho=inf must be finite"),
         ({"schedule": "cosine"}, "schedule='cosine'"),
@@ -322,5 +328,11 @@ def test_outputs_and_small_print():
     with pytest.raises(ValueError, match=r"model_output of shape \(3, 2, 2, 3\)"):
         scheduler.step(x.repeat(1, 2, 1, 1), t, x)
     for arguments in ({}, {"num_inference_steps": 3, "timesteps": [1.0]}):
-        with pytest.raises(ValueError, match="one of the two"):
+        with pytest.raises(ValueError, match="give one of num_inference_steps, timesteps and sigmas"):
             scheduler.set_timesteps(**arguments)
+    with pytest.raises(ValueError, match="sigmas: a network of mvm has times of its schedule"):
+        scheduler.set_timesteps(sigmas=[1.0])
+    with pytest.raises(ValueError, match=r"mu=1\.0 shifts the times of a flow"):
+        scheduler.set_timesteps(3, mu=1.0)
+    with pytest.raises(TypeError, match="no training timesteps"):
+        len(scheduler)

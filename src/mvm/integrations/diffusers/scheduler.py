@@ -14,7 +14,9 @@ from diffusers.utils import BaseOutput
 from diffusers.utils.torch_utils import randn_tensor
 from torch import Generator, Tensor
 
+from mvm.bridge.diffusers import PREDICTIONS
 from mvm.integrations.course import Course, Trail, build_solver, course_of, solver_times
+from mvm.integrations.diffusers.trained import KNOWN, Training, described, is_flow, training_of
 from mvm.noise import as_seeds
 from mvm.options import at_least, between, choose
 from mvm.path import KINDS, like, schedule_named, to_x0
@@ -22,6 +24,9 @@ from mvm.solver import NoiseSource, Plan, State
 from mvm.solver.sampling import step_noise
 
 CLOSE = 1e-5  # relative: what rounding to float32 may do to a timestep
+# config.beta_schedule: other schedulers that are made from this one's config (DDIMPipeline does so) say they lack it
+NOT_THEIRS = "MVMScheduler (the config of its network's own scheduler is config['trained'])"
+LEARNED = ("learned", "learned_range")  # variance_type: a network's second half of channels, which no solver here needs
 Generators = Generator | list[Generator] | None
 
 
@@ -36,16 +41,23 @@ class MVMSchedulerOutput(BaseOutput):
 class MVMScheduler(SchedulerMixin, ConfigMixin):
     """A solver of mvm, one evaluation a step.
 
-    solver, solver_options: a name in mvm.solver.SOLVERS and its options, e.g. "adams" with r, p, q, predictor,
-    corrector. rho: 0 is the ODE, 1 the paper's SDE. prediction_type: what the network predicts, of mvm.path.KINDS.
-    schedule: the path it was trained on, of mvm.path.SCHEDULES; T: the mean-velocity path's. seeds: one per sample, for
-    mvm's own noise; None takes `generator`.
+    solver, solver_options: a name in mvm.solver.SOLVERS and its options, e.g. "adams" with
+    spread, predictor, corrector. rho: 0 is the ODE, 1 the paper's SDE. seeds: one per sample, for mvm's own noise; None
+    takes `generator`.
 
-    Timesteps are the times t of the schedule, float64, from its end down. What a step needs to know of earlier ones is
-    a `State` of mvm.solver; the timestep passed says which step it is, not a counter.
+    For a network of mvm: prediction_type is of mvm.path.KINDS (or diffusers' name for it), schedule the path it was
+    trained on, of mvm.path.SCHEDULES, T the mean-velocity path's; timesteps are times t of the schedule, float64, from its end down.
+
+    For any other network: `MVMScheduler.from_config(pipe.scheduler.config)`, which keeps that config as `trained`.
+    Samples are in the coordinates of its own path; timesteps are its training timesteps, fractional and float32, or
+    with round_timesteps whole and int64, for networks that look them up in a table.
+
+    What a step needs to know of earlier ones is a `State` of mvm.solver; the timestep passed says which step it is, not
+    a counter.
     """
 
     order = 1
+    _compatibles = list(KNOWN)  # noqa: RUF012 (as of SchedulerMixin)
 
     @register_to_config
     def __init__(
@@ -56,13 +68,26 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
         schedule: str = "mean-velocity",
         solver_options: dict[str, Any] | None = None,
         seeds: list[int] | None = None,
+        trained: dict[str, Any] | None = None,
+        round_timesteps: bool = False,
         T: float = 1.0,
     ) -> None:
-        choose("prediction_type", prediction_type, KINDS)
         at_least("rho", rho, 0)
         if not math.isfinite(rho):
             raise ValueError(f"rho={rho} must be finite; 0 is the ODE, 1 the paper's SDE")
-        self.schedule = schedule_named(schedule, T)
+        if trained is None:
+            path = schedule_named(schedule, T)
+            kind = PREDICTIONS.get(prediction_type, prediction_type)
+            choose("prediction_type", kind, KINDS)
+            self.training = Training(path, kind, 0.0, path.end)
+        else:
+            self.training = training_of(trained, prediction_type)
+            shown = {option: value for option, value in trained.items() if option != "trained_betas"}
+            self.register_to_config(**{**shown, "use_flow_sigmas": is_flow(trained), **self.config})
+        if round_timesteps and self.training.first == 0:
+            raise ValueError("round_timesteps=True: only a table of betas has whole timesteps; leave it False")
+        self.register_to_config(beta_schedule=NOT_THEIRS)
+        self.schedule = self.training.schedule
         self.solver = build_solver(solver, dict(solver_options or {}))
         self.num_inference_steps: int | None = None
         self._course: Course | None = None
@@ -72,57 +97,124 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
 
     @classmethod
     def from_config(cls, config: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Return the scheduler of a config; that of another scheduler, whose network has another path, is refused."""
-        if isinstance(config, Mapping) and "num_train_timesteps" in config:
-            raise ValueError(
-                "config: it is of another scheduler, and its network knows neither the times nor the path of this one; "
-                "sample that network with mvm.bridge.from_diffusers and mvm.sample"
-            )
+        """Return the scheduler of a config: one of its own, or that of the scheduler that another network came with.
+
+        Options of either may be given besides. What cannot be done right for that network is refused.
+        """
+        if isinstance(config, Mapping):
+            own = cls._get_init_keys(cls)
+            ours = {option: value for option, value in config.items() if option in own or option.startswith("_")}
+            theirs = ours.get("trained")
+            if not config.keys() & {"solver", "trained"} and not ours.keys() >= config.keys():
+                ours, theirs = {}, described(config)
+            if theirs is not None:
+                shown = theirs.keys() & config.keys() - own - {"beta_schedule"}  # changed by a scheduler in between
+                theirs = {**theirs, **{name: config[name] for name in shown if name != "trained_betas"}}
+                mixed = {"return_unused_kwargs", *own} - {"prediction_type"}
+                theirs = {**theirs, **{name: kwargs.pop(name) for name in list(kwargs) if name not in mixed}}
+                default = "flow_prediction" if is_flow(theirs) else "epsilon"  # as their classes have it
+                config = {**ours, "trained": theirs, "prediction_type": theirs.get("prediction_type", default)}
         return super().from_config(config, *args, **kwargs)
+
+    def __len__(self) -> int:
+        """Return the number of training timesteps."""
+        if self.training.steps is None:
+            raise TypeError("MVMScheduler of a network of mvm: time is continuous, there are no training timesteps")
+        return self.training.steps
+
+    def __bool__(self) -> bool:
+        return True
 
     def _planned(self) -> tuple[Course, Tensor]:
         if self._course is None or self._timesteps is None:
             raise ValueError("no timesteps yet: call scheduler.set_timesteps(num_inference_steps) first")
         return self._course, self._timesteps
 
-    def _plan_through(self, times: tuple[float, ...]) -> Plan:
-        end = self.schedule.end
-        if len(times) < 2 or times[0] > end or not all(s > t for s, t in pairwise(times)):
-            raise ValueError(f"timesteps={list(times[:-1])} must fall, from {end} at most, and stay above 0")
+    def _plan_through(self, times: tuple[float, ...], said: str) -> Plan:
+        """Return the plan through times of the schedule (of whole timesteps, where those are asked for), then 0."""
+        if self.config["round_timesteps"]:
+            times = tuple(self.training.time(self.training.told(times).round()).tolist())
+        training, slack = self.training, 1 + CLOSE / 10  # what a float32 may be beyond an end that it means
+        low = training.first / slack
+        falling = all(s > t for s, t in pairwise((*times, 0.0)))
+        if not times or not falling or times[0] > training.last * slack or times[-1] < low:
+            first, last = (float(training.told(t)) for t in (training.first, training.last))
+            least = f"stay above {first:g}" if training.first == 0 else f"end at {first:g} at least"
+            raise ValueError(f"{said} must fall, from timestep {last} at most, and {least}")
+        within = (*(min(max(t, training.first), training.last) for t in times), 0.0)
         return self.solver.plan_times(
-            self.schedule, solver_times(times, self.solver, self.schedule), self.config["rho"]
+            self.schedule, solver_times(within, self.solver, self.schedule), self.config["rho"]
         )
+
+    def _plan(self, nfe: int, mu: float | None) -> Plan:
+        """Return the plan of so many evaluations: the solver's grid, on a flow shifted, or moved to whole timesteps."""
+        plan = self.training.plan(self.solver, nfe, self.config["rho"])
+        times = course_of(plan, self.solver, self.schedule).times[:-1]
+        if self.config["round_timesteps"]:
+            between("num_inference_steps", nfe, 1, len(self))
+            steps = [len(self)]
+            for i, step in enumerate(self.training.told(times).round().tolist()):
+                steps.append(max(min(int(step), steps[-1] - 1), nfe - 1 - i))  # all differ, down to 0
+            times = tuple(self.training.time(steps[1:]).tolist())
+            return self._plan_through(times, f"num_inference_steps={nfe}: whole timesteps")
+        if not self.training.is_flow:
+            return plan
+        return self._plan_through(self.training.shifted(times, mu), f"mu={mu}: shifted, the times")
 
     def set_timesteps(
         self,
         num_inference_steps: int | None = None,
         device: str | torch.device | None = None,
         timesteps: Sequence[float] | None = None,
+        sigmas: Sequence[float] | None = None,
+        mu: float | None = None,
     ) -> None:
-        """Plan a new run: of so many evaluations, or through given times of the schedule (0, the image, is added)."""
-        if timesteps is not None and num_inference_steps is None:
-            plan = self._plan_through((*map(float, timesteps), 0.0))
-        elif num_inference_steps is not None and timesteps is None:
+        """Plan a new run: of so many evaluations, or through given timesteps or sigmas (the image, at 0, is added).
+
+        timesteps: as the network is told them. sigmas: sigma/alpha of a table of betas; those of a flow are shifted, as
+        its own scheduler does. mu: the shift of a config with use_dynamic_shifting.
+        """
+        if sum(given is not None for given in (num_inference_steps, timesteps, sigmas)) != 1:
+            raise ValueError("set_timesteps: give one of num_inference_steps, timesteps and sigmas")
+        if mu is not None and not self.training.is_flow:
+            raise ValueError(f"mu={mu} shifts the times of a flow, and this network is of another path; leave it out")
+        if timesteps is not None:
+            asked = [float(timestep) for timestep in timesteps]
+            plan = self._plan_through(tuple(self.training.time(asked).tolist()), f"timesteps={asked}")
+        elif sigmas is not None:
+            asked = [float(sigma) for sigma in sigmas]
+            asked = asked[:-1] if asked and asked[-1] == 0 else asked
+            plan = self._plan_through(self.training.times_at(asked, mu), f"sigmas={asked}")
+        else:
             if not isinstance(num_inference_steps, Integral):
                 raise ValueError(f"num_inference_steps={num_inference_steps!r} must be a whole number, at least 1")
             at_least("num_inference_steps", num_inference_steps, 1)
-            plan = self.solver.plan(self.schedule, int(num_inference_steps), self.config["rho"])
-        else:
-            raise ValueError("set_timesteps: give num_inference_steps or timesteps, one of the two")
+            plan = self._plan(int(num_inference_steps), mu)
         self._course = course_of(plan, self.solver, self.schedule)
-        self._timesteps = torch.tensor(self._course.times[:-1], dtype=torch.float64).to(device)
+        told = self.training.told(self._course.times[:-1])
+        if self.config["round_timesteps"]:
+            told = told.round().long()
+        elif self.training.steps is not None:
+            told = told.float()  # of float64 some networks make float64 embeddings, which their weights refuse
+        self._timesteps = told.to(device)
         self.num_inference_steps = plan.steps
         self._begin, self._trail = None, None
 
     @property
     def timesteps(self) -> Tensor:
-        """The times of the evaluations, float64."""
+        """What the network is told at each evaluation."""
         return self._planned()[1]
+
+    @property
+    def sigmas(self) -> Tensor:
+        """The sigmas of the evaluations and of the image, 0: sigma/alpha for a table of betas."""
+        return self.training.sigmas(self._planned()[0].times).float()
 
     @property
     def init_noise_sigma(self) -> float:
         """What standard normal noise is multiplied by to be the first sample."""
-        return self._planned()[0].first
+        first = self._planned()[0].first
+        return first if self.training.steps is None else 1.0  # half of diffusers' pipelines do not look here
 
     @property
     def begin_index(self) -> int | None:
@@ -141,26 +233,44 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
 
     def index_for_timestep(self, timestep: float | Tensor) -> int:
         """Return which of the timesteps it is."""
-        times = self._planned()[0].times[:-1]
-        t = _one_time(timestep)
-        index = min(range(len(times)), key=lambda i: abs(times[i] - t))
-        if abs(times[index] - t) > CLOSE * times[index]:
-            raise ValueError(f"timestep={t} is none of scheduler.timesteps; the nearest is {times[index]}")
+        told = self.training.told(self._planned()[0].times[:-1]).tolist()
+        t = self._one_timestep(timestep)
+        index = min(range(len(told)), key=lambda i: abs(told[i] - t))
+        if abs(told[index] - t) > (0.5 if self.config["round_timesteps"] else CLOSE * told[index]):
+            raise ValueError(f"timestep={t} is none of scheduler.timesteps; the nearest is {told[index]}")
         return index
 
+    def _one_timestep(self, timestep: float | Tensor) -> float:
+        """Return the timestep as a number."""
+        whole = not timestep.is_floating_point() if isinstance(timestep, Tensor) else isinstance(timestep, int)
+        if whole and self.training.steps is None:
+            raise ValueError(f"timestep={timestep} is a whole number; pass one of scheduler.timesteps, not its index")
+        if not isinstance(timestep, Tensor):
+            return float(timestep)
+        if timestep.numel() > 1 and not bool((timestep == timestep.reshape(-1)[0]).all()):
+            raise ValueError(
+                "timestep: the samples of a batch take their steps together; pass one of scheduler.timesteps"
+            )
+        return float(timestep.reshape(-1)[0])
+
     def scale_model_input(self, sample: Tensor, timestep: float | Tensor | None = None) -> Tensor:
-        """Return the sample: the network scales nothing."""
+        """Return the sample: it is in the coordinates that the network was trained in."""
         return sample
 
     def add_noise(self, original_samples: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
-        """Return alpha x0 + sigma eps at times of the schedule, one for all or one per sample."""
-        if not timesteps.is_floating_point() or not bool(((timesteps >= 0) & (timesteps <= self.schedule.end)).all()):
-            raise ValueError(
-                f"timesteps={timesteps.tolist()} must be times in [0, {self.schedule.end}], as in scheduler.timesteps; "
-                "there are no numbered training steps here"
-            )
-        alpha, sigma = self.schedule.alpha(timesteps), self.schedule.sigma(timesteps)
+        """Return alpha x0 + sigma eps at timesteps, one for all or one per sample; training timesteps may be whole."""
+        numbered, end = self.training.steps is not None, float(self.training.told(self.schedule.end))
+        known = timesteps.is_floating_point() or numbered
+        if not known or not bool(((timesteps >= 0) & (timesteps <= end)).all()):
+            hint = "" if numbered else ", as in scheduler.timesteps; there are no numbered training steps here"
+            raise ValueError(f"timesteps={timesteps.tolist()} must be times in [0, {end}]{hint}")
+        times = self.training.time(timesteps.cpu())  # not every device has float64
+        alpha, sigma = self.schedule.alpha(times), self.schedule.sigma(times)
         return like(alpha, original_samples) * original_samples + like(sigma, original_samples) * noise
+
+    def scale_noise(self, sample: Tensor, timestep: float | Tensor, noise: Tensor) -> Tensor:
+        """Return `add_noise`, as pipelines of flow matching call it."""
+        return self.add_noise(sample, noise, torch.as_tensor(timestep, dtype=torch.float32))
 
     def _course_from(self, begin: int) -> Course:
         """Return the course from that step on: its first steps know no past."""
@@ -180,17 +290,17 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
             return Trail(begin, course, (start,)), start
         state = None if trail is None else trail.state_at(index)
         if trail is None or state is None:
-            times, due = self._planned()[0].times, begin if trail is None else trail.due
-            following = f"step {due}, t={times[due]}, comes next" if times[due] else "the run is over"
+            timesteps, due = self.timesteps, begin if trail is None else trail.due
+            following = f"step {due}, t={timesteps[due]}, comes next" if due < len(timesteps) else "the run is over"
             raise ValueError(
-                f"timestep={times[index]} is step {index}, but {following}; begin again with set_timesteps, "
+                f"timestep={timesteps[index]} is step {index}, but {following}; begin again with set_timesteps, "
                 "or in the middle (image to image) with set_begin_index"
             )
         return trail, trail.course.met(state, sample)
 
     def _noise(self, x: Tensor, generator: Generators) -> NoiseSource:
         if self.config["seeds"] is not None:
-            if generator is not None:
+            if generator is not None and self.training.steps is None:  # other pipelines pass what made the first noise
                 raise ValueError("generator: this scheduler draws its noise by config.seeds; give one of the two")
             return step_noise(as_seeds(self.config["seeds"], len(x), x.device), x)
         check_generators(generator, len(x))
@@ -203,11 +313,19 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
         sample: Tensor,
         generator: Generators = None,
         return_dict: bool = True,
+        **others: Any,
     ) -> MVMSchedulerOutput | tuple[Tensor, Tensor]:
         """Return the sample at the next timestep, and x0_hat at this one.
 
         The same step may be done again: it starts from the same past. generator: one, or one per sample.
         """
+        if others:
+            raise ValueError(
+                f"step: {', '.join(others)} is an option of other samplers; noise is set by rho here. "
+                "DDIMPipeline passes such options: use DDPMPipeline with the same network"
+            )
+        if self.config.get("variance_type") in LEARNED and model_output.shape[1] == 2 * sample.shape[1]:
+            model_output = model_output[:, : sample.shape[1]]
         if model_output.shape != sample.shape:
             raise ValueError(
                 f"model_output of shape {tuple(model_output.shape)} must have that of the sample, {tuple(sample.shape)}"
@@ -215,23 +333,12 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
         trail, start = self._departure(self.index_for_timestep(timestep), sample)
         course = trail.course
         seen, t = course.outward(start), course.times[start.index]
-        x0 = to_x0(self.config["prediction_type"], model_output.to(seen.dtype), seen, t, self.schedule)
+        level = min(max(t, self.training.first), self.training.last)  # a rounding of t beyond them
+        x0 = to_x0(self.training.kind, model_output.to(seen.dtype), seen, level, self.schedule)
         state = course.plan.step(start, lambda x, t: x0, self._noise(start.x, generator))
         self._trail = trail.after(start, state)
         previous, original = course.outward(state).to(sample.dtype), x0.to(sample.dtype, copy=True)
         return MVMSchedulerOutput(previous, original) if return_dict else (previous, original)
-
-
-def _one_time(timestep: float | Tensor) -> float:
-    """Return the timestep as a number."""
-    whole = not timestep.is_floating_point() if isinstance(timestep, Tensor) else isinstance(timestep, int)
-    if whole:
-        raise ValueError(f"timestep={timestep} is a whole number; pass one of scheduler.timesteps, not its index")
-    if not isinstance(timestep, Tensor):
-        return float(timestep)
-    if timestep.numel() > 1 and not bool((timestep == timestep.reshape(-1)[0]).all()):
-        raise ValueError("timestep: the samples of a batch take their steps together; pass one of scheduler.timesteps")
-    return float(timestep.reshape(-1)[0])
 
 
 def check_generators(generator: Generators, batch: int) -> None:
