@@ -41,7 +41,7 @@ from mvm.path import (
     to_x0,
 )
 from mvm.path.condition import batched, cat
-from mvm.solver import Grid, PredictorCorrector, adams, default_times
+from mvm.solver import Grid, LamGrid, PredictorCorrector, adams, default_times
 
 # (x, timestep (B,)) and the condition -> a prediction of x's shape. Labels (B,), None where there are classes but no
 # label, and a tensor (B, ...) are the third argument; a mapping is keyword arguments.
@@ -60,6 +60,15 @@ class KnownGrid(Grid):
 
     def times(self, nfe: int, start: float = 1.0) -> tuple[float, ...]:
         return (*(default_times(nfe - 1, start, self.t_min) if nfe > 1 else (start,)), 0.0)
+
+
+def ending_at(solver: PredictorCorrector, t_min: float) -> PredictorCorrector:
+    """Return the solver with its last evaluation at t_min of MVM's path, the cleanest level that a model knows."""
+    if isinstance(solver.grid, LamGrid):
+        return replace(solver, grid=replace(solver.grid, t_min=t_min))
+    if solver.grid != adams().grid:
+        raise ValueError(f"solver: the times of {solver.grid} cannot be made to end at a level; use 'adams' or 'sa'")
+    return replace(solver, grid=KnownGrid(t_min))
 
 
 @dataclass(frozen=True)
@@ -83,7 +92,7 @@ class BridgedField:
         """The default solver, with its last evaluation at the cleanest level that the model knows."""
         if self.first == 0:
             return adams()
-        return replace(adams(), grid=KnownGrid(float(equal_snr_time(self.first, self.own, MEAN_VELOCITY))))
+        return ending_at(adams(), float(equal_snr_time(self.first, self.own, MEAN_VELOCITY)))
 
     def _level(self, t: Tensor) -> Tensor:
         same = self.schedule is self.own
