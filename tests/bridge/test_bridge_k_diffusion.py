@@ -244,7 +244,7 @@ def test_a_rounded_sigma_is_no_harm(path):
         (lambda: sample_mvm(denoiser(), NOISE, [14.6, 0.0], path="flow"), r"sigmas\[0\]=14.6 must lie in \[0, 1\]"),
         (lambda: sample_mvm(denoiser(), NOISE, [1.0, 0.5], path="vp"), "path='vp'"),
         (lambda: sample_mvm(denoiser(), NOISE, [1.0, 0.5], rho=-1), "rho=-1"),
-        (lambda: sample_mvm(denoiser(), NOISE, [1.0, 0.5], solver="heun"), "solver='heun' .*adams or sa"),
+        (lambda: sample_mvm(denoiser(), NOISE, [1.0, 0.5], solver="heun"), "solver='heun' .*use adams or"),
         (lambda: sample_mvm(denoiser(), NOISE, [1.0, 0.5], solver="adam"), "did you mean 'adams'"),
         (lambda: sample_mvm(denoiser(), NOISE, [1.0, 0.5], seeds=[1], rho=1.0), "seeds has 1 entries"),
         (lambda: sample_mvm(denoiser(), NOISE, [1.0, 0.5], seeds=SEEDS, noise_sampler=denoiser()), "noise_sampler and"),
