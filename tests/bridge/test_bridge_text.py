@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-import mvm
 from mvm import noise
 from mvm.bridge import from_diffusers, from_edm, from_flow, from_model
 from mvm.oracle import gaussian
@@ -174,12 +173,21 @@ def test_two_nulls_are_one_too_many():
         field(num_classes=3, null_label=3, null_arguments=EMPTY)
 
 
+class Trained:
+    """What a model of MVM is to the samplers."""
+
+    schedule, num_classes = MEAN_VELOCITY, 4
+
+    def __call__(self, x, t, condition):
+        return x
+
+
 def test_a_model_of_classes_takes_labels_alone():
-    model = mvm.load("digits")
-    x = noise.initial(torch.arange(2), model.sample_shape)
-    for condition in ({"class_labels": torch.zeros(2)}, torch.zeros(2, 4), torch.zeros(1, dtype=torch.int64)):
-        with pytest.raises(ValueError, match=r"condition must be an int64 tensor of shape \(2,\)"):
-            sample(model, x, nfe=1, condition=condition)
+    three = torch.zeros(3, dtype=torch.int64)
+    assert sample(Trained(), NOISE, nfe=1, condition=three).shape == NOISE.shape
+    for condition in ({"class_labels": three}, torch.zeros(3, 4), three[:1]):
+        with pytest.raises(ValueError, match=r"condition must be an int64 tensor of shape \(3,\)"):
+            sample(Trained(), NOISE, nfe=1, condition=condition)
     classes = from_edm(lambda x, sigma, labels: x, num_classes=4)
     for condition in (torch.zeros(3, 4), torch.zeros(2, dtype=torch.int64), torch.zeros(3)):
         with pytest.raises(ValueError, match=r"condition must be an int64 tensor of shape \(3,\)"):
