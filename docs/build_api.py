@@ -19,6 +19,7 @@ MODULES = (
     "mvm.generate",
     "mvm.published",
     "mvm.integrations.diffusers",
+    "mvm.integrations.comfyui",
     "mvm.integrations.onnx",
     "mvm.evaluation.metrics",
     "mvm.latent",

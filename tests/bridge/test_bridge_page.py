@@ -29,8 +29,15 @@ def test_snippet_from_diffusers():
     assert bool(torch.isfinite(images).all())
 
 
+def test_snippet_with_text():
+    pytest.importorskip("diffusers")
+    images = executed(SNIPPETS[1])["images"]
+    assert images.shape == (4, 1, 8, 8)
+    assert bool(torch.isfinite(images).all())
+
+
 def test_snippet_from_functions():
-    for x in executed(SNIPPETS[1])["samples"]:
+    for x in executed(SNIPPETS[2])["samples"]:
         assert float(x.std()) == pytest.approx(1, abs=0.03)
         assert float(x.mean()) == pytest.approx(0, abs=0.05)
 
@@ -38,15 +45,27 @@ def test_snippet_from_functions():
 def test_snippet_outgoing():
     """Three samplers, one start, one model: about the same digits."""
     pytest.importorskip("diffusers")
-    names = executed(SNIPPETS[2])
+    names = executed(SNIPPETS[3])
     x = [names[name] for name in ("by_ddim", "by_flow", "by_euler")]
     assert all(images.shape == (4, 1, 8, 8) for images in x)
     for other in x[1:]:
         assert float((x[0] - other).abs().mean()) < 0.2
 
 
+def test_snippet_as_k_diffusion_calls():
+    names = executed(SNIPPETS[4])
+    for name in ("ode", "sde", "images"):
+        assert float(names[name].std()) == pytest.approx(1, abs=0.06)
+        assert float(names[name].mean()) == pytest.approx(0, abs=0.07)
+
+
+def test_the_line_for_comfyui_names_the_nodes():
+    (line,) = re.findall(r'echo "(.*)" > ComfyUI/custom_nodes/\w+\.py', PAGE)
+    assert set(executed(line)["NODE_DISPLAY_NAME_MAPPINGS"].values()) == {"MVM Sampler", "MVM Sigmas"}
+
+
 def test_every_snippet_is_tested():
-    assert len(SNIPPETS) == 3
+    assert len(SNIPPETS) == 5
 
 
 def rows() -> dict[str, list[str]]:

@@ -1,10 +1,12 @@
 """Models of other Gaussian paths as fields of MVM's samplers, and MVM's models for other samplers.
 
 Incoming: `from_diffusers`, `from_flow`, `from_edm`, `from_model`. Outgoing: `as_eps`, `as_v`, `as_flow`, `as_denoiser`.
+`sample_mvm` and `mvm_sigmas` are MVM's sampler as k-diffusion calls one.
 """
 
 from mvm.bridge.diffusers import SCHEDULERS, beta_table, from_diffusers
 from mvm.bridge.incoming import PATHS, BridgedField, from_edm, from_flow, from_model
+from mvm.bridge.k_diffusion import mvm_sigmas, sample_mvm
 from mvm.bridge.outgoing import as_denoiser, as_eps, as_flow, as_v
 from mvm.bridge.paths import BetaTable, VarianceExploding
 
@@ -23,4 +25,6 @@ __all__ = [
     "from_edm",
     "from_flow",
     "from_model",
+    "mvm_sigmas",
+    "sample_mvm",
 ]

@@ -1,15 +1,17 @@
 """diffusers' models and schedulers as fields. Known by name and config: diffusers itself is never imported here."""
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mvm.bridge.incoming import BridgedField, Network, from_edm, from_flow, from_model
+from mvm.bridge.incoming import BridgedField, Network, fits, from_edm, from_flow, from_model
 from mvm.bridge.paths import BetaTable
 from mvm.options import choose
-from mvm.path import LinearFlow, like
+from mvm.path import Condition, LinearFlow, like
+from mvm.path.condition import map_tensors
 
 # A table of betas; how a scheduler steps through it is no matter of the model.
 BETA_SCHEDULERS = (
@@ -37,6 +39,7 @@ EDM_SCHEDULERS = ("EDMEulerScheduler", "EDMDPMSolverMultistepScheduler")
 PREDICTIONS = {"epsilon": "eps", "sample": "x0", "v_prediction": "diffusion_v", "flow_prediction": "flow"}
 EDM_SIGNS = {"epsilon": 1, "v_prediction": -1}  # of c_out
 
+TEXT = "encoder_hidden_states"  # what networks of diffusers call the embedded text
 _DENOISERS = ("unet", "transformer")  # names of the network among a pipeline's components
 
 
@@ -83,14 +86,29 @@ def _classes(config: Mapping[str, Any]) -> tuple[int, int | None]:
     return int(config.get("num_class_embeds") or 0), None
 
 
-def _network(model: Any, arguments: Mapping[str, Any]) -> Network:
-    """Return (x, timestep, labels) -> prediction, in the model's dtype; learned variances are left out."""
+def _network(model: Any, arguments: Mapping[str, Any], num_classes: int) -> Network:
+    """Return (x, timestep, condition) -> prediction, all in the model's dtype; learned variances are left out.
 
-    def predict(x: Tensor, timestep: Tensor, *labels: Tensor | None) -> Tensor:
-        if labels and labels[0] is None:
+    The third argument is class labels or, where there are no classes, the text: encoder_hidden_states.
+    """
+    parameters = inspect.signature(model.forward).parameters
+
+    def cast(name: str, tensor: Tensor) -> Tensor:
+        return tensor.to(model.dtype) if tensor.is_floating_point() else tensor
+
+    def predict(x: Tensor, timestep: Tensor, /, *condition: Condition, **named: Any) -> Tensor:
+        if condition and condition[0] is None:
             raise ValueError("condition=None: this model has classes and no null label; pass condition or null_label")
-        named = {"class_labels": labels[0]} if labels else {}
-        out = model(x.to(model.dtype), timestep=timestep.float(), **named, **arguments).sample
+        if condition:
+            named["class_labels" if num_classes else TEXT] = condition[0]
+        told = map_tensors(cast, {**arguments, **named})
+        fits(model, x, timestep=timestep, **told)
+        if TEXT in parameters and TEXT not in told and not num_classes:  # optional in a signature, needed all the same
+            raise ValueError(
+                f"condition: {type(model).__name__} needs {TEXT}; name it in condition={{...}} of mvm.sample and, for "
+                "the unconditional branch of guidance, in null_arguments={...}"
+            )
+        out = model(x.to(model.dtype), timestep=timestep.float(), **told).sample
         learned_variance = out.shape[1] == 2 * x.shape[1]
         return (out[:, : x.shape[1]] if learned_variance else out).to(x.dtype)
 
@@ -100,10 +118,10 @@ def _network(model: Any, arguments: Mapping[str, Any]) -> Network:
 def _preconditioned(network: Network, sigma_data: float, sign: int) -> Network:
     """Return EDM's D(x; sigma) = c_skip x + c_out F(c_in x; log(sigma)/4)."""
 
-    def denoise(x: Tensor, sigma: Tensor, *labels: Tensor | None) -> Tensor:
+    def denoise(x: Tensor, sigma: Tensor, /, *condition: Condition, **named: Any) -> Tensor:
         square = sigma**2 + sigma_data**2
         c_skip, c_out, c_in = sigma_data**2 / square, sign * sigma * sigma_data / square**0.5, square**-0.5
-        answer = network(x * like(c_in, x), torch.log(sigma) / 4, *labels)
+        answer = network(x * like(c_in, x), torch.log(sigma) / 4, *condition, **named)
         return like(c_skip, x) * x + like(c_out, x) * answer
 
     return denoise
@@ -138,8 +156,8 @@ def _scaled(steps: int, rounded: bool) -> Callable[[Tensor], Tensor]:
 def _from_flow_scheduler(network: Network, scheduler: Any, rounded: bool, **options: Any) -> BridgedField:
     data_at = int(scheduler.config.get("invert_sigmas", False))
 
-    def told(x: Tensor, time: Tensor, *labels: Tensor | None) -> Tensor:
-        return network(x, time.round() if rounded else time, *labels)
+    def told(x: Tensor, time: Tensor, /, *condition: Condition, **named: Any) -> Tensor:
+        return network(x, time.round() if rounded else time, *condition, **named)
 
     return from_flow(told, data_at=data_at, time_scale=scheduler.config.num_train_timesteps, **options)
 
@@ -167,15 +185,19 @@ def from_diffusers(
     arguments: Mapping[str, Any] | None = None,
     num_classes: int | None = None,
     null_label: int | None = None,
+    null_arguments: Condition = None,
+    joined: bool = False,
     round_timesteps: bool = False,
     path: str = "mvm",
 ) -> BridgedField:
     """Return a Field by a diffusers pipeline, or by its network and the scheduler it was trained with (put in eval).
 
-    arguments: more keywords for every call of the network, e.g. encoder_hidden_states. num_classes, null_label: by
-    default from the network's config (DiT's null label is the one behind its classes). round_timesteps: tell the
-    network the nearest whole training step. path: as of `from_model`. The scheduler's grid, clipping and thresholding
-    are its sampler's and play no part.
+    condition of `mvm.sample`: class labels; or keyword arguments of the network, as a mapping; or one tensor, its
+    encoder_hidden_states. null_arguments: the same for the unconditional branch of guidance; a row of one sample is
+    for all. joined: as of `from_model`. arguments: more keywords for every call as they are, those without a row per
+    sample among them; a condition's go before. num_classes, null_label: by default from the network's config (DiT's
+    null label is the one behind its classes). round_timesteps: tell the network the nearest whole training step.
+    path: as of `from_model`. The scheduler's grid, clipping and thresholding are its sampler's and play no part.
     """
     model, scheduler = _unpacked(pipe_or_model, scheduler)
     build = _family(scheduler, SCHEDULERS)
@@ -183,11 +205,16 @@ def from_diffusers(
     if not isinstance(config, Mapping):
         raise ValueError(f"{type(model).__name__} is no network of diffusers (it has no config); use from_model")
     found, null = _classes(config)
+    num_classes = found if num_classes is None else num_classes
+    if null_label is None and null_arguments is None:
+        null_label = null
     return build(
-        _network(model.eval(), dict(arguments or {})),
+        _network(model.eval(), dict(arguments or {}), num_classes),
         scheduler,
         round_timesteps,
-        num_classes=found if num_classes is None else num_classes,
-        null_label=null if null_label is None else null_label,
+        num_classes=num_classes,
+        null_label=null_label,
+        null_arguments=null_arguments,
+        joined=joined,
         path=path,
     )

@@ -16,13 +16,14 @@ diverge where alpha -> 0. So:
   as a score instead would smooth nothing, but leave up to 0.8 of that level's noise in sharp data.
 """
 
+import inspect
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mvm.bridge.paths import BetaTable, FlowConvention, VarianceExploding
 from mvm.options import at_least, choose
@@ -31,6 +32,7 @@ from mvm.path import (
     MEAN_VELOCITY,
     MEAN_VELOCITY_KINDS,
     NOISE_KINDS,
+    Condition,
     LinearFlow,
     MeanVelocity,
     Schedule,
@@ -38,9 +40,11 @@ from mvm.path import (
     like,
     to_x0,
 )
-from mvm.solver import Grid, PredictorCorrector, adams, default_times
+from mvm.path.condition import batched, cat
+from mvm.solver import Grid, LamGrid, PredictorCorrector, adams, default_times
 
-# (x, timestep (B,)), and labels (B,) or None where there are classes -> a prediction of x's shape
+# (x, timestep (B,)) and the condition -> a prediction of x's shape. Labels (B,), None where there are classes but no
+# label, and a tensor (B, ...) are the third argument; a mapping is keyword arguments.
 Network = Callable[..., Tensor]
 Clock = Callable[[Tensor], Tensor]
 
@@ -58,6 +62,15 @@ class KnownGrid(Grid):
         return (*(default_times(nfe - 1, start, self.t_min) if nfe > 1 else (start,)), 0.0)
 
 
+def ending_at(solver: PredictorCorrector, t_min: float) -> PredictorCorrector:
+    """Return the solver with its last evaluation at t_min of MVM's path, the cleanest level that a model knows."""
+    if isinstance(solver.grid, LamGrid):
+        return replace(solver, grid=replace(solver.grid, t_min=t_min))
+    if solver.grid != adams().grid:
+        raise ValueError(f"solver: the times of {solver.grid} cannot be made to end at a level; use 'adams' or 'sa'")
+    return replace(solver, grid=KnownGrid(t_min))
+
+
 @dataclass(frozen=True)
 class BridgedField:
     """A Field on `schedule` by a network of the path `own`; it knows its own times from `first` to `last`."""
@@ -71,34 +84,99 @@ class BridgedField:
     last: float
     num_classes: int
     null_label: int | None
+    null_arguments: Condition = field(default=None, compare=False, repr=False)
+    joined: bool = False
 
     @property
     def solver(self) -> PredictorCorrector:
         """The default solver, with its last evaluation at the cleanest level that the model knows."""
         if self.first == 0:
             return adams()
-        return replace(adams(), grid=KnownGrid(float(equal_snr_time(self.first, self.own, MEAN_VELOCITY))))
+        return ending_at(adams(), float(equal_snr_time(self.first, self.own, MEAN_VELOCITY)))
 
     def _level(self, t: Tensor) -> Tensor:
         same = self.schedule is self.own
         return (t if same else equal_snr_time(t, self.schedule, self.own)).clamp(self.first, self.last)
 
-    def _labels(self, x: Tensor, condition: Tensor | None) -> Tensor | None:
-        if condition is not None or self.null_label is None:
-            return condition
+    def check_condition(self, condition: Condition, x: Tensor) -> Condition:
+        """Return the condition with one row per sample of x: labels of the model's classes, or any structure."""
+        condition = self._rows(condition, x)
+        labels = isinstance(condition, Tensor) and self.num_classes
+        if labels and not bool(((condition >= 0) & (condition < self.num_classes)).all()):
+            raise ValueError(f"condition holds labels outside 0 to {self.num_classes - 1}, the classes of this model")
+        return condition
+
+    def _rows(self, condition: Condition, x: Tensor) -> Condition:
+        if not self.num_classes or isinstance(condition, Mapping):
+            return batched(condition, x)
+        if not isinstance(condition, Tensor) or condition.shape != x.shape[:1] or condition.is_floating_point():
+            raise ValueError(f"condition must be an int64 tensor of shape ({x.shape[0]},), one label per sample")
+        return condition
+
+    def _null(self, x: Tensor) -> Condition:
+        """Return the condition of the unconditional branch; None where nothing is known of it."""
+        if self.null_arguments is not None:
+            return batched(self.null_arguments, x, "null_arguments")
+        if self.null_label is None:
+            return None
         return torch.full((x.shape[0],), self.null_label, dtype=torch.int64, device=x.device)
 
-    def __call__(self, x: Tensor, t: Tensor, condition: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Tensor, t: Tensor, condition: Condition = None) -> Tensor:
         level = self._level(t)
         seen = x * like(self.own.norm(level) / self.schedule.norm(t), x)
-        labels = (self._labels(x, condition),) if self.num_classes else ()
-        value = self.network(seen, self.clock(level), *labels)
+        condition = self._null(x) if condition is None else self._rows(condition, x)
+        if isinstance(condition, Mapping):
+            value = self.network(seen, self.clock(level), **condition)
+        else:
+            third = (condition,) if self.num_classes or condition is not None else ()
+            value = self.network(seen, self.clock(level), *third)
         if value.shape != x.shape:
             raise ValueError(f"the model answers with shape {tuple(value.shape)} to a state of {tuple(x.shape)}")
         return to_x0(self.kind, value.to(x.dtype), seen, level, self.own)
 
+    def joins(self, x: Tensor) -> bool:
+        """Return whether guidance is to ask for both of its answers in one call."""
+        return self.joined
 
-def _check(schedule: Schedule, kind: str, first: float, num_classes: int, null_label: int | None) -> None:
+    def both(self, x: Tensor, t: Tensor, condition: Condition) -> tuple[Tensor, Tensor]:
+        """Return x0_hat without and with the condition from one call of the network with twice the rows."""
+        null = self._null(x)
+        if null is None:
+            raise ValueError("null_arguments=None: joined=True needs it, or null_label, for the unconditional branch")
+        pair = cat(null, self._rows(condition, x))
+        without, conditional = self(torch.cat((x, x)), torch.cat((t, t)), pair).chunk(2)
+        return without, conditional
+
+
+def fits(network: Callable[..., Any], *args: Any, **named: Any) -> None:
+    """Raise if the network cannot be called so: what it does not know, or needs and was not given, is named."""
+    try:
+        signature = inspect.signature(network.forward if isinstance(network, nn.Module) else network)
+    except (TypeError, ValueError):  # some builtins have none
+        return
+    try:
+        signature.bind(*args, **named)
+    except TypeError as error:
+        name = getattr(network, "__name__", type(network).__name__)
+        raise ValueError(
+            f"condition: {error}; {name} takes {', '.join(signature.parameters)}; name its arguments in "
+            "condition={...} of mvm.sample and, for the unconditional branch of guidance, in null_arguments={...}"
+        ) from error
+
+
+def _fitted(network: Network) -> Network:
+    """Return the network with every call held against its signature."""
+
+    def call(x: Tensor, time: Tensor, /, *condition: Condition, **named: Any) -> Tensor:
+        fits(network, x, time, *condition, **named)
+        return network(x, time, *condition, **named)
+
+    return call
+
+
+def _check(
+    schedule: Schedule, kind: str, first: float, num_classes: int, null_label: int | None, null_arguments: Condition
+) -> None:
     choose("kind", kind, KINDS)
     if not isinstance(schedule, Schedule):
         raise ValueError(f"schedule={schedule!r} must be a Schedule of mvm.path or mvm.bridge")
@@ -110,6 +188,8 @@ def _check(schedule: Schedule, kind: str, first: float, num_classes: int, null_l
     at_least("num_classes", num_classes, 0)
     if null_label is not None and not num_classes:
         raise ValueError(f"null_label={null_label}: a model without classes takes no label; set num_classes")
+    if null_label is not None and null_arguments is not None:
+        raise ValueError(f"null_label={null_label} and null_arguments are two unconditional branches; give one")
 
 
 def from_model(
@@ -121,23 +201,30 @@ def from_model(
     first: float | None = None,
     num_classes: int = 0,
     null_label: int | None = None,
+    null_arguments: Condition = None,
+    joined: bool = False,
     path: str = "mvm",
 ) -> BridgedField:
     """Return a Field by a network that was trained on `schedule` to predict `kind` (a name of mvm.path.KINDS).
 
     network: (x, timestep), or (x, timestep, labels) where num_classes > 0; labels are None for the null class,
-    or null_label where that is given. timestep: what the network is told at own times t, float64 (B,); default: t
-    itself, of a BetaTable the fractional training step. first: the cleanest time that the network knows; default: 0,
-    of a BetaTable its training step 0. path: "mvm", or "own", where the solver runs on the model's own path.
+    or null_label where that is given. A condition that is a mapping becomes keyword arguments, any other the third
+    argument. null_arguments: the condition of guidance's unconditional branch; rows of one sample are for all.
+    joined: ask for both branches in one call, with twice the rows. timestep: what the network is told at own times t,
+    float64 (B,); default: t itself, of a BetaTable the fractional training step. first: the cleanest time that the
+    network knows; default: 0, of a BetaTable its training step 0. path: "mvm", or "own", where the solver runs on the
+    model's own path.
     """
     choose("path", path, PATHS)
     table = isinstance(schedule, BetaTable)
     clock = timestep or (schedule.timestep if table else _itself)
     start = first if first is not None else (schedule.first if table else 0.0)
-    _check(schedule, kind, start, num_classes, null_label)
+    _check(schedule, kind, start, num_classes, null_label, null_arguments)
     seen_from = MEAN_VELOCITY if path == "mvm" else schedule
     last = _last(schedule, kind)
-    return BridgedField(network, schedule, kind, seen_from, clock, start, last, num_classes, null_label)
+    return BridgedField(
+        _fitted(network), schedule, kind, seen_from, clock, start, last, num_classes, null_label, null_arguments, joined
+    )
 
 
 def _last(schedule: Schedule, kind: str) -> float:
@@ -156,10 +243,10 @@ def from_flow(
 
     data_at, velocity_to, time_scale: its `FlowConvention`. options: those of `from_model`.
     """
-    convention = FlowConvention(data_at, velocity_to, time_scale)
+    convention, fitted = FlowConvention(data_at, velocity_to, time_scale), _fitted(network)
 
-    def flow(x: Tensor, time: Tensor, *labels: Tensor | None) -> Tensor:
-        return convention.sign * network(x, time, *labels)
+    def flow(x: Tensor, time: Tensor, /, *condition: Condition, **named: Any) -> Tensor:
+        return convention.sign * fitted(x, time, *condition, **named)
 
     return from_model(flow, LinearFlow(), "flow", timestep=convention.told, **options)
 

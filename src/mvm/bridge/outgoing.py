@@ -10,7 +10,7 @@ from torch import Tensor
 from mvm.bridge.diffusers import beta_table
 from mvm.bridge.incoming import Clock
 from mvm.bridge.paths import BetaTable, FlowConvention, VarianceExploding
-from mvm.path import MEAN_VELOCITY, Field, LinearFlow, Schedule, TrainedField, as_time, convert, equal_snr
+from mvm.path import MEAN_VELOCITY, Condition, Field, LinearFlow, Schedule, TrainedField, as_time, convert, equal_snr
 
 ROUNDING = 1e-6  # of the end: what float32 may do to a caller's time
 
@@ -41,7 +41,7 @@ class Outgoing:
             )
         return t.clamp(0, self.end).reshape(-1).expand(x.shape[0])
 
-    def __call__(self, x: Tensor, time: Tensor | float, condition: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Tensor, time: Tensor | float, condition: Condition = None) -> Tensor:
         t = self._times(x, time)
         return self.sign * convert(self.field(x, t, condition), "x0", self.kind, x, t, self.path)
 

@@ -1,7 +1,9 @@
 """The Gaussian path between data and noise: schedules, prediction kinds, fields, training noise."""
 
+from mvm.path.condition import Condition
 from mvm.path.convert import KINDS, MEAN_VELOCITY_KINDS, NOISE_KINDS, Pair, convert, from_pair, to_pair, to_x0
 from mvm.path.field import (
+    ConditionedField,
     Field,
     JoinedField,
     PairedField,
@@ -33,6 +35,8 @@ __all__ = [
     "MEAN_VELOCITY_KINDS",
     "NOISE_KINDS",
     "SCHEDULES",
+    "Condition",
+    "ConditionedField",
     "Field",
     "JoinedField",
     "LinearFlow",

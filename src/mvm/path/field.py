@@ -6,10 +6,11 @@ from typing import Protocol, TypeGuard, runtime_checkable
 import torch
 from torch import Tensor
 
+from mvm.path.condition import Condition
 from mvm.path.schedule import Schedule, like
 
-# t is float64 (B,) on x's device; condition is int64 labels (B,), or None for the null class.
-Field = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+# t is float64 (B,) on x's device; trained models take int64 labels (B,) for a condition, None is the null class.
+Field = Callable[[Tensor, Tensor, Condition], Tensor]
 
 
 @runtime_checkable
@@ -25,15 +26,15 @@ class PairedField(Protocol):
 
 @runtime_checkable
 class JoinedField(Protocol):
-    """A field that may answer for the null class and for labels in one call, where that is faster than two."""
+    """A field that may answer for the null class and for a condition in one call, where that is faster than two."""
 
-    def __call__(self, x: Tensor, t: Tensor, condition: Tensor | None) -> Tensor: ...
+    def __call__(self, x: Tensor, t: Tensor, condition: Condition) -> Tensor: ...
 
     def joins(self, x: Tensor) -> bool:
         """Return whether one call is to be made for x: by its device and shape alone, no value is looked at."""
         ...
 
-    def both(self, x: Tensor, t: Tensor, condition: Tensor) -> tuple[Tensor, Tensor]:
+    def both(self, x: Tensor, t: Tensor, condition: Condition) -> tuple[Tensor, Tensor]:
         """Return (null, conditional) x0_hat."""
         ...
 
@@ -53,6 +54,15 @@ class TrainedField(Protocol):
 
     @property
     def num_classes(self) -> int: ...
+
+
+@runtime_checkable
+class ConditionedField(Protocol):
+    """A field that says itself which conditions it takes; of another trained field they are labels."""
+
+    def check_condition(self, condition: Condition, x: Tensor) -> Condition:
+        """Return the condition with one row per sample of x; one that it does not take is a ValueError."""
+        ...
 
 
 @runtime_checkable
@@ -86,7 +96,7 @@ def equal_snr_scale(t: Tensor | float, source: Schedule, target: Schedule) -> Te
 def equal_snr(field: Field, source: Schedule, target: Schedule) -> Field:
     """Return a field of `target` from a field of `source`: same SNR, rescaled state, same x0_hat."""
 
-    def mapped(x: Tensor, t: Tensor, condition: Tensor | None = None) -> Tensor:
+    def mapped(x: Tensor, t: Tensor, condition: Condition = None) -> Tensor:
         scale = like(equal_snr_scale(t, target, source), x)
         return field(x * scale, equal_snr_time(t, target, source).to(x.device), condition)
 

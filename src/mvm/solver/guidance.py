@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from mvm.options import choose, finite
-from mvm.path import MEAN_VELOCITY, Field, PairedField, Schedule, joined_for
+from mvm.path import MEAN_VELOCITY, Condition, Field, PairedField, Schedule, joined_for
+from mvm.path.condition import batched, rows
 
 # Log-SNR progress runs from 0 at t = 0.999 to 1 at t = 0.001 of MeanVelocity(T=1), for every solver and schedule.
 _PROGRESS = tuple(float(MEAN_VELOCITY.lam(t)) for t in (0.999, 0.001))
@@ -90,9 +91,9 @@ class ClassifierFree(Guidance):
     """null + scale (conditional - null): two passes, in one call of a field where that pays (a JoinedField)."""
 
     def guide(self, base: Field) -> Field:
-        def guided(x: Tensor, t: Tensor, condition: Tensor | None) -> Tensor:
+        def guided(x: Tensor, t: Tensor, condition: Condition) -> Tensor:
             if condition is None:
-                raise ValueError("condition=None: classifier-free guidance needs class labels to guide towards")
+                raise ValueError("condition=None: classifier-free guidance needs class labels or text to guide towards")
             if joined_for(base, x):
                 null, conditional = base.both(x, t, condition)
             else:
@@ -110,7 +111,7 @@ class Internal(Guidance):
         if not isinstance(base, PairedField):
             raise ValueError("internal guidance needs a field with an inner head (a `pair` method); put it first")
 
-        def guided(x: Tensor, t: Tensor, condition: Tensor | None) -> Tensor:
+        def guided(x: Tensor, t: Tensor, condition: Condition) -> Tensor:
             outer, inner = base.pair(x, t, condition)
             return extrapolate(inner, outer, self.scale)
 
@@ -127,7 +128,7 @@ class Auto(Guidance):
         return replace(self, weak=count(self.weak))
 
     def guide(self, base: Field) -> Field:
-        def guided(x: Tensor, t: Tensor, condition: Tensor | None) -> Tensor:
+        def guided(x: Tensor, t: Tensor, condition: Condition) -> Tensor:
             return extrapolate(self.weak(x, t, condition), base(x, t, condition), self.scale)
 
         return guided
@@ -160,12 +161,11 @@ def guided_at(base: Field, guidance: Rules, t: float, schedule: Schedule) -> Fie
 def guided(base: Field, guidance: Rules, schedule: Schedule) -> Field:
     """Return a field that is guided wherever t lies inside; rows of a batch may differ in t."""
 
-    def call(x: Tensor, t: Tensor, condition: Tensor | None = None) -> Tensor:
-        out = torch.empty_like(x)
+    def call(x: Tensor, t: Tensor, condition: Condition = None) -> Tensor:
+        out, given = torch.empty_like(x), None if condition is None else batched(condition, x)
         for value in t.unique().tolist():
-            rows = t == value
-            labels = None if condition is None else condition[rows]
-            out[rows] = guided_at(base, guidance, value, schedule)(x[rows], t[rows], labels)
+            here = t == value
+            out[here] = guided_at(base, guidance, value, schedule)(x[here], t[here], rows(given, here))
         return out
 
     return call

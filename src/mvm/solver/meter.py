@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from mvm.path import Field, JoinedField, PairedField, joined_for
+from mvm.path import Condition, Field, JoinedField, PairedField, joined_for
 
 
 @dataclass
@@ -18,14 +18,14 @@ class Meter:
     evaluations: int = 0
     passes: int = 0
 
-    def __call__(self, x: Tensor, t: Tensor, condition: Tensor | None) -> Tensor:
+    def __call__(self, x: Tensor, t: Tensor, condition: Condition) -> Tensor:
         self.passes += 1
         return self.field(x, t, condition)
 
     def joins(self, x: Tensor) -> bool:
         return joined_for(self.field, x)
 
-    def both(self, x: Tensor, t: Tensor, condition: Tensor) -> tuple[Tensor, Tensor]:
+    def both(self, x: Tensor, t: Tensor, condition: Condition) -> tuple[Tensor, Tensor]:
         assert isinstance(self.field, JoinedField)
         self.passes += 2
         return self.field.both(x, t, condition)
@@ -33,7 +33,7 @@ class Meter:
     def also(self, other: Field) -> Field:
         """Return another field whose passes count here too."""
 
-        def counted(x: Tensor, t: Tensor, condition: Tensor | None) -> Tensor:
+        def counted(x: Tensor, t: Tensor, condition: Condition) -> Tensor:
             self.passes += 1
             return other(x, t, condition)
 
@@ -44,7 +44,7 @@ class Meter:
 class PairedMeter(Meter):
     """A Meter over a field with an inner head; a pair is one pass."""
 
-    def pair(self, x: Tensor, t: Tensor, condition: Tensor | None) -> tuple[Tensor, Tensor]:
+    def pair(self, x: Tensor, t: Tensor, condition: Condition) -> tuple[Tensor, Tensor]:
         assert isinstance(self.field, PairedField)
         self.passes += 1
         return self.field.pair(x, t, condition)

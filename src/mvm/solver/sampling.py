@@ -12,6 +12,8 @@ from mvm import noise as counter_noise
 from mvm.options import at_least, between, choose
 from mvm.path import (
     MEAN_VELOCITY,
+    Condition,
+    ConditionedField,
     Field,
     Schedule,
     SizedField,
@@ -21,6 +23,7 @@ from mvm.path import (
     full_time,
     require_schedule,
 )
+from mvm.path.condition import batched, rows
 from mvm.solver.adams import adams, adams_power, sa
 from mvm.solver.adaptive import Adaptive, dopri5
 from mvm.solver.base import Evaluate, NoiseSource, Solver, State, run
@@ -111,19 +114,30 @@ def _check_numbers(nfe: int, rho: float) -> None:
     between("rho", rho, 0, MAX_RHO)
 
 
-def _check_tensors(noise: Tensor, condition: Tensor | None) -> None:
+def _check_noise(noise: Tensor) -> None:
     if not isinstance(noise, Tensor) or not noise.is_floating_point() or noise.ndim < 2:
         raise ValueError("noise must be a floating-point tensor of shape (B, ...)")
     if not noise.numel():
         raise ValueError(f"noise of shape {tuple(noise.shape)} is empty; give one sample of one value at least")
     if not bool(torch.isfinite(noise).all()):
         raise ValueError("noise must be finite; it holds NaN or Inf")
-    if condition is not None and (not isinstance(condition, Tensor) or condition.shape != noise.shape[:1]):
+
+
+def _condition_for(field: Field, noise: Tensor, condition: Condition) -> Condition:
+    """Return the condition with one row per sample: labels for a trained model, else what the field itself takes."""
+    if condition is None:
+        return None
+    if isinstance(field, ConditionedField):
+        return field.check_condition(condition, noise)
+    if not isinstance(field, TrainedField):
+        return batched(condition, noise)
+    if not isinstance(condition, Tensor) or condition.shape != noise.shape[:1]:
         raise ValueError(f"condition must be an int64 tensor of shape ({noise.shape[0]},), one label per sample")
+    return condition
 
 
 def _check_labels(field: Field, condition: Tensor | None) -> None:
-    if not isinstance(field, TrainedField) or condition is None:
+    if not isinstance(field, TrainedField) or isinstance(field, ConditionedField) or condition is None:
         return
     if field.num_classes == 0:
         raise ValueError("condition is given, but this model knows no classes; leave it out")
@@ -143,7 +157,7 @@ def _solve_adaptively(
     for start in range(0, noise.shape[0], size):
         part = slice(start, start + size)
         meter = metered(field)
-        evaluate = evaluator(meter, schedule, None if condition is None else condition[part], guidance)
+        evaluate = evaluator(meter, schedule, rows(condition, part), guidance)
         state = solver.integrate(schedule, evaluate, noise[part])
         in_ode = meter.evaluations
         out.append(evaluate(state, solver.t_min * schedule.end))
@@ -200,7 +214,7 @@ def solve(
     solver: str | Solver | Adaptive = "adams",
     nfe: int = DEFAULT_NFE,
     rho: float = 0.0,
-    condition: Tensor | None = None,
+    condition: Condition = None,
     seeds: Sequence[int] | Tensor | None = None,
     guidance: Rules = None,
     on_step: Callable[[State], None] | None = None,
@@ -210,7 +224,8 @@ def solve(
 
     on_step sees the state after every step; a multistep solver's is in the coordinates of MeanVelocity(T=1).
     """
-    _check_tensors(noise, condition)
+    _check_noise(noise)
+    condition = _condition_for(field, noise, condition)
     if isinstance(field, SizedField) and tuple(noise.shape[1:]) != tuple(field.sample_shape):
         raise ValueError(
             f"noise of shape {tuple(noise.shape)}: this model takes samples {tuple(field.sample_shape)}; make it with "
@@ -253,7 +268,7 @@ def sample(
     solver: str | Solver | Adaptive = "adams",
     nfe: int = DEFAULT_NFE,
     rho: float = 0.0,
-    condition: Tensor | None = None,
+    condition: Condition = None,
     seeds: Sequence[int] | Tensor | None = None,
     guidance: Rules = None,
     grad: bool = False,
@@ -264,7 +279,8 @@ def sample(
     solver: a name in `mvm.solver.SOLVERS` or a solver object; "adaptive" and "dopri5" take tolerances and
     ignore nfe, and with "dopri5" an image depends on the others of its batch.
     rho: 0 is the probability-flow ODE, 1 the paper's reverse SDE, 0.75 its best result.
-    condition: int64 labels (B,), or None. seeds: one per sample, for the SDE's noise; drawn once when None.
+    condition: int64 labels (B,) of a trained model; of another field a tensor (B, ...) or a structure of them, in
+    which one row serves all samples; or None. seeds: one per sample, for the SDE's noise; drawn once when None.
     guidance: a rule of `mvm.solver` or several, the first applied innermost.
     grad: keep the graph, for gradients of the images with respect to the noise and to the field's parameters, through
     every step; memory then grows with nfe. The SDE's own noise counts as constant. Not for adaptive solvers.

@@ -41,12 +41,12 @@ class MVMSchedulerOutput(BaseOutput):
 class MVMScheduler(SchedulerMixin, ConfigMixin):
     """A solver of mvm, one evaluation a step.
 
-    solver, solver_options: a name in mvm.solver.SOLVERS and its options, e.g. "adams" with
-    spread, predictor, corrector. rho: 0 is the ODE, 1 the paper's SDE. seeds: one per sample, for mvm's own noise; None
-    takes `generator`.
+    solver, solver_options: a name in mvm.solver.SOLVERS and its options, e.g. "adams" with spread, predictor, corrector.
+    rho: 0 is the ODE, 1 the paper's SDE. seeds: one per sample, for mvm's own noise; None takes `generator`.
 
     For a network of mvm: prediction_type is of mvm.path.KINDS (or diffusers' name for it), schedule the path it was
-    trained on, of mvm.path.SCHEDULES, T the mean-velocity path's; timesteps are times t of the schedule, float64, from its end down.
+    trained on, of mvm.path.SCHEDULES, T the mean-velocity path's; timesteps are times t of the schedule, float64, from
+    its end down.
 
     For any other network: `MVMScheduler.from_config(pipe.scheduler.config)`, which keeps that config as `trained`.
     Samples are in the coordinates of its own path; timesteps are its training timesteps, fractional and float32, or
