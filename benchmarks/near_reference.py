@@ -3,9 +3,9 @@
     python benchmarks/near_reference.py MODEL --out near.json [--guided] [--device cuda]
     python benchmarks/near_reference.py tables near.json ... > near.md
 
-MODEL: a run, an exported or a shipped model. --guided: with the guidance of the model's recipe. Besides the RMSE over all
-values: the error of the std of image brightness (mean of all values of a sample) in percent. The reference is the mean of
-two long runs by different solvers; half their distance is told as the floor. float32, matrix products in TF32 on a GPU.
+MODEL: a run, an exported or a shipped model. --guided: with the guidance of the model's recipe. Besides the RMSE: the
+error of the std of image brightness (mean of all values of a sample) in percent. The reference is the mean of two long
+runs by different solvers; half their distance is the floor. float32, matrix products in TF32 on a GPU.
 """
 
 import argparse
@@ -71,7 +71,9 @@ def measure(options: argparse.Namespace) -> None:
             bright = float((truth + error).flatten(1).mean(1).std() / spread - 1)
             each = error.flatten(1).square().mean(1).sqrt()
             rmse = float(error.square().mean().sqrt())
-            cells.append({"solver": name, "nfe": nfe, "rmse": rmse, "median": float(each.median()), "brightness": bright})
+            cells.append(
+                {"solver": name, "nfe": nfe, "rmse": rmse, "median": float(each.median()), "brightness": bright}
+            )
     facts = {
         "model": options.model,
         "guided": options.guided,
@@ -81,7 +83,9 @@ def measure(options: argparse.Namespace) -> None:
         "floor": float((long[0] - long[1]).square().mean().sqrt()) / 2,
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
-        "commit": subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip(),
+        "commit": subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True
+        ).stdout.strip(),
     }
     write_text(Path(options.out), json.dumps({"facts": facts, "cells": cells}, indent=1) + "\n")
 

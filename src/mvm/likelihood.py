@@ -26,10 +26,11 @@ from mvm.path import (
     require_schedule,
 )
 from mvm.pixels import GREY_SCALE
-from mvm.solver import PredictorCorrector, adams, default_times, no_noise, run
+from mvm.solver import PredictorCorrector, adams_power, no_noise, run
+from mvm.solver.grid import power_times
 
 T_MIN = 1e-5
-SOLVER: PredictorCorrector = adams()
+SOLVER: PredictorCorrector = adams_power()
 
 
 def _way(field: Field, schedule: Schedule, steps: int) -> tuple[tuple[float, ...], float]:
@@ -38,8 +39,10 @@ def _way(field: Field, schedule: Schedule, steps: int) -> tuple[tuple[float, ...
     end = float(equal_snr_time(schedule.end, schedule, MEAN_VELOCITY))
     if end <= T_MIN:
         raise ValueError(f"schedule={schedule} ends with less noise than t={T_MIN} of MeanVelocity; use one with more")
-    # spaced as the default solver's
-    return default_times(steps, end, T_MIN)[::-1], float(equal_snr_scale(schedule.end, schedule, MEAN_VELOCITY))
+    # dense at both ends, as adams_power's
+    return tuple(power_times(steps, end, T_MIN, r=4.0, p=1.4)[::-1].tolist()), float(
+        equal_snr_scale(schedule.end, schedule, MEAN_VELOCITY)
+    )
 
 
 @torch.no_grad()

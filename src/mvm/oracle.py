@@ -109,6 +109,31 @@ class Mixture:
         return like(schedule.alpha(t), x0) * x0 + like(schedule.sigma(t), x0) * eps
 
 
+@dataclass(frozen=True)
+class Spectrum:
+    """N(0, diag(stds^2)): independent values of different scale, as images are in their principal directions."""
+
+    stds: Tensor
+
+    def field(self, schedule: Schedule) -> Field:
+        """Return the exact field (x, t, condition) -> x0_hat under a schedule."""
+
+        def denoise(x: Tensor, t: Tensor, condition: Tensor | None = None) -> Tensor:
+            alpha, sigma = (value.reshape(-1, 1) for value in (schedule.alpha(t), schedule.sigma(t)))
+            variance = self.stds**2
+            return (alpha * variance / (alpha**2 * variance + sigma**2) * x).to(x.dtype)
+
+        return denoise
+
+
+def spectrum(stds: Tensor) -> Spectrum:
+    """Return the Gaussian with these standard deviations (d,); samples are (B, d)."""
+    stds = torch.as_tensor(stds, dtype=torch.float64)
+    if stds.ndim != 1 or not bool((stds > 0).all()):
+        raise ValueError(f"stds must be positive numbers of shape (d,); got shape {tuple(stds.shape)}")
+    return Spectrum(stds)
+
+
 def mixture(
     means: Tensor, stds: Tensor | float, weights: Tensor | None = None, labels: Tensor | None = None
 ) -> Mixture:

@@ -49,7 +49,7 @@ def moments(
     """Yield the noise, then every step of `mvm.solver.solve`, which ends with the very same numbers."""
     solver, meter = settings.build_solver(), metered(base)
     assert isinstance(solver, Solver), "solvers that go by tolerance have no steps to show"
-    plan = solver.plan(schedule, settings.nfe, settings.rho)
+    plan = solver.fitted(x[0].numel()).plan(schedule, settings.nfe, settings.rho)
     evaluate, x = in_solver_time(solver, evaluator(meter, schedule, condition, settings.guidance()), x, schedule)
     state, seconds = State(0, x), 0.0
     yield Moment(0, plan.steps, plan.times[0], x, x, 0, 0, 0.0)

@@ -19,7 +19,7 @@ diverge where alpha -> 0. So:
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -41,7 +41,7 @@ from mvm.path import (
     to_x0,
 )
 from mvm.path.condition import batched, cat
-from mvm.solver import Grid, LamGrid, PredictorCorrector, adams, default_times
+from mvm.solver import Multistep, adams
 
 # (x, timestep (B,)) and the condition -> a prediction of x's shape. Labels (B,), None where there are classes but no
 # label, and a tensor (B, ...) are the third argument; a mapping is keyword arguments.
@@ -50,25 +50,6 @@ Clock = Callable[[Tensor], Tensor]
 
 PATHS = {"mvm": "MVM's path, by equal log-SNR", "own": "the model's own path"}
 WEAKEST_SIGNAL = 2.0**-8  # alpha/sigma below which eps is not asked: in x0_hat its error grows by the inverse
-
-
-@dataclass(frozen=True)
-class KnownGrid(Grid):
-    """The default's times from `start` to t_min, which is evaluated last; then 0. Nothing cleaner is asked."""
-
-    t_min: float
-
-    def times(self, nfe: int, start: float = 1.0) -> tuple[float, ...]:
-        return (*(default_times(nfe - 1, start, self.t_min) if nfe > 1 else (start,)), 0.0)
-
-
-def ending_at(solver: PredictorCorrector, t_min: float) -> PredictorCorrector:
-    """Return the solver with its last evaluation at t_min of MVM's path, the cleanest level that a model knows."""
-    if isinstance(solver.grid, LamGrid):
-        return replace(solver, grid=replace(solver.grid, t_min=t_min))
-    if solver.grid != adams().grid:
-        raise ValueError(f"solver: the times of {solver.grid} cannot be made to end at a level; use 'adams' or 'sa'")
-    return replace(solver, grid=KnownGrid(t_min))
 
 
 @dataclass(frozen=True)
@@ -88,11 +69,11 @@ class BridgedField:
     joined: bool = False
 
     @property
-    def solver(self) -> PredictorCorrector:
+    def solver(self) -> Multistep:
         """The default solver, with its last evaluation at the cleanest level that the model knows."""
         if self.first == 0:
             return adams()
-        return ending_at(adams(), float(equal_snr_time(self.first, self.own, MEAN_VELOCITY)))
+        return adams().ending_at(float(equal_snr_time(self.first, self.own, MEAN_VELOCITY)))
 
     def _level(self, t: Tensor) -> Tensor:
         same = self.schedule is self.own

@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from mvm.bridge.incoming import ending_at
 from mvm.bridge.paths import VarianceExploding
 from mvm.noise import as_seeds
 from mvm.options import at_least, between, choose
 from mvm.path import MEAN_VELOCITY, LinearFlow, Schedule, equal_snr_time
-from mvm.solver import MAX_RHO, SOLVERS, PredictorCorrector, run
+from mvm.solver import MAX_RHO, SOLVERS, Multistep, run
 from mvm.solver.sampling import solver_named, step_noise
 
 SAME = 1e-5  # relative: sigmas this close are one level, written twice or rounded
@@ -28,12 +27,12 @@ COORDINATES: dict[str, Schedule] = {"ve": VarianceExploding(), "flow": LinearFlo
 
 def multistep_solvers() -> list[str]:
     """Return the names of the solvers that go through given levels with one evaluation at each."""
-    return [name for name, make in SOLVERS.items() if isinstance(make(), PredictorCorrector)]
+    return [name for name, make in SOLVERS.items() if isinstance(make(), Multistep)]
 
 
-def _multistep(solver: str | PredictorCorrector) -> PredictorCorrector:
+def _multistep(solver: str | Multistep) -> Multistep:
     chosen = solver_named(solver)
-    if not isinstance(chosen, PredictorCorrector):
+    if not isinstance(chosen, Multistep):
         raise ValueError(
             f"solver='{chosen.name}' is none of the multistep solvers; use {' or '.join(multistep_solvers())}"
         )
@@ -46,7 +45,7 @@ def mvm_sigmas(
     sigma_max: float | None = None,
     *,
     path: str = "ve",
-    solver: str | PredictorCorrector = "adams",
+    solver: str | Multistep = "adams",
     rho: float = 0.0,
 ) -> Tensor:
     """Return the sigmas of the solver's own grid, n evaluations from sigma_max down and then 0: float64 (n + 1,).
@@ -65,7 +64,7 @@ def mvm_sigmas(
     own = LinearFlow() if path == "flow" else VarianceExploding(top)
     chosen = _multistep(solver)
     if sigma_min:
-        chosen = ending_at(chosen, float(equal_snr_time(sigma_min, own, MEAN_VELOCITY)))
+        chosen = chosen.ending_at(float(equal_snr_time(sigma_min, own, MEAN_VELOCITY)))
     begins = own if top == own.end else VarianceExploding(top / (1 - top))  # at this level, whatever the coordinates
     times = torch.tensor(chosen.plan(begins, int(n), rho).times, dtype=torch.float64)
     return equal_snr_time(times, MEAN_VELOCITY, own)
@@ -96,7 +95,7 @@ def sample_mvm(
     disable: bool | None = None,
     *,
     rho: float = 0.0,
-    solver: str | PredictorCorrector = "adams",
+    solver: str | Multistep = "adams",
     noise_sampler: Callable[[Tensor, Tensor], Tensor] | None = None,
     seeds: Sequence[int] | Tensor | None = None,
     path: str = "ve",

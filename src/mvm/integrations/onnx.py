@@ -5,6 +5,7 @@ With the tables a sampler is a loop of a few lines in any language: examples/onn
 
 import json
 import logging
+import math
 import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -94,7 +95,7 @@ def sampler_tables(model: Model, settings: SampleConfig) -> dict[str, Any]:
         raise ValueError(f"internal={settings.internal}: the exported network has no inner head; use internal 1")
     require_unit_scale(model.codec, "the exported sampler")
     solver = build_solver(settings.solver, {})
-    plan = solver.plan(model.schedule, settings.nfe, settings.rho)
+    plan = solver.fitted(math.prod(model.sample_shape)).plan(model.schedule, settings.nfe, settings.rho)
     if not isinstance(plan, TablePlan):
         raise ValueError(f"solver='{settings.solver}' has no table in x0_hat to write; use 'adams', 'sa' or 'dpm++2m'")
     course = course_of(plan, solver, model.schedule)

@@ -1,6 +1,6 @@
 """Solvers of the reverse family: rho = 0 is the probability-flow ODE, rho = 1 the paper's reverse SDE."""
 
-from mvm.solver.adams import Adams, PredictorCorrector, adams, adams_power, default_times, sa
+from mvm.solver.adams import Adams, Multistep, PredictorCorrector, adams, adams_power, sa
 from mvm.solver.adaptive import Adaptive
 from mvm.solver.base import Evaluate, NoiseSource, Plan, Solver, State, no_noise, run
 from mvm.solver.grid import DEFAULT_T_MIN, Grid, LamGrid, PowerGrid
@@ -70,6 +70,7 @@ __all__ = [
     "Interval",
     "LamGrid",
     "LamVariable",
+    "Multistep",
     "NoiseMultistep",
     "NoiseSource",
     "Plan",
@@ -86,7 +87,6 @@ __all__ = [
     "adams",
     "adams_power",
     "check_request",
-    "default_times",
     "deis",
     "dpm",
     "edm_churn",

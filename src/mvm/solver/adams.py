@@ -1,15 +1,25 @@
 """Predictor-corrector multistep solvers: `adams` (ours, the default) and `sa` (the paper's SA-Solver)."""
 
+from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any
 
 from torch import Tensor
 
 from mvm.options import at_least, choose
 from mvm.path import MEAN_VELOCITY, Schedule, equal_snr_time
 from mvm.solver.base import Evaluate, NoiseSource, Plan, Solver, State
-from mvm.solver.grid import DEFAULT_T_MIN, FixedGrid, Grid, LamGrid, PowerGrid, SoftLamGrid, soft_lam_times
-from mvm.solver.table import TAUS, TO_DATA, LamVariable, PowerVariable, Row, SoftLamVariable, Variable, build_row, ending_row
+from mvm.solver.grid import DEFAULT_T_MIN, FixedGrid, Grid, LamGrid, PowerGrid, SoftLamGrid
+from mvm.solver.table import (
+    TAUS,
+    TO_DATA,
+    LamVariable,
+    PowerVariable,
+    Row,
+    SoftLamVariable,
+    Variable,
+    build_row,
+    ending_row,
+)
 
 
 def combine(
@@ -55,7 +65,24 @@ class TablePlan(Plan):
 
 
 @dataclass(frozen=True)
-class PredictorCorrector(Solver):
+class Multistep(Solver):
+    """A solver that evaluates once at each time and can go through any given ones."""
+
+    @abstractmethod
+    def times(self, nfe: int, start: float = 1.0) -> tuple[float, ...]:
+        """Return its nfe + 1 times of MeanVelocity(T=1), from `start` to 0."""
+
+    @abstractmethod
+    def ending_at(self, t_min: float) -> "Multistep":
+        """Return the solver with its last evaluation at t_min, the cleanest level that a field knows."""
+
+    def plan(self, schedule: Schedule, nfe: int, rho: float) -> Plan:
+        start = float(equal_snr_time(schedule.end, schedule, MEAN_VELOCITY))
+        return self.plan_times(schedule, self.times(nfe, start), rho)
+
+
+@dataclass(frozen=True)
+class PredictorCorrector(Multistep):
     """Adams-Bashforth predictor of order `predictor`, Adams-Moulton corrector of order `corrector` (0: none).
 
     grid: the times. variable: where x0_hat is a polynomial. tau: "exact", or held at a step's "start" or
@@ -73,6 +100,7 @@ class PredictorCorrector(Solver):
     def __post_init__(self) -> None:
         at_least("predictor", self.predictor, 1)
         at_least("corrector", self.corrector, 0)
+        at_least("ending", self.ending, 1)
         choose("tau", self.tau, dict.fromkeys(TAUS))
 
     @property
@@ -85,9 +113,13 @@ class PredictorCorrector(Solver):
         """x0_hat along a noisy path is no polynomial: past order 2 nothing is gained in the law."""
         return min(self.order, 2)
 
-    def plan(self, schedule: Schedule, nfe: int, rho: float) -> Plan:
-        start = float(equal_snr_time(schedule.end, schedule, MEAN_VELOCITY))
-        return self.plan_times(schedule, self.grid.times(nfe, start), rho)
+    def times(self, nfe: int, start: float = 1.0) -> tuple[float, ...]:
+        return self.grid.times(nfe, start)
+
+    def ending_at(self, t_min: float) -> "PredictorCorrector":
+        if not isinstance(self.grid, LamGrid):
+            raise ValueError(f"solver: the times of {self.grid} cannot be made to end at a level; use 'adams' or 'sa'")
+        return replace(self, grid=replace(self.grid, t_min=t_min))
 
     def plan_times(self, schedule: Schedule, times: tuple[float, ...], rho: float) -> Plan:
         rows = [
@@ -95,89 +127,92 @@ class PredictorCorrector(Solver):
             for i in range(len(times) - 1)
         ]
         if times[-1] == 0 and self.ending > 1:
-            rows[-1] = ending_row(times[-2 :: -1][: self.ending], self.end_variable or self.variable)
+            rows[-1] = ending_row(times[-2::-1][: self.ending], self.end_variable or self.variable)
         return TablePlan(times, tuple(rows))
 
 
-# Chosen by benchmarks/solver_search.py on exact fields, then on a trained model: benchmarks/results/solvers.md
-PREDICTOR, CORRECTOR, ENDING = 4, 4, 3
-GRID_C, VARIABLE_B, END_B = 0.025, 0.5, 0.1
+# Chosen by benchmarks/solver_search.py on exact fields and then on a trained model: benchmarks/results/solvers.md
+GRID_C, END_B = 0.025, 0.1
 REACH = 0.5  # d times the largest std of the data along any direction
 SPREAD = 0.18  # that std over the root of the number of values of a sample, where it is not known
 SMALLEST_SPREAD, SAFE_SPREAD = 5.0, 25.0  # its least value by that rule, and where not even the size is known
+FEW = 12  # evaluations up to which extrapolation at the end gains more by an SDE than the noise in x0_hat costs
 
 
 @dataclass(frozen=True)
-class Adams(Solver):
+class Adams(Multistep):
     """The default: a predictor-corrector with times and phi in a log-SNR that saturates at both ends.
 
-    Times are uniform in log((r + c)/(1 + d r)), r = sigma/alpha, from exactly t = 1 to exactly 0; x0_hat is a polynomial
-    in log((r + b)/(1 + d r)), and the last step extrapolates it to t = 0 through `ending` evaluations, in
-    log((r + end_b)/(1 + d r)). tau is exact. spread: the largest std of the data along any direction, which sets
-    d = 0.5/spread; None: by the number of values of a sample. t_min: the last time evaluated, where the field knows none
-    that is cleaner. given: times fitted to one model (`mvm.solver.tune`), for exactly so many evaluations.
+    Times are uniform in log((r + c)/(1 + d r)), r = sigma/alpha, from exactly t = 1 to exactly 0. x0_hat is a polynomial
+    in log((r + b)/(1 + d r)); the last step extrapolates it to t = 0 through `ending` evaluations, in the same with
+    end_b. tau is exact. None: what suits the ODE or the SDE. spread: the largest std of the data along any
+    direction, which sets d = 0.5/spread; None: by the number of values of a sample. t_min: the last time evaluated,
+    where the field knows none that is cleaner. given: times fitted to one model (`mvm.solver.tune`), for exactly so many
+    evaluations.
     """
 
     name: str = "adams"
-    predictor: int = PREDICTOR
-    corrector: int = CORRECTOR
-    ending: int = ENDING
+    predictor: int | None = None
+    corrector: int | None = None
+    ending: int | None = None
     c: float = GRID_C
-    b: float = VARIABLE_B
+    b: float | None = None
     end_b: float = END_B
     spread: float | None = None
     t_min: float = 0.0
     given: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        at_least("ending", self.ending, 1)
         if self.spread is not None and not 0 < self.spread < float("inf"):
             raise ValueError(f"spread={self.spread} is out of range; it must be positive and finite")
-        self._method()  # refuses what the parts refuse
+        self._method(0.0, 1)  # refuses what its parts refuse
 
     @property
     def d(self) -> float:
         """Where times and phi saturate towards noise: at r = 1/d."""
         return REACH / (self.spread or SAFE_SPREAD)
 
-    def _method(self) -> PredictorCorrector:
-        grid = FixedGrid(self.given) if self.given else SoftLamGrid(self.c, self.d, self.t_min)
-        variable, end = SoftLamVariable(self.b, self.d), SoftLamVariable(self.end_b, self.d)
+    def _method(self, rho: float, nfe: int) -> PredictorCorrector:
+        predictor, corrector, ending, b = (4, 4, 3, 0.5) if rho == 0 else (3, 4, 3 if nfe <= FEW else 1, 3.0)
         return PredictorCorrector(
-            self.name, grid, variable, "exact", self.predictor, self.corrector, self.ending, end
+            self.name,
+            FixedGrid(self.given) if self.given else SoftLamGrid(self.c, self.d, self.t_min),
+            SoftLamVariable(b if self.b is None else self.b, self.d),
+            predictor=predictor if self.predictor is None else self.predictor,
+            corrector=corrector if self.corrector is None else self.corrector,
+            ending=ending if self.ending is None else self.ending,
+            end_variable=SoftLamVariable(self.end_b, self.d),
         )
 
     @property
     def order(self) -> int:
-        return self._method().order
+        return self._method(0.0, 1).order
 
     @property
     def weak_order(self) -> int:
-        return self._method().weak_order
+        return self._method(1.0, 1).weak_order
 
     def fitted(self, size: int) -> "Adams":
         if self.spread is not None:
             return self
         return replace(self, spread=max(SPREAD * size**0.5, SMALLEST_SPREAD))
 
-    def plan(self, schedule: Schedule, nfe: int, rho: float) -> Plan:
-        return self._method().plan(schedule, nfe, rho)
+    def times(self, nfe: int, start: float = 1.0) -> tuple[float, ...]:
+        return self._method(0.0, nfe).times(nfe, start)
+
+    def ending_at(self, t_min: float) -> "Adams":
+        return replace(self, t_min=t_min)
 
     def plan_times(self, schedule: Schedule, times: tuple[float, ...], rho: float) -> Plan:
-        return self._method().plan_times(schedule, times, rho)
-
-
-def default_times(steps: int, start: float, end: float) -> tuple[float, ...]:
-    """Return steps + 1 times from `start` to `end`, spaced as the default solver's for data of unknown spread."""
-    return soft_lam_times(steps, start, end, GRID_C, REACH / SAFE_SPREAD)
+        return self._method(rho, len(times) - 1).plan_times(schedule, times, rho)
 
 
 def adams(
-    predictor: int = PREDICTOR,
-    corrector: int = CORRECTOR,
-    ending: int = ENDING,
+    predictor: int | None = None,
+    corrector: int | None = None,
+    ending: int | None = None,
     c: float = GRID_C,
-    b: float = VARIABLE_B,
+    b: float | None = None,
     end_b: float = END_B,
     spread: float | None = None,
     t_min: float = 0.0,

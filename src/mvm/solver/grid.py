@@ -128,7 +128,9 @@ class FixedGrid(Grid):
 
     def times(self, nfe: int, start: float = 1.0) -> tuple[float, ...]:
         if nfe != len(self.given) - 1:
-            raise ValueError(f"nfe={nfe}: these times were made for {len(self.given) - 1} evaluations; use that, or adams")
+            raise ValueError(
+                f"nfe={nfe}: these times were made for {len(self.given) - 1} evaluations; use that, or adams"
+            )
         return self.given
 
 

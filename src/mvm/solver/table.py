@@ -53,10 +53,15 @@ class LamVariable(Variable):
 
 @dataclass(frozen=True)
 class SoftLamVariable(Variable):
-    """phi = log((r + b)/(1 + d r)), r = sigma/alpha: minus lam between the ends log b and -log d, where it saturates."""
+    """phi = log((r + b)/(1 + d r)), r = sigma/alpha: -lam between log b and -log d, where it saturates."""
 
     b: float
     d: float
+
+    def __post_init__(self) -> None:
+        for name, value in (("b", self.b), ("d", self.d)):
+            if not 0 < value < np.inf:
+                raise ValueError(f"{name}={value} is out of range; it must be positive and finite")
 
     def __call__(self, t: Array) -> Array:
         sigma, alpha = np.sqrt(t), 1 - t

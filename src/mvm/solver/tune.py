@@ -1,11 +1,12 @@
 """Times of the default solver fitted to one model at one number of evaluations, on its own trajectories.
 
-The image of a noise is a smooth function of the solver's times, and a long run tells where it should end: a least-squares
-problem of a few unknowns, solved by Levenberg-Marquardt with finite differences. ODE only: an SDE has no such map.
+The image of a noise is a smooth function of the solver's times, and a long run says where it should end: a problem of
+least squares in a few unknowns, solved by Levenberg-Marquardt with finite differences. ODE only: an SDE has no such map.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,7 +61,7 @@ def tune(
     at_least("reference_nfe", reference_nfe, nfe + 1)
     base = (solver or adams()).fitted(noise[0].numel())
     start = float(equal_snr_time(schedule.end, schedule, MEAN_VELOCITY))
-    how = {"schedule": schedule, "condition": condition, "guidance": guidance}
+    how: dict[str, Any] = {"schedule": schedule, "condition": condition, "guidance": guidance}
     wanted = sample(field, noise, solver=base, nfe=reference_nfe, **how).double()
     runs = 0
 
@@ -73,7 +74,7 @@ def tune(
         return found.flatten()
 
     lams = MEAN_VELOCITY.lam(torch.tensor(base.plan(schedule, nfe, 0.0).times[1:-1], dtype=torch.float64))
-    ends = torch.tensor([base.b, base.end_b, base.spread], dtype=torch.float64).log()
+    ends = torch.tensor([base.b or 0.5, base.end_b, base.spread], dtype=torch.float64).log()
     unknowns, damping = torch.cat((-lams, ends)), 1e-3
     miss = misses(unknowns)
     before = float(miss.square().mean().sqrt())

@@ -41,7 +41,7 @@ class MVMSchedulerOutput(BaseOutput):
 class MVMScheduler(SchedulerMixin, ConfigMixin):
     """A solver of mvm, one evaluation a step.
 
-    solver, solver_options: a name in mvm.solver.SOLVERS and its options, e.g. "adams" with spread, predictor, corrector.
+    solver, solver_options: a name in mvm.solver.SOLVERS and its options, e.g. "adams" with spread.
     rho: 0 is the ODE, 1 the paper's SDE. seeds: one per sample, for mvm's own noise; None takes `generator`.
 
     For a network of mvm: prediction_type is of mvm.path.KINDS (or diffusers' name for it), schedule the path it was

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from mvm.bridge.diffusers import BETA_SCHEDULERS, FLOW_SCHEDULERS, PREDICTIONS, beta_table
-from mvm.bridge.incoming import KnownGrid, from_model
+from mvm.bridge.incoming import from_model
 from mvm.bridge.paths import BetaTable
 from mvm.options import choose
 from mvm.path import MEAN_VELOCITY, LinearFlow, Schedule, equal_snr_time
-from mvm.solver import Plan, PredictorCorrector, Solver, adams
+from mvm.solver import Adams, Multistep, Plan, Solver, adams
 
 Times = Tensor | Sequence[float] | float
 KNOWN = (*BETA_SCHEDULERS, *FLOW_SCHEDULERS)
@@ -91,12 +91,12 @@ class Training:
         if not isinstance(self.schedule, BetaTable):
             return solver.plan(self.schedule, nfe, rho)
         high, low = (float(equal_snr_time(t, self.schedule, MEAN_VELOCITY)) for t in (self.last, self.first))
-        own_grid = isinstance(solver, PredictorCorrector) and solver.grid != adams().grid
-        times = (solver.grid if own_grid else KnownGrid(low)).times(nfe, high)
+        named = solver if isinstance(solver, Multistep) else adams()
+        times = (named.ending_at(low) if isinstance(named, Adams) else named).times(nfe, high)
         if times[-2] < low:
             raise ValueError(
                 f"solver_options: the last of {nfe} times of '{solver.name}' is {times[-2]:.3g}, but training step 0 "
-                f"of this network stands at {low:.3g}; use a larger t_min, or leave r and p out"
+                f"of this network stands at {low:.3g}; use a larger t_min, or 'adams'"
             )
         if solver.own_time:
             times = tuple(float(equal_snr_time(t, MEAN_VELOCITY, self.schedule)) for t in times)
