@@ -26,7 +26,7 @@ from mvm.recipes import load_recipe, override
 from mvm.solver import SOLVERS, sample
 from mvm.training.loop import train
 from mvm.training.optim import optimizers, step_unless
-from mvm.verify import digits_noise, digits_oracle, rmse
+from mvm.verify import digits_oracle, rmse
 
 MODES = (  # precision, compile, deterministic
     ("fp32", "off", False),
@@ -55,7 +55,7 @@ def picture_gap(solver: str, rho: float) -> float:
 
 
 def oracle_gap() -> float:
-    law, x = digits_oracle(), digits_noise(64)
+    law, x = digits_oracle(), noise.initial(torch.arange(64), (64,), torch.float64)
     gpu = sample(law.to("cuda").field(MeanVelocity()), x.cuda())
     return rmse(gpu.cpu(), sample(law.field(MeanVelocity()), x))
 

@@ -143,12 +143,12 @@ FEW = 12  # evaluations up to which extrapolation at the end gains more by an SD
 class Adams(Multistep):
     """The default: a predictor-corrector with times and phi in a log-SNR that saturates at both ends.
 
-    Times are uniform in log((r + c)/(1 + d r)), r = sigma/alpha, from exactly t = 1 to exactly 0. x0_hat is a polynomial
-    in log((r + b)/(1 + d r)); the last step extrapolates it to t = 0 through `ending` evaluations, in the same with
-    end_b. tau is exact. None: what suits the ODE or the SDE. spread: the largest std of the data along any
+    Times are uniform in log((r + c)/(1 + d r)), r = sigma/alpha, from exactly t = 1 to exactly 0. x0_hat is a
+    polynomial in log((r + b)/(1 + d r)); the last step extrapolates it to t = 0 through `ending` evaluations, in the
+    same with end_b. tau is exact. None: what suits the ODE or the SDE. spread: the largest std of the data along any
     direction, which sets d = 0.5/spread; None: by the number of values of a sample. t_min: the last time evaluated,
-    where the field knows none that is cleaner. given: times fitted to one model (`mvm.solver.tune`), for exactly so many
-    evaluations.
+    where the field knows none that is cleaner. given: times fitted to one model (`mvm.solver.tune`), for exactly so
+    many evaluations.
     """
 
     name: str = "adams"

@@ -84,8 +84,8 @@ class LamGrid(Grid):
 def soft_lam_times(steps: int, start: float, end: float, c: float, d: float) -> tuple[float, ...]:
     """Return steps + 1 times from exactly `start` to exactly `end`, uniform in log((r + c)/(1 + d r)), r = sigma/alpha.
 
-    Between r = 1/d and r = c that is uniform in lam; beyond, the steps grow. Data of std s in some direction are decided
-    around r = s, so 1/d belongs near the largest std of the data along any direction, c below the smallest that counts.
+    Between r = 1/d and r = c that is uniform in lam; beyond, the steps grow. Data of std s in some direction are
+    decided around r = s: 1/d belongs near the largest std of the data along any direction, c below the smallest.
     """
     t = np.array([start, end])
     first, last = np.log((np.sqrt(t) + c * (1 - t)) / (1 - t + d * np.sqrt(t)))

@@ -1,7 +1,7 @@
 """Times of the default solver fitted to one model at one number of evaluations, on its own trajectories.
 
 The image of a noise is a smooth function of the solver's times, and a long run says where it should end: a problem of
-least squares in a few unknowns, solved by Levenberg-Marquardt with finite differences. ODE only: an SDE has no such map.
+least squares in a few unknowns, solved by Levenberg-Marquardt with finite differences. ODE only: an SDE is no map.
 """
 
 from collections.abc import Callable
