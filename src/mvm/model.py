@@ -14,6 +14,7 @@ from mvm.published import Opened, is_published, open_model, read_codec, shipped_
 from mvm.published.hub import as_hub_id
 from mvm.recipes import RECIPE, Recipe, as_field
 from mvm.replay import Replays
+from mvm.solver import Adams
 from mvm.solver.sharing import SharingPlan
 from mvm.training import checkpoint
 
@@ -92,6 +93,7 @@ class Model(nn.Module):
         self.kernels = False  # by hand, in the compiled network, where precision suits them
         self.replays: Replays | None = None  # of sampling loops on a GPU; None: step by step
         self.plans: dict[Any, SharingPlan] = {}  # of encoder sharing, by settings of the sampler
+        self.tuned: dict[Any, Adams] = {}  # solvers with times fitted to it, by evaluations and guidance
         self.costs: dict[Any, tuple[int, int]] = {}  # evaluations and passes of an image, by settings of the sampler
         self.origin: dict[str, Any] = {}  # where the weights came from, of a model that was loaded
         with torch.random.fork_rng(devices=[]):
@@ -209,5 +211,7 @@ def build(opened: Opened, *, encoder: bool = False) -> Model:
     model = _filled(Model(recipe, codec), opened.weights, opened.folder)
     require_codec(opened.folder, {"codec": opened.codec}, model.codec)
     model.classes = opened.classes
-    model.origin = {**model.codec.identity, **opened.origin}
+    model.tuned = {key: entry.solver for key, entry in opened.tuned.items()}
+    told = {"tuned": sorted(nfe for nfe, _ in model.tuned)} if model.tuned else {}
+    model.origin = {**model.codec.identity, **opened.origin, **told}
     return model

@@ -17,7 +17,7 @@ from mvm.recipes import SampleConfig
 from mvm.samples import Draw
 from mvm.solver import State, run
 from mvm.solver.base import Solver
-from mvm.solver.sampling import evaluator, in_solver_time, metered, step_noise
+from mvm.solver.sampling import evaluator, in_solver_time, metered, solver_for, step_noise
 
 REFERENCE_NFE = 104  # of the long run: four times the default
 Compute = AbstractContextManager[object]  # held during a step, that visitors' steps do not slow each other down
@@ -49,7 +49,8 @@ def moments(
     """Yield the noise, then every step of `mvm.solver.solve`, which ends with the very same numbers."""
     solver, meter = settings.build_solver(), metered(base)
     assert isinstance(solver, Solver), "solvers that go by tolerance have no steps to show"
-    plan = solver.fitted(x[0].numel()).plan(schedule, settings.nfe, settings.rho)
+    chosen = solver_for(solver, base, x[0].numel(), settings.nfe, settings.rho, settings.guidance())
+    plan = chosen.plan(schedule, settings.nfe, settings.rho)
     evaluate, x = in_solver_time(solver, evaluator(meter, schedule, condition, settings.guidance()), x, schedule)
     state, seconds = State(0, x), 0.0
     yield Moment(0, plan.steps, plan.times[0], x, x, 0, 0, 0.0)

@@ -10,6 +10,7 @@ from cyclopts import CycloptsError, UnknownOptionError, UnusedCliTokensError
 from mvm.cli import data, judge, look, publish, report, sample, speed, sweep, train
 from mvm.cli.app import INTERRUPTED, USAGE_ERROR, Overrides, app
 from mvm.cli.export_onnx import onnx as onnx
+from mvm.cli.tune import tune as tune
 from mvm.cli.web import web as web
 from mvm.process import keep_freed_memory, share_cores
 

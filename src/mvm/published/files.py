@@ -4,6 +4,7 @@ README.md           the model card
 samples.png         its picture
 config.json         recipe, class names, licence, where the weights came from
 model.safetensors   the network
+tuned.json          times of the solver fitted to it by `mvm tune`
 codec/              of a latent model: decoder and statistics of its autoencoder
 model_index.json, scheduler/, transformer/   what config.json says, in diffusers' words
 """
@@ -15,9 +16,10 @@ from pathlib import Path
 from mvm.latent import rae
 
 CARD, PICTURE, CONFIG, WEIGHTS, CODEC = "README.md", "samples.png", "config.json", "model.safetensors", "codec"
+TUNED = "tuned.json"
 INDEX, SCHEDULER, TRANSFORMER = "model_index.json", "scheduler/scheduler_config.json", "transformer/config.json"
 FILES = (
-    *(CARD, PICTURE, CONFIG, WEIGHTS, INDEX, SCHEDULER, TRANSFORMER),
+    *(CARD, PICTURE, CONFIG, WEIGHTS, TUNED, INDEX, SCHEDULER, TRANSFORMER),
     *(f"{CODEC}/{name}" for name in (rae.INDEX, rae.DECODER, rae.STATISTICS)),
 )
 BESIDE = ("LICENSE", ".png")  # ends of names that may lie beside them; never read

@@ -15,6 +15,7 @@ from mvm.published.format import (
     shipped_models,
 )
 from mvm.published.hub import Fetched, as_hub_id, fetch
+from mvm.published.tuned import Entry, Key, read_tuned
 from mvm.recipes import RECIPE, AnyRecipe, parse_recipe
 from mvm.training import checkpoint
 from mvm.untrusted import read_text
@@ -56,7 +57,7 @@ class Opened(NamedTuple):
     """A stored model that is not built yet.
 
     codec: the fingerprint of the latents it was trained in, "" for pixels. origin: what is told of the weights in
-    records. config: of a published model, which brings its own decoder; None for a run.
+    records. config: of a published model, which brings its own decoder; None for a run. tuned: times fitted to it.
     """
 
     recipe: AnyRecipe
@@ -66,6 +67,7 @@ class Opened(NamedTuple):
     origin: dict[str, Any]
     folder: Path
     config: Config | None
+    tuned: dict[Key, Entry]
 
 
 def open_model(name: str | Path, weights: str = "ema", which: str = "latest") -> Opened:
@@ -110,7 +112,9 @@ def open_published(found: Fetched, weights: str = "ema", which: str = "latest") 
         "data": config.recipe.data.name,
         "data_stamp": source.data_stamp,
     }
-    return Opened(config.recipe, config.classes, values, source.codec, origin, place, config)
+    return Opened(
+        config.recipe, config.classes, values, source.codec, origin, place, config, read_tuned(place, config.sha256)
+    )
 
 
 def _of_run(run: Path, weights: str, which: str) -> Opened:
@@ -125,7 +129,8 @@ def _of_run(run: Path, weights: str, which: str) -> Opened:
         "data_stamp": manifest.get("data"),
     }
     values, codec = checkpoint.load(folder, weights), manifest.get("codec", "")
-    return Opened(recipe, recipe.data.class_names, values, codec, origin, folder, None)
+    tuned = read_tuned(run, origin["sha256"])
+    return Opened(recipe, recipe.data.class_names, values, codec, origin, folder, None, tuned)
 
 
 def _unknown(name: str, hub: str) -> ValueError:

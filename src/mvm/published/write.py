@@ -28,6 +28,7 @@ from mvm.published.format import (
     version,
 )
 from mvm.published.source import Opened, open_model
+from mvm.published.tuned import write_tuned
 from mvm.recipes import FOLDER, Recipe, as_field, load_recipe, shipped
 from mvm.training.checkpoint import Weights
 from mvm.untrusted import read_text
@@ -76,6 +77,8 @@ def export(
         else:
             config = replace(given, license=license or given.license, source=source, sha256=digest)
         encoder = _write_codec(temporary, opened, recipe)
+        if opened.tuned:
+            write_tuned(temporary, digest, opened.tuned)
         write_text(temporary / CONFIG, config.to_json())
         for name, table in tables(config.recipe, config.classes).items():
             (temporary / name).parent.mkdir(exist_ok=True)

@@ -173,6 +173,14 @@ def in_solver_time(solver: Solver, evaluate: Evaluate, x: Tensor, schedule: Sche
     return on_mean_velocity(evaluate, schedule), x * scale
 
 
+def solver_for(solver: Solver, field: Field, size: int, nfe: int, rho: float, guidance: Rules) -> Solver:
+    """Return the solver for a field's samples of so many values; times tuned for the field replace the default's."""
+    tuned = getattr(field, "tuned", {})
+    if tuned and rho == 0 and solver == adams():
+        solver = tuned.get((nfe, as_rules(guidance)), solver)
+    return solver.fitted(size)
+
+
 def check_request(field: Field, schedule: Schedule, nfe: int, rho: float, condition: Tensor | None) -> None:
     """Refuse numbers out of range, labels the field does not know, and another path than the field's."""
     _check_numbers(nfe, rho)
@@ -201,7 +209,8 @@ def integrate(
         x = noise if noise.dtype == torch.float64 else noise.float()
         meter = metered(field)
         evaluate, x = in_solver_time(solver, evaluator(meter, schedule, condition, guidance), x, schedule)
-        plan = solver.fitted(noise[0].numel()).plan(schedule, int(nfe), rho)
+        chosen = solver_for(solver, field, noise[0].numel(), nfe, rho, guidance)
+        plan = chosen.plan(schedule, int(nfe), rho)
         x = run(plan, evaluate, x, step_noise(seeds, x, draw), on_step=on_step).x
         return Solution(x.to(noise.dtype), meter.evaluations, meter.passes, seeds)
 
