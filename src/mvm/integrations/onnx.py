@@ -25,6 +25,7 @@ from mvm.path import to_x0
 from mvm.recipes import SampleConfig
 from mvm.solver.adams import TablePlan
 from mvm.solver.guidance import Interval
+from mvm.solver.sampling import solver_for
 from mvm.solver.table import Row
 
 METADATA = "mvm"  # the key of the tables in the file's metadata
@@ -94,8 +95,9 @@ def sampler_tables(model: Model, settings: SampleConfig) -> dict[str, Any]:
     if settings.internal != 1:
         raise ValueError(f"internal={settings.internal}: the exported network has no inner head; use internal 1")
     require_unit_scale(model.codec, "the exported sampler")
-    solver = build_solver(settings.solver, {})
-    plan = solver.fitted(math.prod(model.sample_shape)).plan(model.schedule, settings.nfe, settings.rho)
+    solver, size = build_solver(settings.solver, {}), math.prod(model.sample_shape)
+    solver = solver_for(solver, model, size, settings.nfe, settings.rho, settings.guidance())
+    plan = solver.plan(model.schedule, settings.nfe, settings.rho)
     if not isinstance(plan, TablePlan):
         raise ValueError(f"solver='{settings.solver}' has no table in x0_hat to write; use 'adams', 'sa' or 'dpm++2m'")
     course = course_of(plan, solver, model.schedule)
