@@ -1,6 +1,6 @@
-"""How far is the law that a sampler draws from from the data's? Exact weak errors on image spectra: no Monte Carlo.
+"""How far is the law of a sampler's output from the data's? Exact weak errors on image spectra: no Monte Carlo.
 
-    python benchmarks/weak_errors.py > tables.md       # the tables of results/weak-errors.md; under a minute on one core
+    python benchmarks/weak_errors.py > tables.md    # the tables of results/weak-errors.md; under a minute on one core
 
 On Gaussian data every sampler here is linear in its starting noise and its kicks, so the std that it draws with in a
 principal direction is the norm of its coefficients. Two errors, both in percent: "energy", the relative Frechet
