@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import warnings
 import zipfile
 from types import SimpleNamespace
 
@@ -525,6 +526,15 @@ def test_settings_that_do_not_fit_are_refused_before_the_bar(settings, words, ca
     with pytest.raises(ValueError, match=words):
         generate_all(model, torch.zeros(2, dtype=torch.int64), torch.arange(2), SampleConfig(**settings))
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("rho", "times"), [(2.0, 1), (1.0, 0)])
+def test_too_much_noise_is_warned_of_once_whatever_the_batches(rho, times):
+    labels, seeds = torch.zeros(3, dtype=torch.int64), torch.arange(3)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        generate_all(load("digits"), labels, seeds, SampleConfig(nfe=2, rho=rho), batch=1, progress=False)
+    assert sum("rho=2 with nfe=2: " in str(warning.message) for warning in told) == times == len(told)
 
 
 @pytest.mark.parametrize(("drop", "words"), [("0", "no null class to guide from"), ("1", "no classes to guide to")])

@@ -21,6 +21,7 @@ from mvm.precision import arithmetic
 from mvm.recipes import SampleConfig
 from mvm.replay import Replays, arriving, surroundings
 from mvm.solver import Adaptive, Solver, check_request, integrate, solve
+from mvm.solver.sampling import warn_of_noise
 from mvm.solver.sharing import SharingPlan, best_steps, shared, similarity
 
 __all__ = [
@@ -148,7 +149,7 @@ def sharing_plan(model: Model, settings: SampleConfig) -> SharingPlan:
 
 
 def check_settings(model: Model, settings: SampleConfig) -> None:
-    """Refuse settings that a model cannot be sampled with, before anything is made of it."""
+    """Refuse settings that a model cannot be sampled with, before anything is made of it; warn of too much noise."""
     solver, recipe = settings.build_solver(), model.recipe
     if not isinstance(solver, Adaptive):
         solver.plan(model.schedule, settings.nfe, settings.rho)
@@ -159,6 +160,8 @@ def check_settings(model: Model, settings: SampleConfig) -> None:
     if settings.share and not isinstance(model.network, DDT):
         raise ValueError(f"share={settings.share} needs network.kind='ddt'")
     recipe.objective.require_guidance("cfg", settings.cfg)
+    if not isinstance(solver, Adaptive):
+        warn_of_noise(solver, settings.nfe, settings.rho)
 
 
 def _field(model: Model, settings: SampleConfig) -> AbstractContextManager[Any]:

@@ -1,6 +1,7 @@
 """The front door: what is refused, what is kept (dtype, seeds, batch), and what is reported."""
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -9,7 +10,8 @@ import mvm
 from mvm import noise
 from mvm.oracle import gaussian, mixture
 from mvm.path import LinearFlow, MeanVelocity, VariancePreserving
-from mvm.solver import SOLVERS, Adaptive, adams, sample, solve
+from mvm.solver import SOLVERS, Adaptive, adams, sample, solve, solver_named
+from mvm.verify import sampled_stds
 
 MV = MeanVelocity()
 SDE = ("adams", "sa", "euler-maruyama")
@@ -253,3 +255,34 @@ def test_what_a_model_cannot_take_is_named():
         mvm.sample(model, good, schedule="mean-velocity", nfe=1)
     with pytest.raises(ValueError, match=r"noise of shape \(2, 1, 16, 16\): this model takes samples \(1, 8, 8\)"):
         mvm.sample(model, torch.zeros(2, 1, 16, 16), schedule=model.schedule, nfe=1)
+
+
+# --- more noise than so few evaluations can carry -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "rho"), [("adams", 1.5), ("adams", 3.0), ("adams-power", 1.5), ("adams-power", 3.0), ("sa", 3.0)]
+)
+def test_noise_is_warned_of_where_it_inflates_the_std(name, rho):
+    """Exact stds: within 5 % from 10 rho^2 evaluations on, beyond it at half of them, where there is a warning."""
+    stds = torch.tensor([0.5, 2.0], dtype=torch.float64)
+    for nfe, fine in ((math.ceil(10 * rho**2), True), (int(5 * rho**2), False)):
+        error = float((sampled_stds(solver_named(name), stds, rho, nfe, 3072) / stds - 1).max())
+        assert (error < 0.05) is fine
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            solve(bent, start(), solver=name, nfe=nfe, rho=rho, seeds=range(4))
+        assert len(told) == (not fine)
+
+
+def test_the_warning_names_rho_nfe_and_the_remedy():
+    with pytest.warns(UserWarning, match=r"^rho=3 with nfe=26: .*; use nfe 90 or more, or rho up to 1\.6$"):
+        sample(bent, start(), nfe=26, rho=3.0, seeds=range(4))
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.75, 1.0])
+@pytest.mark.parametrize("name", SDE)
+def test_up_to_rho_1_there_is_no_warning(name, rho):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        solve(bent, start(), solver=name, nfe=1, rho=rho, seeds=range(4))

@@ -1,6 +1,7 @@
 """From noise to image: `sample`, and `solve`, which also tells what it cost."""
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -46,6 +47,7 @@ SOLVERS: dict[str, Callable[[], Solver | Adaptive]] = {
 
 DEFAULT_NFE = 26
 MAX_RHO = 5.0  # beyond it the noise of a step drowns the state, and tables overflow
+NOISE_NFE = 10  # evaluations that a rho of 1 and more needs, over rho^2: tests/solver/test_sampling.py
 
 
 def solver_named(solver: str | Solver | Adaptive) -> Solver | Adaptive:
@@ -188,6 +190,22 @@ def check_request(field: Field, schedule: Schedule, nfe: int, rho: float, condit
     _check_labels(field, condition)
 
 
+def warn_of_noise(solver: Solver, nfe: int, rho: float) -> None:
+    """Warn where rho > 1 and nfe < 10 rho^2: noise then inflates the spread of samples by 5 % and more.
+
+    Found exactly on Gaussian data of std 0.5 and 2 in samples of 3,072 values, for adams and adams-power, and for sa
+    from rho = 2 on. Euler-maruyama needs more still. Published samplers mean other noise by rho and are not judged.
+    """
+    if rho <= 1 or nfe >= NOISE_NFE * rho**2 or solver.name in PEERS:
+        return
+    enough, highest = math.ceil(NOISE_NFE * rho**2), max(1.0, math.floor(10 * math.sqrt(nfe / NOISE_NFE)) / 10)
+    warnings.warn(
+        f"rho={rho:g} with nfe={nfe}: so much noise in so few evaluations inflates the spread of samples; "
+        f"use nfe {enough} or more, or rho up to {highest:g}",
+        stacklevel=3,
+    )
+
+
 def integrate(
     field: Field,
     noise: Tensor,
@@ -244,6 +262,7 @@ def solve(
     chosen = solver_named(solver)
     seeds = counter_noise.as_seeds(seeds, noise.shape[0], noise.device)
     if not isinstance(chosen, Adaptive):
+        warn_of_noise(chosen, nfe, rho)
         return integrate(
             field,
             noise,
