@@ -223,12 +223,12 @@ def test_parts_by_other_times_are_refused(model, tmp_path, monkeypatch):
     from mvm.recipes import schema
     from mvm.solver import adams
 
-    monkeypatch.setattr(schema, "solver_named", lambda name: adams(r=3.5, p=1.0))
+    monkeypatch.setattr(schema, "solver_named", lambda name: adams(c=0.05, b=1.0))
     made = make(model, tmp_path / "x")
-    assert "PowerGrid(r=3.5, p=1.0" in made.provenance()["solver"]
+    assert "c=0.05, b=1.0" in made.provenance()["solver"]
     (made.folder / "part-000002.npy").unlink()
     monkeypatch.undo()
-    with pytest.raises(ValueError, match=r"other values of solver \(.*r=3\.5, p=1\.0.*, now .*r=4\.0, p=1\.4"):
+    with pytest.raises(ValueError, match=r"other values of solver \(.*c=0\.05, b=1\.0.*, now .*c=0\.025, b=None"):
         make(model, made.folder)
 
 

@@ -6,7 +6,7 @@ import torch
 import mvm
 from mvm import noise, oracle
 from mvm.path import LinearFlow, MeanVelocity
-from mvm.solver import SOLVERS, Adaptive, ClassifierFree, Internal, adams, sample, solve, solver_named
+from mvm.solver import SOLVERS, Adaptive, ClassifierFree, Internal, adams, adams_power, sample, solve, solver_named
 
 FIELD = oracle.gaussian(0.3, 0.5, (2,)).field(MeanVelocity())
 NOISE = noise.initial(torch.arange(4), (2,))
@@ -35,7 +35,7 @@ def test_bad_arguments_are_named(options: dict, named: str) -> None:
 
 def test_a_variable_of_power_zero_is_refused() -> None:
     with pytest.raises(ValueError, match="q=0"):
-        adams(q=0)
+        adams_power(q=0)
 
 
 @pytest.mark.parametrize("solver", [name for name in SOLVERS if name != "dopri5"])

@@ -196,8 +196,8 @@ def test_a_vanishing_step_keeps_its_digits():
 
 
 def test_orders_grow_with_the_history():
-    rows = adams(3, 4).plan_times(None, (1.0, 0.7, 0.4, 0.2, 0.1, 0.0), 0.5).rows
-    assert [len(row.predict) for row in rows] == [1, 2, 3, 3, 1]
+    rows = adams(3, 4, 2).plan_times(None, (1.0, 0.7, 0.4, 0.2, 0.1, 0.0), 0.5).rows
+    assert [len(row.predict) for row in rows] == [1, 2, 3, 3, 2]
     assert [len(row.correct) for row in rows] == [2, 3, 4, 4, 0]
 
 

@@ -52,9 +52,12 @@ RANGES = {
 }
 
 
+COMPARED = {*PEERS, "adams-power"}  # solvers to compare with, not to choose from
+
+
 def step_solvers() -> list[str]:
     """Return our solvers with a number of evaluations, whose steps can be shown; published peers are for sweeps."""
-    return [name for name, build in SOLVERS.items() if name not in PEERS and isinstance(build(), Solver)]
+    return [name for name, build in SOLVERS.items() if name not in COMPARED and isinstance(build(), Solver)]
 
 
 def takes_noise(solver: str) -> bool:

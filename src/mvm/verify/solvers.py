@@ -43,6 +43,7 @@ def sampled_law(solver: Solver, data: Law, rho: float, *, nfe: int = 0, times: t
     On a Gaussian oracle the solver is linear in its starting state and its noises. It is run on the origin
     and on every unit vector of that space; the coefficients' norm is the standard deviation.
     """
+    solver = solver.fitted(1)
     plan = solver.plan_times(MEAN_VELOCITY, times, rho) if times else solver.plan(MEAN_VELOCITY, nfe, rho)
     start = marginal(data, times[0]) if times else Law(0.0, 1.0)
     field = oracle.gaussian(data.mean, data.std).field(MEAN_VELOCITY)
