@@ -1,4 +1,4 @@
-"""The exact weak errors of samplers: the page says what the program finds."""
+"""Exact errors of samplers on Gaussians: the pages of weak errors and of the search say what the programs find."""
 
 import sys
 from pathlib import Path
@@ -12,19 +12,27 @@ from mvm.verify import image_stds, spectrum_error
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 
 
-@pytest.fixture(scope="module")
-def study():
+def imported(name):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
-        return __import__("weak_errors")
+        return __import__(name)
+
+
+@pytest.fixture(scope="module")
+def study():
+    return imported("weak_errors")
+
+
+def tables_of(name):
+    """The page's tables, each a list of rows of cells."""
+    page = (BENCHMARKS / "results" / name).read_text(encoding="utf-8")
+    parts = [part.splitlines() for part in page.split("\n\n") if part.startswith("|")]
+    return [[[cell.strip() for cell in line.strip("|").split("|")] for line in part] for part in parts]
 
 
 @pytest.fixture(scope="module")
 def tables():
-    """The page's tables, each a list of rows of cells."""
-    page = (BENCHMARKS / "results" / "weak-errors.md").read_text(encoding="utf-8")
-    parts = [part.splitlines() for part in page.split("\n\n") if part.startswith("|")]
-    return [[[cell.strip() for cell in line.strip("|").split("|")] for line in part] for part in parts]
+    return tables_of("weak-errors.md")
 
 
 @pytest.mark.parametrize(
@@ -61,3 +69,15 @@ def test_energy_is_the_relative_frechet_distance(study, monkeypatch):
     monkeypatch.setattr(study, "EXPONENTS", (1.3,))
     energy, _ = study.weak_errors(adams(), 1.0, 8)
     assert energy == pytest.approx(100 * spectrum_error(adams(), image_stds(32, 1.3), 1.0, 8), rel=1e-9)
+
+
+@pytest.mark.parametrize(("rho", "nfe"), [(0.0, 5), (1.0, 8)])
+def test_the_page_of_the_search_says_what_is_found(rho, nfe):
+    search = imported("solver_search")
+    said = next(row for row in tables_of("solver-search.md")[0][2:] if row[:2] == [f"{rho:g}", str(nfe)])
+    scores = [float(cell.split(":")[0].split(",")[0]) for cell in said[2:]]
+    assert scores[:3] == sorted(scores[:3])
+    best = next(one for one in search.CANDIDATES if said[2].endswith(str(one)))
+    makers = {0: best.solver, 3: search.default_with(search.REACH), 4: search.default_with(0.3)}
+    for place, made in makers.items():
+        assert search.score(made, rho, nfe) == pytest.approx(scores[place], abs=0.006)

@@ -72,6 +72,7 @@ def looks_right(x, like_this):
 # ---- sampling
 
 
+@pytest.mark.filterwarnings("ignore:rho=.* with nfe=")
 @often
 @given(
     st.sampled_from(SCHEDULES),
@@ -101,6 +102,7 @@ def test_any_solver_on_any_schedule(schedule, solver, shape, dtype, batch, nfe, 
     torch.testing.assert_close(alone, found.x[-1:], rtol=2 * rough, atol=max(1e-4, 2 * rough))
 
 
+@pytest.mark.filterwarnings("ignore:rho=.* with nfe=")
 @often
 @given(
     st.sampled_from(SCHEDULES),
