@@ -13,7 +13,7 @@ from mvm.published import shipped_folder
 from mvm.recipes import SampleConfig, load_recipe, override
 
 GOLDEN = Path(__file__).parent / "cifar10-golden.npz"  # seeds 0 and 4, an airplane and a ship, float32
-ASKED = torch.tensor([0, 8]), torch.tensor([0, 4]), SampleConfig(nfe=13, cfg=2.0, low=0.3, high=0.9)
+ASKED = torch.tensor([0, 8]), torch.tensor([0, 4]), SampleConfig("adams-power", nfe=13, cfg=2.0, low=0.3, high=0.9)
 
 
 def test_it_is_small_and_has_a_card():

@@ -13,6 +13,7 @@ from mvm.solver import (
     Internal,
     Interval,
     adams,
+    adams_power,
     guided,
     guided_evaluations,
     progress,
@@ -111,7 +112,7 @@ def test_interval_in_t():
 @pytest.mark.parametrize(
     ("solver", "counts"),
     # (1 - (i/N)^p)^r in [0.0563, 0.6090]: i/N in [0.2155, 0.6206] for the default, [0.1524, 0.6167] for r = 3, p = 1
-    [(adams(), (6, 11, 26)), (adams(r=3.0, q=0.5, p=1.0), (7, 13, 31)), (sa(), (2, 6, 13))],
+    [(adams().fitted(3072), (4, 7, 18)), (adams_power(), (6, 11, 26)), (sa(), (2, 6, 13))],
     ids=["adams", "adams-r3", "sa"],
 )
 def test_how_many_evaluations_the_papers_interval_guides(solver, counts):

@@ -131,7 +131,8 @@ class PredictorCorrector(Multistep):
         return TablePlan(times, tuple(rows))
 
 
-# Chosen by benchmarks/solver_search.py on exact fields and then on a trained model: benchmarks/results/solvers.md
+# Settled on a trained model (benchmarks/results/solvers.md), the SDE's on exact spectra; how they stand among variants
+# on exact fields: benchmarks/results/solver-search.md
 GRID_C, END_B = 0.025, 0.1
 REACH = 0.5  # d times the largest std of the data along any direction
 SPREAD = 0.18  # that std over the root of the number of values of a sample, where it is not known
