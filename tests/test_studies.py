@@ -171,6 +171,34 @@ def test_the_page_of_the_solvers_has_the_fids_that_were_measured(study, name):
         )
 
 
+def test_the_page_of_the_solvers_has_the_digits_that_were_measured(study):
+    from mvm.evaluation.sweep_findings import Result, gap, reading
+
+    told = json.loads((SOLVERS / "digits.json").read_text("utf-8"))["results"]
+    found = {(r["solver"], r["rho"], r["nfe"]): reading(Result(**r), "fd-pixels") for r in told}
+    page, nfes = (RESULTS / "solvers.md").read_text("utf-8"), (5, 8, 13, 26)
+    values = [f"{found['adams', 0.0, nfe].value:.3f}" for nfe in nfes]
+    assert f"`adams` has {', '.join(values)} by the ODE" in page
+    for solver, rho, name in (("adams-power", 0.0, "ODE"), ("adams-power", 1.0, "SDE (rho 1)"), ("unipc", 0.0, "ODE")):
+        gaps = [study.gap_text(gap(found["adams", rho, nfe], found[solver, rho, nfe])) for nfe in nfes]
+        assert f"| `{solver}`, {name} | {' | '.join(gaps)} |" in page
+
+
+def test_other_pages_quote_the_fids_that_were_measured(study):
+    cells = study.read_results([SOLVERS / "fid-cifar10.json"])
+    found = {(r.solver, r.nfe): f"{study.value(r):.2f}" for r in cells}
+    page = (BENCHMARKS.parent / "docs" / "choose-a-sampler.md").read_text("utf-8")
+    for solver in ("adams", "adams-power", "unipc", "ipndm"):
+        row = [found[solver, nfe] for nfe in (5, 8, 10, 13, 20, 26)]
+        assert f"| `{solver}` | {' | '.join(f'**{v}**' if solver == 'adams' else v for v in row)} |" in page
+    assert f"FID {found['adams', 13]}, {found['adams', 10]} and {found['adams', 8]} " in page
+    promise = next(
+        line for line in (BENCHMARKS.parent / "README.md").read_text("utf-8").splitlines() if "| accurate |" in line
+    )
+    for solver in ("adams", "adams-power", "unipc"):
+        assert f"{found[solver, 8]} / {found[solver, 13]} / {found[solver, 26]}" in promise
+
+
 def test_the_page_of_the_solvers_has_what_was_explored():
     page = (RESULTS / "solvers.md").read_text("utf-8")
     rows = {
