@@ -1,7 +1,9 @@
 """How near do the images of every solver come to those of a long run, on the same noise? ODE; RMSE by solver and NFE.
 
     python benchmarks/near_reference.py MODEL --out near.json [--guided] [--device cuda]
-    python benchmarks/near_reference.py tables near.json ... > near.md
+    python benchmarks/near_reference.py tables near.json ...              every cell as Markdown, with brightness
+    python benchmarks/near_reference.py short near.json ...               the rows and NFEs of results/solvers.md
+    python benchmarks/near_reference.py figure near.json ... --out X.png  a panel for each file
 
 MODEL: a run, an exported or a shipped model. --guided: with the guidance of the model's recipe. Besides the RMSE: the
 error of the std of image brightness (mean of all values of a sample) in percent. The reference is the mean of two long
@@ -11,13 +13,17 @@ runs by different solvers; half their distance is the floor. float32, matrix pro
 import argparse
 import json
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from tqdm import tqdm
 
 from mvm import noise
-from mvm.files import write_text
+from mvm.evaluation.report import COLOURS, DASHES, MARKERS, Axes, Curve, Style, draw, require_plots, save_figure
+from mvm.evaluation.sweep_curves import EVALUATIONS, scale_of
+from mvm.files import put_in_place, temporary_beside, write_text
 from mvm.generate import cycle_labels
 from mvm.model import choose_device, load
 from mvm.network import DDT
@@ -26,6 +32,12 @@ from mvm.solver.peers import SigmaGrid, dpm, ipndm, unipc
 
 NFES = (4, 5, 6, 8, 10, 13, 16, 20, 26, 39, 52, 65)
 PEERS = ("adams", "adams-power", "dpm++2m", "dpm++3m", "unipc", "deis", "ipndm", "heun", "euler")
+SHORT_NFES = (4, 5, 6, 8, 10, 13, 20, 26, 39, 65)
+SHORT = (
+    "adams", "adams-power", "sa, t_min 1e-3", "sa, t_min 1e-4", "dpm++2m", "dpm++2m, r 0.01 to 40", "unipc", "deis",
+    "ipndm",
+)  # fmt: skip
+MODELS = {"cifar10": "shipped CIFAR-10 model", "second": "second CIFAR-10 model", "ddt": "latent model"}
 SEED = 7_000_000
 LONG = 250
 
@@ -90,28 +102,66 @@ def measure(options: argparse.Namespace) -> None:
     write_text(Path(options.out), json.dumps({"facts": facts, "cells": cells}, indent=1) + "\n")
 
 
-def tables(paths: list[Path]) -> None:
-    for path in paths:
-        told = json.loads(path.read_text())
-        facts, cells = told["facts"], {(c["solver"], c["nfe"]): c for c in told["cells"]}
-        nfes = sorted({nfe for _, nfe in cells})
-        how = "guided" if facts["guided"] else "no guidance"
-        print(f"{facts['model']}, {how}, {facts['num']} noises; floor {facts['floor']:.4f}\n")
-        print(f"| solver | {' | '.join(map(str, nfes))} |\n|---|{'---|' * len(nfes)}")
-        best = {nfe: min(cell["rmse"] for (_, n), cell in cells.items() if n == nfe) for nfe in nfes}
-        for name in dict.fromkeys(name for name, _ in cells):
-            row = []
-            for nfe in nfes:
-                cell = cells[name, nfe]
-                text = f"{cell['rmse']:.4f} ({100 * cell['brightness']:+.0f})"
-                row.append(f"**{text}**" if cell["rmse"] <= 1.03 * best[nfe] else text)
-            print(f"| {name} | {' | '.join(row)} |")
-        print()
+def named(facts: dict[str, Any]) -> str:
+    """Return model, guidance and noises of a file in words."""
+    how = "guided" if facts["guided"] else "no guidance"
+    return f"{MODELS.get(facts['model'], facts['model'])}, {how}, {facts['num']} noises"
+
+
+def table(told: dict[str, Any], short: bool = False) -> str:
+    """Return RMSE by solver and NFE as Markdown, bold within 3 % of the column's least.
+
+    short: the solvers and NFEs of SHORT and SHORT_NFES; otherwise all, with the error of the std of brightness in
+    percent. The least is of all solvers that were measured.
+    """
+    cells = {(cell["solver"], cell["nfe"]): cell for cell in told["cells"]}
+    names = [name for name in SHORT if name in {n for n, _ in cells}] if short else dict.fromkeys(n for n, _ in cells)
+    nfes = SHORT_NFES if short else sorted({nfe for _, nfe in cells})
+    least = {nfe: min((c["rmse"] for (_, n), c in cells.items() if n == nfe), default=0.0) for nfe in nfes}
+    lines = [f"| solver | {' | '.join(map(str, nfes))} |", f"|---|{'---|' * len(nfes)}"]
+    for name in names:
+        row = []
+        for nfe in nfes:
+            cell = cells.get((name, nfe))
+            text = "-" if cell is None else f"{cell['rmse']:.4f}"
+            text += "" if cell is None or short else f" ({100 * cell['brightness']:+.0f})"
+            row.append(f"**{text}**" if cell and cell["rmse"] <= 1.03 * least[nfe] else text)
+        lines.append(f"| {name} | {' | '.join(row)} |")
+    return "\n".join(lines)
+
+
+def figure(files: Sequence[dict[str, Any]], out: Path) -> None:
+    """Write RMSE against NFE, two panels a row, one legend; adams is the thick line."""
+    rows = -(-len(files) // 2)
+    drawn = require_plots().Figure(figsize=(9.6, 3.5 * rows + 0.7), layout="constrained")
+    panels = drawn.subplots(rows, 2, squeeze=False).flat
+    for panel, told in zip(panels, files, strict=False):
+        facts, curves = told["facts"], []
+        for i, name in enumerate(SHORT):
+            cells = sorted((c["nfe"], c["rmse"]) for c in told["cells"] if c["solver"] == name)
+            colour = (*COLOURS, "#888888", "#8B5A2B")[i]
+            look = Style(colour, DASHES[0 if i == 0 else 1 + i % 3], MARKERS[i % len(MARKERS)], filled=i < 2)
+            curves.append(Curve(name, [n for n, _ in cells], [rmse for _, rmse in cells], (), look))
+        x = scale_of([n for curve in curves for n in curve.x], 0.0, exact=True)
+        y = scale_of([*(v for curve in curves for v in curve.y), facts["floor"]], 0.0)
+        draw(
+            panel, curves,
+            Axes(
+                EVALUATIONS.label, "RMSE to a long run", True, True, markers=True, level=("floor", facts["floor"]),
+                ticks=x.ticks, ticks_y=y.ticks, range_x=x.range, range_y=y.range, title=named(facts),
+            ),
+        )  # fmt: skip
+        panel.lines[0].set(linewidth=2.8, zorder=5)
+    handles, labels = drawn.axes[0].get_legend_handles_labels()
+    drawn.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False, fontsize="small")
+    temporary = temporary_beside(out)
+    save_figure(drawn, temporary, out.suffix[1:])
+    put_in_place(temporary, out)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", help="a model, or the word tables")
+    parser.add_argument("model", help="a model, or one of the words tables, short, figure")
     parser.add_argument("files", nargs="*", type=Path)
     parser.add_argument("--out", default="near.json")
     parser.add_argument("--guided", action="store_true")
@@ -123,10 +173,16 @@ def main() -> None:
     options = parser.parse_args()
     if unknown := [name for name in options.solvers if name not in SOLVERS]:
         parser.error(f"--solvers {unknown[0]}: unknown; one of {', '.join(SOLVERS)}")
-    if options.model == "tables":
-        tables(options.files)
-    else:
-        measure(options)
+    told = [json.loads(path.read_text()) for path in options.files]
+    match options.model:
+        case "tables" | "short":
+            for each in told:
+                floor = f"floor {each['facts']['floor']:.4f}"
+                print(f"{named(each['facts'])}; {floor}\n\n{table(each, options.model == 'short')}\n")
+        case "figure":
+            figure(told, Path(options.out))
+        case _:
+            measure(options)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,11 @@
     python benchmarks/study_figures.py tmin RESULTS           the t_min at which sa is best
     python benchmarks/study_figures.py best RESULTS...        the best cell, as options of mvm sweep
     python benchmarks/study_figures.py table RESULTS...       every cell as Markdown
-    python benchmarks/study_figures.py differences RESULTS... SDE less ODE, adams less sa, each less itself at 26
+    python benchmarks/study_figures.py differences RESULTS... SDE less ODE, adams less sa, other solvers less adams,
+                                                              each less itself at 26
     python benchmarks/study_figures.py curves RESULTS... --out X.png      FID against NFE, ODE and SDE
     python benchmarks/study_figures.py guidance RESULTS... --out X.png    FID against the scale of guidance
+    python benchmarks/study_figures.py solvers RESULTS... --titles A,B --out X.png   FID against NFE, a panel for each
 
 RESULTS: a sweep's folder, its results.json or results.csv; what blocks of images tell of a difference is not in CSV.
 """
@@ -138,6 +140,9 @@ COMPARED: dict[str, Bases] = {
     "SDE less ODE": lambda cell, _: ode_of(cell),
     "adams less sa at as many evaluations": lambda cell, sa: _beside_sa(cell, sa, 1),
     "adams less sa at twice as many": lambda cell, sa: _beside_sa(cell, sa, 2),
+    "less adams at as many evaluations": lambda cell, _: (
+        [] if parse_solver(cell.solver)[0] in ("adams", "sa") else [cell._replace(solver="adams")]
+    ),
     f"less the same at {DEFAULT_NFE} evaluations": lambda cell, _: (
         [cell._replace(nfe=DEFAULT_NFE)] if cell.nfe != DEFAULT_NFE else []
     ),
@@ -234,6 +239,27 @@ def guidance_panels(results: Sequence[Result]) -> list[tuple[list[Curve], Axes]]
     return panels
 
 
+def solver_panels(sweeps: Sequence[Sequence[Result]], titles: Sequence[str]) -> list[tuple[list[Curve], Axes]]:
+    """Return FID against NFE: a panel for each sweep, a curve for each solver, which looks alike in all of them."""
+    names = sorted({r.solver for cells in sweeps for r in cells})
+    y = scale_of([value(r) for cells in sweeps for r in cells], 0.0)
+    ticks = [tick for tick in (5, 7, 10, 12, 14, 17, 20, 25, 30, 35, 50, 70, 100) if y.range[0] < tick < y.range[1]]
+    panels = []
+    for cells, title in zip(sweeps, titles, strict=True):
+        x = scale_of([r.evaluations for r in cells], 0.0, exact=True)
+        curves = [
+            _curve(name, way, EVALUATIONS.of, Style(COLOURS[i], DASHES[min(i, 1)], MARKERS[i], filled=i == 0))
+            for i, name in enumerate(names)
+            if (way := [r for r in cells if r.solver == name])
+        ]
+        axes = Axes(
+            EVALUATIONS.label, metric_named(METRIC).title, True, True, markers=True, ticks=x.ticks, ticks_y=ticks,
+            range_x=x.range, range_y=y.range, title=title,
+        )  # fmt: skip
+        panels.append((curves, axes))
+    return panels
+
+
 def write_figure(panels: Sequence[tuple[list[Curve], Axes]], out: Path) -> None:
     """Write panels side by side, .png or .svg."""
     height = 3.0 + 0.2 * max(legend_rows(curves, WIDTH) for curves, _ in panels)
@@ -245,13 +271,15 @@ def write_figure(panels: Sequence[tuple[list[Curve], Axes]], out: Path) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("tmin", "best", "table", "differences", "curves", "guidance"):
+    for name in ("tmin", "best", "table", "differences", "curves", "guidance", "solvers"):
         command = commands.add_parser(name)
         command.add_argument("results", type=Path, nargs="+")
-        if name in ("curves", "guidance"):
+        if name in ("curves", "guidance", "solvers"):
             command.add_argument("--out", type=Path, required=True)
         if name == "curves":
             command.add_argument("--top", type=float, default=math.inf, help="FID at which the axis ends")
+        if name == "solvers":
+            command.add_argument("--titles", type=lambda text: text.split(","), required=True, help="of the panels")
     return parser
 
 
@@ -288,6 +316,9 @@ def main() -> None:
             write_figure(curve_panels(results, arguments.top), arguments.out)
         case "guidance":
             write_figure(guidance_panels(results), arguments.out)
+        case "solvers":
+            sweeps = [read_results([path]) for path in arguments.results]
+            write_figure(solver_panels(sweeps, arguments.titles), arguments.out)
 
 
 if __name__ == "__main__":

@@ -45,6 +45,7 @@ SHORT = {
     "bench": {**TINY, "--steps": "3", "--samples": "2"},
     "sample": {"--num": "4", "--precision": "fp32"},  # a CPU is slow in bf16
     "sweep": {"--num": "8", "--nfe": "2,3", "--metrics": "fd-pixels", "--precision": "fp32"},
+    "tune": {"--num": "2", "--nfe": "2", "--rounds": "1", "--reference-nfe": "3"},
     "compare": {"--num": "8", "--nfe": "2", "--metrics": "fd-pixels", "--blocks": "2"},
     "eval": {"--metrics": "fd-pixels"},
     "data stats": {"--features": "pixels"},

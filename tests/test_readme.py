@@ -39,6 +39,7 @@ SHORTER = {
     "train": [*TINY, "--train.steps", "3", "--train.keep_best", "false", "--preview.every", "0"],
     "bench": [*TINY, "--steps", "3", "--samples", "2"],
     "sweep": ["--num", "100"],
+    "tune": ["--num", "2", "--rounds", "1", "--reference-nfe", "9"],
 }
 
 

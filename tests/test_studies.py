@@ -139,6 +139,89 @@ def test_the_page_of_the_study_has_the_t_min_that_was_found(study):
     assert study.best_t_min(cells) == 1e-4
 
 
+SOLVERS = RESULTS / "solvers"
+
+
+def test_the_page_of_the_solvers_has_the_errors_that_were_measured():
+    near, page = imported("near_reference"), (RESULTS / "solvers.md").read_text("utf-8")
+    files = sorted(SOLVERS.glob("near-*.json"))
+    assert len(files) == 4
+    for told in (json.loads(path.read_text("utf-8")) for path in files):
+        assert (
+            f"{near.named(told['facts'])[1:]}; floor {told['facts']['floor']:.4f}:\n\n{near.table(told, True)}\n"
+            in page
+        )
+        for solver in ("adams", "ipndm, r 0.01 to 40"):
+            assert f"| {solver} | " in near.table(told)
+
+
+@pytest.mark.parametrize("name", ["cifar10", "second"])
+def test_the_page_of_the_solvers_has_the_fids_that_were_measured(study, name):
+    from mvm.evaluation.sweep_findings import gap, in_words, reading
+
+    page, cells = (RESULTS / "solvers.md").read_text("utf-8"), study.read_results([SOLVERS / f"fid-{name}.json"])
+    found = {(r.solver, r.nfe): reading(r, "fid") for r in cells}
+    nfes = sorted({nfe for _, nfe in found})
+    for solver in ("adams", "adams-power", "ipndm", "unipc"):
+        assert f"| {solver} | {' | '.join(in_words(found[solver, nfe]) for nfe in nfes)} |" in page
+    assert study.differences(cells)["less adams at as many evaluations"] in page
+    for fewer, more in ((8, 13), (10, 13), (13, 26), (20, 26)) if name == "cifar10" else ():
+        assert (
+            f"| {fewer} | {more} | {study.gap_text(gap(found['adams-power', more], found['adams', fewer]))} |" in page
+        )
+
+
+def test_the_page_of_the_solvers_has_the_digits_that_were_measured(study):
+    from mvm.evaluation.sweep_findings import Result, gap, reading
+
+    told = json.loads((SOLVERS / "digits.json").read_text("utf-8"))["results"]
+    found = {(r["solver"], r["rho"], r["nfe"]): reading(Result(**r), "fd-pixels") for r in told}
+    page, nfes = (RESULTS / "solvers.md").read_text("utf-8"), (5, 8, 13, 26)
+    values = [f"{found['adams', 0.0, nfe].value:.3f}" for nfe in nfes]
+    assert f"`adams` has {', '.join(values)} by the ODE" in page
+    for solver, rho, name in (("adams-power", 0.0, "ODE"), ("adams-power", 1.0, "SDE (rho 1)"), ("unipc", 0.0, "ODE")):
+        gaps = [study.gap_text(gap(found["adams", rho, nfe], found[solver, rho, nfe])) for nfe in nfes]
+        assert f"| `{solver}`, {name} | {' | '.join(gaps)} |" in page
+
+
+def test_other_pages_quote_the_fids_that_were_measured(study):
+    cells = study.read_results([SOLVERS / "fid-cifar10.json"])
+    found = {(r.solver, r.nfe): f"{study.value(r):.2f}" for r in cells}
+    page = (BENCHMARKS.parent / "docs" / "choose-a-sampler.md").read_text("utf-8")
+    for solver in ("adams", "adams-power", "unipc", "ipndm"):
+        row = [found[solver, nfe] for nfe in (5, 8, 10, 13, 20, 26)]
+        assert f"| `{solver}` | {' | '.join(f'**{v}**' if solver == 'adams' else v for v in row)} |" in page
+    assert f"FID {found['adams', 13]}, {found['adams', 10]} and {found['adams', 8]} " in page
+    promise = next(
+        line for line in (BENCHMARKS.parent / "README.md").read_text("utf-8").splitlines() if "| accurate |" in line
+    )
+    for solver in ("adams", "adams-power", "unipc"):
+        assert f"{found[solver, 8]} / {found[solver, 13]} / {found[solver, 26]}" in promise
+
+
+def test_the_page_of_the_solvers_has_what_was_explored():
+    page = (RESULTS / "solvers.md").read_text("utf-8")
+    rows = {
+        row["k"]: row for row in map(json.loads, (SOLVERS / "ending.jsonl").read_text().splitlines()) if row["n"] == 8
+    }
+    for orders, ending in (("P3C4", 1), ("P3C4", 2), ("P3C4", 3), ("P4C4", 3)):
+        row = rows[f"c0.02 b1.0 {orders} E{ending} e0.1 sNone"]
+        assert f" | {row['rmse0']:.4f} | {row['fid']:.2f} |" in page
+    tags = [json.loads(line)["tag"] for line in (SOLVERS / "search.jsonl").read_text().splitlines()]
+    assert f"{sum(isinstance(tag, list) for tag in tags)} candidates" in page
+
+
+def test_figures_of_the_solvers(study, tmp_path):
+    near = imported("near_reference")
+    cells = [cell("adams", nfe, fid=20.0 - nfe / 2) for nfe in (8, 13)] + [cell("unipc", 8, fid=30.0)]
+    panels = study.solver_panels([cells, cells[:1] + cells[2:]], ["a", "b"])
+    assert [[curve.label for curve in curves] for curves, _ in panels] == [["adams", "unipc"]] * 2
+    assert panels[0][0][1].style == panels[1][0][1].style != panels[0][0][0].style
+    assert [axes.title for _, axes in panels] == ["a", "b"]
+    near.figure([json.loads((SOLVERS / "near-latent.json").read_text("utf-8"))], tmp_path / "x.png")
+    assert Image.open(tmp_path / "x.png").width > 1000
+
+
 def test_seconds_that_were_not_noted_are_no_number(study, tmp_path):
     from mvm.evaluation.sweep_report import csv_text
 
