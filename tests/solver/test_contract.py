@@ -6,7 +6,7 @@ import torch
 import mvm
 from mvm import noise, oracle
 from mvm.path import LinearFlow, MeanVelocity
-from mvm.solver import SOLVERS, Adaptive, ClassifierFree, Internal, adams, adams_power, sample, solve, solver_named
+from mvm.solver import SOLVERS, Adaptive, ClassifierFree, Internal, adams_power, sample, solve, solver_named
 
 FIELD = oracle.gaussian(0.3, 0.5, (2,)).field(MeanVelocity())
 NOISE = noise.initial(torch.arange(4), (2,))

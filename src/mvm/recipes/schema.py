@@ -155,9 +155,8 @@ class SampleConfig:
     """Defaults of sampling, for previews and `mvm sample`."""
 
     solver: str = "adams"
-    """Solver of the reverse process. One of: adams, adams-power, sa, heun, euler, euler-maruyama, adaptive,
-    dopri5; and, to compare with, dpm++2m, dpm++3m, unipc, deis, ipndm, sde-dpm++2m, sde-dpm++3m, sa-official, er-sde, seeds2,
-    seeds3, edm-churn."""
+    """Solver of the reverse process. One of: adams, adams-power, sa, heun, euler, euler-maruyama, adaptive, dopri5,
+    dpm++2m, dpm++3m, unipc, deis, ipndm, sde-dpm++2m, sde-dpm++3m, sa-official, er-sde, seeds2, seeds3, edm-churn."""
     nfe: int = DEFAULT_NFE
     """Number of function evaluations: how often the solver evaluates the network per image (sampling steps)."""
     rho: float = 0.0
