@@ -145,7 +145,7 @@ def test_its_solver_leaves_no_noise_in_sharp_data():
 def test_its_solver_without_a_cleanest_level_is_the_default():
     field = MODELS["flow"]()
     assert field.solver == adams()
-    assert from_ddpm().solver.grid.times(1) == (1.0, 0.0)
+    assert from_ddpm().solver.times(1) == (1.0, 0.0)
     assert from_ddpm(path="own").solver == from_ddpm().solver
 
 

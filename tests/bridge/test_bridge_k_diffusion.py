@@ -11,7 +11,7 @@ from mvm import noise
 from mvm.bridge import VarianceExploding, from_edm, mvm_sigmas, sample_mvm
 from mvm.oracle import gaussian, mixture
 from mvm.path import MEAN_VELOCITY, LinearFlow, equal_snr_time
-from mvm.solver import Grid, adams, sample
+from mvm.solver import Grid, adams, adams_power, sample
 
 PATHS = {"ve": VarianceExploding(), "flow": LinearFlow()}
 BLOBS = mixture(torch.tensor([[-1.0, 0.5], [1.0, -0.5]]), stds=torch.tensor([0.2, 0.4]))
@@ -40,7 +40,7 @@ def karras(n, low=0.02, high=80.0):
 def test_the_samples_are_those_of_mvm(solver, path, rho, dtype):
     """To 1e-5, from the same noise and seeds, by the solver's own sigmas, float32 in between or not."""
     how = {"rho": rho, "solver": solver, "seeds": SEEDS}
-    sigmas, x = mvm_sigmas(13, path=path, solver=solver, rho=rho), start(path).to(dtype)
+    sigmas, x = mvm_sigmas(13, path=path, solver=solver, rho=rho, size=2), start(path).to(dtype)
     want = sample(BLOBS.field(PATHS[path]), x, schedule=PATHS[path], nfe=13, **how)
     if (solver, path) == ("sa", "flow"):  # its grid begins at t = 0.999, a state of which x then is
         first = float(sigmas[0])
@@ -67,7 +67,7 @@ def test_the_first_order_ode_is_eulers_method(path):
     """As k-diffusion's sample_euler, and flow matching's, write it: x + (next - sigma) (x - denoised)/sigma."""
     sigmas = karras(9) if path == "ve" else torch.linspace(1, 0, 10, dtype=torch.float64)
     model, x = denoiser(path=path), start(path)
-    found = sample_mvm(model, x, sigmas, solver=adams(predictor=1, corrector=0), path=path)
+    found = sample_mvm(model, x, sigmas, solver=adams(predictor=1, corrector=0, ending=1), path=path)
     for sigma, following in pairwise(sigmas):
         x = x + (following - sigma) * (x - model(x, sigma)) / sigma
     torch.testing.assert_close(found, x, rtol=0, atol=1e-10)
@@ -119,7 +119,7 @@ def test_nothing_to_do():
 def test_callback_once_an_evaluation(path):
     told, sigmas = [], mvm_sigmas(6, path=path)
     model, x = denoiser(path=path), start(path)
-    found = sample_mvm(model, x, sigmas, callback=told.append, path=path)
+    found = sample_mvm(model, x, sigmas, callback=told.append, path=path, solver=adams(ending=1))
     assert [set(state) for state in told] == [{"x", "i", "sigma", "sigma_hat", "denoised"}] * 6
     assert [state["i"] for state in told] == list(range(6))
     assert [float(state["sigma"]) for state in told] == sigmas[:-1].tolist()
@@ -183,11 +183,13 @@ def test_noise_samplers():
     assert asked == []  # the ODE
 
 
+@pytest.mark.parametrize("size", [0, 3072])
 @pytest.mark.parametrize("n", [1, 2, 13])
 @pytest.mark.parametrize("path", PATHS)
-def test_sigmas_are_the_solvers_own_times(path, n):
-    sigmas = mvm_sigmas(n, path=path)
-    times = torch.tensor(adams().plan(PATHS[path], n, 0.0).times, dtype=torch.float64)
+def test_sigmas_are_the_solvers_own_times(path, n, size):
+    sigmas = mvm_sigmas(n, path=path, size=size)
+    solver = adams().fitted(size) if size else adams()
+    times = torch.tensor(solver.plan(PATHS[path], n, 0.0).times, dtype=torch.float64)
     torch.testing.assert_close(equal_snr_time(sigmas, PATHS[path], MEAN_VELOCITY), times, rtol=1e-12, atol=1e-15)
     assert sigmas.dtype == torch.float64
     assert float(sigmas[0]) == pytest.approx(PATHS[path].end, rel=1e-12)
@@ -203,14 +205,14 @@ class Halves(Grid):
 
 
 def test_sigmas_follow_the_solver_that_is_given():
-    sigmas = mvm_sigmas(4, path="flow", solver=replace(adams(), grid=Halves()))
+    sigmas = mvm_sigmas(4, path="flow", solver=replace(adams_power(), grid=Halves()))
     times = torch.tensor([1, 0.5, 0.25, 0.125, 0], dtype=torch.float64)
     torch.testing.assert_close(LinearFlow().lam(sigmas), MEAN_VELOCITY.lam(times), rtol=1e-12, atol=0)
 
 
 def test_sigmas_of_a_model_that_knows_its_levels():
     """As `BridgedField.solver` has them: nothing cleaner than sigma_min is asked."""
-    sigmas = mvm_sigmas(9, 0.03, 14.6)
+    sigmas = mvm_sigmas(9, 0.03, 14.6, size=2)
     field = from_edm(denoiser(), sigma_min=0.03, sigma_max=14.6, path="own")
     assert float(sigmas[0]) == pytest.approx(14.6)
     assert float(sigmas[-2]) == pytest.approx(0.03)
@@ -219,7 +221,7 @@ def test_sigmas_of_a_model_that_knows_its_levels():
     torch.testing.assert_close(sample_mvm(denoiser(), x, sigmas), want, rtol=0, atol=1e-5)
     by_lam = mvm_sigmas(9, 0.03, 14.6, solver="sa")
     torch.testing.assert_close(by_lam[:-1].log().diff(), by_lam[:2].log().diff().expand(8), rtol=1e-9, atol=0)
-    straight = mvm_sigmas(9, 0.03 / 1.03, 14.6 / 15.6, path="flow")
+    straight = mvm_sigmas(9, 0.03 / 1.03, 14.6 / 15.6, path="flow", size=2)
     torch.testing.assert_close(straight, sigmas / (1 + sigmas), rtol=1e-9, atol=0)
     assert float(mvm_sigmas(3, sigma_max=1 + 1e-7, path="flow")[0]) == 1
 
@@ -258,7 +260,8 @@ def test_a_rounded_sigma_is_no_harm(path):
         (lambda: mvm_sigmas(4, sigma_max=2.0, path="flow"), "sigma_max=2.0.*<= 1 on the flow path"),
         (lambda: mvm_sigmas(4, path="vp"), "path='vp'"),
         (lambda: mvm_sigmas(4, solver="euler"), "solver='euler'"),
-        (lambda: mvm_sigmas(4, 0.1, solver=replace(adams(), grid=Halves())), "cannot be made to end at a level"),
+        (lambda: mvm_sigmas(4, size=-1), "size=-1"),
+        (lambda: mvm_sigmas(4, 0.1, solver=replace(adams_power(), grid=Halves())), "cannot be made to end at a level"),
     ],
 )
 def test_bad_arguments_are_named(make, named):

@@ -75,7 +75,8 @@ def comfy(monkeypatch):
 def run_node(name, **inputs):
     """Run a node as ComfyUI does: its FUNCTION, on inputs named in INPUT_TYPES; one output of each RETURN_TYPES."""
     node = NODE_CLASS_MAPPINGS[name]
-    assert set(inputs) == set(node.INPUT_TYPES()["required"])
+    required, optional = (set(node.INPUT_TYPES().get(kind, {})) for kind in ("required", "optional"))
+    assert required <= set(inputs) <= required | optional
     out = getattr(node(), node.FUNCTION)(**inputs)
     assert len(out) == len(node.RETURN_TYPES)
     return out[0]
@@ -86,7 +87,8 @@ def model(sampling):
 
 
 def drawn(sampling, count=500, *, rho, seed=3, nfe=16, **options):
-    sigmas = run_node("MVMSigmas", model=model(sampling), nfe=nfe, rho=rho, solver="adams")
+    latent = {"samples": torch.zeros(count, *SHAPE)}
+    sigmas = run_node("MVMSigmas", model=model(sampling), nfe=nfe, rho=rho, solver="adams", latent_image=latent)
     sampler = run_node("MVMSampler", rho=rho, solver="adams")
     return sampler.sample(sampling, sigmas, noise.initial(SEEDS[:count], SHAPE), seed, **options)
 
@@ -127,7 +129,7 @@ def test_an_image_depends_on_the_seed_and_its_place_alone():
     assert bool(torch.isfinite(drawn(EPS(), 1, rho=1.0, seed=2**64 - 1)).all())  # the largest that ComfyUI offers
     own = noise.derive(3, torch.arange(5))
     x = noise.initial(SEEDS[:5], SHAPE) * EPS.sigma_max
-    sigmas = mvm_sigmas(16, float(EPS.sigma_min), float(EPS.sigma_max)).float()
+    sigmas = mvm_sigmas(16, float(EPS.sigma_min), float(EPS.sigma_max), size=16).float()
     want = sample_mvm(lambda x, sigma: LAW.denoise(x, sigma, EPS.path), x, sigmas, rho=1.0, seeds=own)
     torch.testing.assert_close(two, want, rtol=0, atol=1e-5)
 
@@ -143,11 +145,12 @@ def test_inputs_are_what_comfyui_reads():
     assert set(NODE_CLASS_MAPPINGS) == set(NODE_DISPLAY_NAME_MAPPINGS)
     for node in NODE_CLASS_MAPPINGS.values():
         inputs = node.INPUT_TYPES()["required"]
-        assert inputs["solver"][0][:2] == ["adams", "sa"]  # the default first
+        assert inputs["solver"][0] == ["adams", "adams-power", "sa"]  # the default first
         assert inputs["rho"][0] == "FLOAT"
         assert inputs["rho"][1]["min"] <= inputs["rho"][1]["default"] <= inputs["rho"][1]["max"]
         assert callable(getattr(node, node.FUNCTION))
     assert inputs["model"] == ("MODEL",)
+    assert node.INPUT_TYPES()["optional"]["latent_image"][0] == "LATENT"
 
 
 def test_the_line_that_installs_it():

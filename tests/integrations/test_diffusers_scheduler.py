@@ -14,6 +14,7 @@ from mvm.solver.sampling import step_noise
 SHAPE = (1, 2, 3)
 SEEDS = [5, 6, 7]
 NFE = 9
+UNFITTED = adams(spread=25.0)  # what a scheduler makes of "adams": it does not know the size of a sample
 TWO = oracle.mixture(torch.linspace(-1, 1, 12).reshape(2, *SHAPE), 0.3)
 
 
@@ -51,7 +52,8 @@ def test_trajectory_is_the_native_solvers(schedule, solver, rho):
     path = schedule_named(schedule)
     scheduler = planned(solver=solver, rho=rho, schedule=schedule, prediction_type="x0", seeds=SEEDS)
     states = []
-    final = solve(TWO.field(path), first(), schedule=path, solver=solver, nfe=NFE, rho=rho, seeds=SEEDS,
+    native = UNFITTED if solver == "adams" else solver
+    final = solve(TWO.field(path), first(), schedule=path, solver=native, nfe=NFE, rho=rho, seeds=SEEDS,
                   on_step=states.append).x  # fmt: skip
     times = scheduler.solver.plan(path, NFE, rho).times
     mapped = [1.0 if scheduler.solver.own_time else float(equal_snr_scale(t, MEAN_VELOCITY, path)) for t in times]
@@ -62,7 +64,8 @@ def test_trajectory_is_the_native_solvers(schedule, solver, rho):
 
 def test_float32_trajectory_is_the_native_solvers():
     states = []
-    solve(TWO.field(MEAN_VELOCITY), first(torch.float32), nfe=NFE, rho=1.0, seeds=SEEDS, on_step=states.append)
+    how = {"solver": UNFITTED, "nfe": NFE, "rho": 1.0, "seeds": SEEDS}
+    solve(TWO.field(MEAN_VELOCITY), first(torch.float32), **how, on_step=states.append)
     assert farthest(walk(planned(rho=1.0, seeds=SEEDS), first(torch.float32)), [state.x for state in states]) < 1e-5
 
 
@@ -73,9 +76,16 @@ def test_every_prediction_type_means_the_same(kind):
 
 
 def test_solver_options_reach_the_solver():
-    expected = sample(TWO.field(MEAN_VELOCITY), first(), solver=adams(predictor=2, corrector=0, r=2.0), nfe=NFE)
-    options = {"predictor": 2, "corrector": 0, "r": 2.0}
+    options = {"predictor": 2, "corrector": 0, "spread": 2.0}
+    expected = sample(TWO.field(MEAN_VELOCITY), first(), solver=adams(**options), nfe=NFE)
     assert torch.equal(walk(planned(prediction_type="x0", solver_options=options), first())[-1], expected)
+
+
+def test_another_solver_has_other_options():
+    config = MVMScheduler(rho=0.5, solver_options={"spread": 2.0}).config
+    assert MVMScheduler.from_config(config, solver="sa").config.solver_options is None
+    assert MVMScheduler.from_config(config, solver="adams").config.solver_options == {"spread": 2.0}
+    assert MVMScheduler.from_config(config, solver="sa", solver_options={"tau": "start"}).solver.tau == "start"
 
 
 def test_own_timesteps():
@@ -119,7 +129,7 @@ def test_diffusers_names_of_predictions_mean_ours():
 
 @pytest.mark.parametrize("solver", ["heun", "adaptive", "dopri5"])
 def test_solvers_of_several_evaluations_are_refused_by_name(solver):
-    with pytest.raises(ValueError, match=f"solver='{solver}'.*use one of: adams, sa, euler, euler-maruyama"):
+    with pytest.raises(ValueError, match=f"solver='{solver}'.*use one of: adams, adams-power, sa, euler, euler-maruyama"):
         MVMScheduler(solver=solver)
 
 

@@ -165,7 +165,7 @@ def test_what_cannot_be_exported_is_refused(model, tmp_path, monkeypatch, capsys
     with pytest.raises(ValueError, match=r"codec.scale=2.0: the exported sampler takes pixels in"):
         onnx.write_onnx(bright, out, model.recipe.sample)
     assert run(["onnx", "digits", "--solver", "heun", "--out", str(out)]) == 2
-    assert "use one of: adams, sa, euler, euler-maruyama" in capsys.readouterr().err
+    assert "use one of: adams, adams-power, sa, euler, euler-maruyama" in capsys.readouterr().err
     assert run(["onnx", "digits", "--solver", "deis", "--out", str(out)]) == 2
     assert "solver='deis' has no table in x0_hat" in capsys.readouterr().err
     assert run(["onnx", "digits", "--interval", "0.2,0.8", "--out", str(out)]) == 2

@@ -74,7 +74,7 @@ def test_other_files(folder, name, reason):
         ("model_index.json", {"evil": ["subprocess", "Popen"]}, "evil"),
         ("model_index.json", {"settings": {"nfe": 1 << 40}}, "settings.nfe"),
         ("scheduler/scheduler_config.json", {"rho": 0.5}, "rho"),
-        ("scheduler/scheduler_config.json", {"solver_options": {"r": 1e9}}, "solver_options"),
+        ("scheduler/scheduler_config.json", {"solver_options": {"spread": 1e9}}, "solver_options.spread"),
         ("transformer/config.json", {"network_options": {"depth": 1 << 40}}, "network_options.depth"),
         ("transformer/config.json", {"auto_map": {"AutoModel": "x.y"}}, "auto_map"),
     ],

@@ -1,6 +1,7 @@
 """MVM's sampler in k-diffusion's calling convention, which ComfyUI's samplers share.
 
-    x = sample_mvm(model, torch.randn(shape) * sigmas[0], mvm_sigmas(26, sigma_max=80), rho=0.75)
+    sigmas = mvm_sigmas(26, sigma_max=80, size=math.prod(shape[1:]))
+    x = sample_mvm(model, torch.randn(shape) * sigmas[0], sigmas, rho=0.75)
 
 model(x, sigma (B,), **extra_args) is the denoised x0. path="ve": x = x0 + sigma eps; path="flow": x = (1 - sigma) x0
 + sigma eps, the CONST models of ComfyUI. Each sigma is a time of MVM's path by equal signal-to-noise ratio.
@@ -47,13 +48,16 @@ def mvm_sigmas(
     path: str = "ve",
     solver: str | Multistep = "adams",
     rho: float = 0.0,
+    size: int = 0,
 ) -> Tensor:
     """Return the sigmas of the solver's own grid, n evaluations from sigma_max down and then 0: float64 (n + 1,).
 
     sigma_min: the cleanest level that the model knows, evaluated last; with 0 the grid goes as near to 0 as it likes.
-    sigma_max: None is 80 on "ve" and 1 on "flow".
+    sigma_max: None is 80 on "ve" and 1 on "flow". size: values of a sample, on which the grid of "adams" depends; with 0,
+    not known, it is that of large images.
     """
     at_least("n", n, 1)
+    at_least("size", size, 0)
     top = choose("path", path, COORDINATES).end if sigma_max is None else float(sigma_max)
     top = min(top, 1.0) if path == "flow" and top <= 1 + SAME else top  # rounded, by others
     if not 0 <= sigma_min < top or (path == "flow" and top > 1):
@@ -66,7 +70,8 @@ def mvm_sigmas(
     if sigma_min:
         chosen = chosen.ending_at(float(equal_snr_time(sigma_min, own, MEAN_VELOCITY)))
     begins = own if top == own.end else VarianceExploding(top / (1 - top))  # at this level, whatever the coordinates
-    times = torch.tensor(chosen.plan(begins, int(n), rho).times, dtype=torch.float64)
+    fitted = chosen.fitted(size) if size else chosen
+    times = torch.tensor(fitted.plan(begins, int(n), rho).times, dtype=torch.float64)
     return equal_snr_time(times, MEAN_VELOCITY, own)
 
 
@@ -121,7 +126,7 @@ def sample_mvm(
     scales = (own.norm(levels) / MEAN_VELOCITY.norm(times)).tolist()  # of the path's states, against the solver's
     place = {t: k for k, t in enumerate(times.tolist())}
     try:
-        plan = chosen.plan_times(own, tuple(place), rho)
+        plan = chosen.fitted(x[0].numel()).plan_times(own, tuple(place), rho)
     except ValueError as error:
         raise ValueError(
             f"sigmas from {float(levels[0]):g}: {error}; or take mvm_sigmas(n, path='{path}', solver='{chosen.name}')"

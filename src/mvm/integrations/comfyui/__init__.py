@@ -73,13 +73,20 @@ class MVMSigmas:
     def INPUT_TYPES(cls) -> dict[str, Any]:
         """Return the inputs, as ComfyUI asks for them."""
         count = {"default": DEFAULT_NFE, "min": 1, "max": 10_000, "tooltip": "evaluations of the model"}
-        return {"required": {"model": ("MODEL",), "nfe": ("INT", count), **_HOW}}
+        latent = {"tooltip": "what is sampled: its size fits the grid of adams; without it, the grid of large images"}
+        return {
+            "required": {"model": ("MODEL",), "nfe": ("INT", count), **_HOW},
+            "optional": {"latent_image": ("LATENT", latent)},
+        }
 
-    def build(self, model: Any, nfe: int, rho: float, solver: str) -> tuple[Tensor]:
+    def build(
+        self, model: Any, nfe: int, rho: float, solver: str, latent_image: Mapping[str, Any] | None = None
+    ) -> tuple[Tensor]:
         """Return the sigmas, float32 as ComfyUI's own."""
         knows = model.get_model_object("model_sampling")
         ends = float(knows.sigma_min), float(knows.sigma_max)
-        return (mvm_sigmas(nfe, *ends, path=_path(knows), solver=solver, rho=rho).float(),)
+        size = 0 if latent_image is None else latent_image["samples"][0].numel()
+        return (mvm_sigmas(nfe, *ends, path=_path(knows), solver=solver, rho=rho, size=size).float(),)
 
 
 NODE_CLASS_MAPPINGS: dict[str, type] = {"MVMSampler": MVMSampler, "MVMSigmas": MVMSigmas}

@@ -91,14 +91,15 @@ class MVMPipeline(DiffusionPipeline):
     def from_mvm(cls, model_or_run: Model | str | Path, **scheduler_options: Any) -> "MVMPipeline":
         """Return the pipeline of a model, a run directory or a shipped model; options: those of MVMScheduler.
 
-        Solver, rho and settings not given are those of its recipe. A DDT's backbone is never shared between steps here.
+        Solver, its options, rho and settings not given are those of its recipe. A DDT's backbone is never shared between steps here.
         """
         model = _as_model(model_or_run)
-        own = recipe_scheduler(model.recipe)
+        recipe = model.recipe
         if "solver" in scheduler_options:  # another solver has other options
-            del own["solver_options"]
-        scheduler = MVMScheduler(**{**own, **scheduler_options})
-        return cls._of(model, scheduler)
+            recipe = replace(recipe, sample=replace(recipe.sample, solver=scheduler_options["solver"]))
+        own = recipe_scheduler(recipe)
+        both = {**(own["solver_options"] or {}), **(scheduler_options.get("solver_options") or {})}
+        return cls._of(model, MVMScheduler(**{**own, **scheduler_options, "solver_options": both or None}))
 
     @classmethod
     def _of(cls, model: Model, scheduler: MVMScheduler) -> "MVMPipeline":

@@ -99,9 +99,12 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
     def from_config(cls, config: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Return the scheduler of a config: one of its own, or that of the scheduler that another network came with.
 
-        Options of either may be given besides. What cannot be done right for that network is refused.
+        Options of either may be given besides; with another solver the config's solver_options are left out. What cannot
+        be done right for that network is refused.
         """
         if isinstance(config, Mapping):
+            if kwargs.get("solver", config.get("solver")) != config.get("solver"):
+                config = {option: value for option, value in config.items() if option != "solver_options"}
             own = cls._get_init_keys(cls)
             ours = {option: value for option, value in config.items() if option in own or option.startswith("_")}
             theirs = ours.get("trained")
