@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The paper's comparison of SDE and ODE (section 4.2) with one model of ours: the same weights, seeds, labels, grid rule, orders P3/C4 and
-# guidance; NFE 13 to 65, rho 0, 0.75 and 1, by `adams` and by the paper's SA-Solver (`sa`), which is given the t_min that suits it best.
+# guidance; NFE 13 to 65, rho 0, 0.75 and 1, by `adams-power` and by the paper's SA-Solver (`sa`), which is given the t_min that suits it best.
 #
 #   bash benchmarks/sde_ode_study.sh MODEL REFERENCE WEIGHTS WORK PART...
 #
@@ -9,8 +9,8 @@
 #   tmin        sa at several t_min, few images, on seeds of their own: chooses t_min for grid-sa and table-sa (TMIN=1e-4 skips the choice)
 #   grid-adams  30 cells of NUM images: 5 NFE x 3 rho x without and with guidance 1.2 on [0.6, 0.8]
 #   grid-sa     the same by sa
-#   guidance    16 cells of NUM images: scales and intervals, adams, ODE, NFE 26; SCALES and INTERVALS add others to the same folder
-#   table       the four rows of the paper's Table 1 at NFE 65, MANY images, by adams; table-sa: by sa
+#   guidance    16 cells of NUM images: scales and intervals, adams-power, ODE, NFE 26; SCALES and INTERVALS add others to the same folder
+#   table       the four rows of the paper's Table 1 at NFE 65, MANY images, by adams-power; table-sa: by sa
 #   best        the best cell of grid-adams, grid-sa and guidance, as far as they are there, with MANY images
 #   figures     tables and curves of what is there: WORK/*.md, WORK/*.png
 # Each part is a sweep in WORK/PART: a part that was stopped goes on with the cells that are missing. t_min and the best cell are chosen
@@ -73,14 +73,14 @@ study() {  # study PART
   # shellcheck disable=SC2086
   case $1 in
     tmin) swept tmin --num "$few" --seed $later --solvers sa --t-min "${TMINS:-1e-2,3e-3,1e-3,3e-4,1e-4}" --nfe 13,39 --rho 0,0.75 ;;
-    grid-adams) swept grid-adams --num "$num" $errors --solvers adams --nfe "$nfes" --rho "$rhos" $paper ;;
+    grid-adams) swept grid-adams --num "$num" $errors --solvers adams-power --nfe "$nfes" --rho "$rhos" $paper ;;
     grid-sa)
       t_min=$(chosen)
       swept grid-sa --num "$num" $errors --solvers sa --t-min "$t_min" --nfe "$nfes" --rho "$rhos" $paper ;;
     guidance)
       options=$(printf -- ' --interval %s' ${INTERVALS:-0.6,0.8 0.3,0.9 0,1})
-      swept guidance --num "$num" $errors --nfe 26 --rho 0 --cfg "${SCALES:-1,1.2,1.5,2,2.5,3}" $options ;;
-    table) swept table --num "$many" --seed $((2 * later)) $errors --solvers adams --nfe 65 --rho 0,0.75 $paper ;;
+      swept guidance --num "$num" $errors --solvers adams-power --nfe 26 --rho 0 --cfg "${SCALES:-1,1.2,1.5,2,2.5,3}" $options ;;
+    table) swept table --num "$many" --seed $((2 * later)) $errors --solvers adams-power --nfe 65 --rho 0,0.75 $paper ;;
     table-sa)
       t_min=$(chosen)
       swept table-sa --num "$many" --seed $((2 * later)) $errors --solvers sa --t-min "$t_min" --nfe 65 --rho 0,0.75 $paper ;;
