@@ -219,7 +219,9 @@ def test_the_last_time_of_sa_is_the_recipes(model):
     timesteps = MVMPipeline.from_mvm(late).scheduler
     timesteps.set_timesteps(NFE)
     assert float(timesteps.timesteps[-1]) == pytest.approx(0.01)
-    assert MVMPipeline.from_mvm(late, solver="adams").scheduler.config.solver_options is None
+    assert MVMPipeline.from_mvm(late, solver="adams").scheduler.config.solver_options == {"spread": 5.0}  # 64 values
+    later = MVMPipeline.from_mvm(late, solver_options={"tau": "start"}).scheduler
+    assert later.config.solver_options == {"t_min": 0.01, "tau": "start"}
 
 
 def test_download_asks_for_numbers_and_text_only(monkeypatch):

@@ -129,7 +129,9 @@ def test_diffusers_names_of_predictions_mean_ours():
 
 @pytest.mark.parametrize("solver", ["heun", "adaptive", "dopri5"])
 def test_solvers_of_several_evaluations_are_refused_by_name(solver):
-    with pytest.raises(ValueError, match=f"solver='{solver}'.*use one of: adams, adams-power, sa, euler, euler-maruyama"):
+    with pytest.raises(
+        ValueError, match=f"solver='{solver}'.*use one of: adams, adams-power, sa, euler, euler-maruyama"
+    ):
         MVMScheduler(solver=solver)
 
 

@@ -53,8 +53,8 @@ def mvm_sigmas(
     """Return the sigmas of the solver's own grid, n evaluations from sigma_max down and then 0: float64 (n + 1,).
 
     sigma_min: the cleanest level that the model knows, evaluated last; with 0 the grid goes as near to 0 as it likes.
-    sigma_max: None is 80 on "ve" and 1 on "flow". size: values of a sample, on which the grid of "adams" depends; with 0,
-    not known, it is that of large images.
+    sigma_max: None is 80 on "ve" and 1 on "flow". size: values of a sample, on which the grid of "adams" depends; 0:
+    not known, and the grid is that of large images.
     """
     at_least("n", n, 1)
     at_least("size", size, 0)

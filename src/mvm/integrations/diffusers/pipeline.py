@@ -91,7 +91,8 @@ class MVMPipeline(DiffusionPipeline):
     def from_mvm(cls, model_or_run: Model | str | Path, **scheduler_options: Any) -> "MVMPipeline":
         """Return the pipeline of a model, a run directory or a shipped model; options: those of MVMScheduler.
 
-        Solver, its options, rho and settings not given are those of its recipe. A DDT's backbone is never shared between steps here.
+        Solver, its options, rho and settings not given are those of its recipe. A DDT's backbone is never shared
+        between steps here.
         """
         model = _as_model(model_or_run)
         recipe = model.recipe

@@ -99,8 +99,8 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
     def from_config(cls, config: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Return the scheduler of a config: one of its own, or that of the scheduler that another network came with.
 
-        Options of either may be given besides; with another solver the config's solver_options are left out. What cannot
-        be done right for that network is refused.
+        Options of either may be given besides; with another solver the config's solver_options are left out. What
+        cannot be done right for that network is refused.
         """
         if isinstance(config, Mapping):
             if kwargs.get("solver", config.get("solver")) != config.get("solver"):
