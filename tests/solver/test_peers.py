@@ -395,9 +395,7 @@ def test_the_ode_converges(name):
 
 @pytest.mark.parametrize("name", ODE)
 def test_the_ode_solvers_refuse_noise_and_name_those_that_take_it(name):
-    words = (
-        rf"rho=0\.5: solver '{re.escape(name)}' is an ODE solver; use rho=0, or one of: adams, adams-power, sa, "
-    )
+    words = rf"rho=0\.5: solver '{re.escape(name)}' is an ODE solver; use rho=0, or one of: adams, adams-power, sa, "
     with pytest.raises(ValueError, match=words):
         solver_named(name).plan(MV, 4, 0.5)
 
