@@ -125,7 +125,7 @@ def alone(folder: Path, refusal: str) -> Generator[None]:
 def private_beside(path: Path) -> Generator[Path]:
     """Yield a new hidden folder beside a path that no other process writes to; it goes at the end, unless renamed.
 
-    What processes that are no longer there have left beside the path is mended or removed.
+    What processes that are no longer there have left beside the path is repaired or removed.
     """
     temporary_beside(path)
     for left in path.parent.glob(f".{escape(path.name)}.*.tmp"):

@@ -27,6 +27,7 @@ from mvm.path import (
 )
 from mvm.pixels import GREY_SCALE
 from mvm.solver import PredictorCorrector, adams_power, no_noise, run
+from mvm.solver.adams import GRID_POWER, START_POWER
 from mvm.solver.grid import power_times
 
 T_MIN = 1e-5
@@ -40,7 +41,7 @@ def _way(field: Field, schedule: Schedule, steps: int) -> tuple[tuple[float, ...
     if end <= T_MIN:
         raise ValueError(f"schedule={schedule} ends with less noise than t={T_MIN} of MeanVelocity; use one with more")
     # dense at both ends, as adams_power's
-    return tuple(power_times(steps, end, T_MIN, r=4.0, p=1.4)[::-1].tolist()), float(
+    return tuple(power_times(steps, end, T_MIN, GRID_POWER, START_POWER)[::-1].tolist()), float(
         equal_snr_scale(schedule.end, schedule, MEAN_VELOCITY)
     )
 

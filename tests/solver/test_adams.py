@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mvm import oracle
-from mvm.path import MEAN_VELOCITY, LinearFlow, VariancePreserving, full_time
+from mvm.path import MEAN_VELOCITY, LinearFlow, VariancePreserving
 from mvm.solver import Adams, adams, adams_power, sample
 from mvm.solver.grid import soft_lam_times
 from mvm.solver.table import SoftLamVariable, ending_row
@@ -134,4 +134,3 @@ def test_a_long_run_converges_to_the_other_grids_answer():
     x = torch.linspace(-2, 2, 21, dtype=torch.float64)[:, None]
     apart = sample(field, x, nfe=300) - sample(field, x, nfe=300, solver=adams_power())
     assert float(apart.abs().max()) < 1e-5
-    assert torch.isfinite(full_time(x, 0.5)).all()

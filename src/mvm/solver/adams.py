@@ -133,7 +133,7 @@ class PredictorCorrector(Multistep):
 
 # Settled on a trained model (benchmarks/results/solvers.md), the SDE's on exact spectra; how they stand among variants
 # on exact fields: benchmarks/results/solver-search.md
-GRID_C, END_B = 0.025, 0.1
+GRID_C, ODE_B, SDE_B, END_B = 0.025, 0.5, 3.0, 0.1
 REACH = 0.5  # d times the largest std of the data along any direction
 SPREAD = 0.18  # that std over the root of the number of values of a sample, where it is not known
 SMALLEST_SPREAD, SAFE_SPREAD = 5.0, 25.0  # its least value by that rule, and where not even the size is known
@@ -174,7 +174,7 @@ class Adams(Multistep):
         return REACH / (self.spread or SAFE_SPREAD)
 
     def _method(self, rho: float, nfe: int) -> PredictorCorrector:
-        predictor, corrector, ending, b = (4, 4, 3, 0.5) if rho == 0 else (3, 4, 3 if nfe <= FEW else 1, 3.0)
+        predictor, corrector, ending, b = (4, 4, 3, ODE_B) if rho == 0 else (3, 4, 3 if nfe <= FEW else 1, SDE_B)
         return PredictorCorrector(
             self.name,
             FixedGrid(self.given) if self.given else SoftLamGrid(self.c, self.d, self.t_min),
@@ -222,8 +222,11 @@ def adams(
     return Adams("adams", predictor, corrector, ending, c, b, end_b, spread, t_min)
 
 
+GRID_POWER, START_POWER = 4.0, 1.4  # r and p of adams_power
+
+
 def adams_power(
-    predictor: int = 3, corrector: int = 4, r: float = 4.0, q: float = 0.8, p: float = 1.4
+    predictor: int = 3, corrector: int = 4, r: float = GRID_POWER, q: float = 0.8, p: float = START_POWER
 ) -> PredictorCorrector:
     """Return adams with a power law of t: phi = t^q, t_i = (1 - (i/N)^p)^r from exactly 1 to exactly 0."""
     return PredictorCorrector("adams-power", PowerGrid(r, p), PowerVariable(q), "exact", predictor, corrector)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mvm.options import at_least
 from mvm.path import MEAN_VELOCITY, Field, Schedule, equal_snr_time
-from mvm.solver.adams import Adams, adams
+from mvm.solver.adams import ODE_B, Adams, adams
 from mvm.solver.guidance import Rules
 from mvm.solver.sampling import sample
 
@@ -74,7 +74,7 @@ def tune(
         return found.flatten(1)
 
     lams = MEAN_VELOCITY.lam(torch.tensor(base.plan(schedule, nfe, 0.0).times[1:-1], dtype=torch.float64))
-    ends = torch.tensor([base.b or 0.5, base.end_b, base.spread], dtype=torch.float64).log()
+    ends = torch.tensor([base.b or ODE_B, base.end_b, base.spread], dtype=torch.float64).log()
     unknowns, damping = torch.cat((-lams, ends)), 1e-3
     miss = misses(unknowns)
     before = float(miss.square().mean().sqrt())
