@@ -22,7 +22,7 @@ from tqdm import tqdm
 from mvm import noise, oracle
 from mvm.path import MEAN_VELOCITY
 from mvm.solver import Adams, Solver, adams, adams_power, sample
-from mvm.solver.adams import REACH
+from mvm.solver.adams import ODE_REACH as REACH
 from mvm.verify import digits_oracle, image_stds, sampled_stds
 
 NFES, RHOS = (5, 8, 13, 26), (0.0, 1.0)

@@ -69,7 +69,7 @@ class Multistep(Solver):
     """A solver that evaluates once at each time and can go through any given ones."""
 
     @abstractmethod
-    def times(self, nfe: int, start: float = 1.0) -> tuple[float, ...]:
+    def times(self, nfe: int, start: float = 1.0, rho: float = 0.0) -> tuple[float, ...]:
         """Return its nfe + 1 times of MeanVelocity(T=1), from `start` to 0."""
 
     @abstractmethod
@@ -78,7 +78,7 @@ class Multistep(Solver):
 
     def plan(self, schedule: Schedule, nfe: int, rho: float) -> Plan:
         start = float(equal_snr_time(schedule.end, schedule, MEAN_VELOCITY))
-        return self.plan_times(schedule, self.times(nfe, start), rho)
+        return self.plan_times(schedule, self.times(nfe, start, rho), rho)
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class PredictorCorrector(Multistep):
         """x0_hat along a noisy path is no polynomial: past order 2 nothing is gained in the law."""
         return min(self.order, 2)
 
-    def times(self, nfe: int, start: float = 1.0) -> tuple[float, ...]:
+    def times(self, nfe: int, start: float = 1.0, rho: float = 0.0) -> tuple[float, ...]:
         return self.grid.times(nfe, start)
 
     def ending_at(self, t_min: float) -> "PredictorCorrector":
@@ -131,13 +131,21 @@ class PredictorCorrector(Multistep):
         return TablePlan(times, tuple(rows))
 
 
-# Settled on a trained model (benchmarks/results/solvers.md), the SDE's on exact spectra; how they stand among variants
-# on exact fields: benchmarks/results/solver-search.md
-GRID_C, ODE_B, SDE_B, END_B = 0.025, 0.5, 3.0, 0.1
-REACH = 0.5  # d times the largest std of the data along any direction
+# Settled by FID on a trained model (benchmarks/results/solvers.md); how they stand among variants on exact fields:
+# benchmarks/results/solver-search.md
+ODE_C, SDE_C = 0.16, 0.3  # over the number of evaluations, the ODE's over MANY at least
+ODE_B, SDE_B = 0.5, 3.0
+ODE_REACH, SDE_REACH = 0.36, 0.5  # d times the largest std of the data along any direction
+END_B, END_FLOOR = 1.4, 0.025  # end_b over r at the last evaluation, and its least value
 SPREAD = 0.18  # that std over the root of the number of values of a sample, where it is not known
 SMALLEST_SPREAD, SAFE_SPREAD = 5.0, 25.0  # its least value by that rule, and where not even the size is known
+MANY = 8  # evaluations from which the ODE's last step goes through 4 of them, not 3
 FEW = 12  # evaluations up to which extrapolation at the end gains more by an SDE than the noise in x0_hat costs
+
+
+def ending_b(last: float) -> float:
+    """Return end_b where the last evaluation is at r = `last`."""
+    return max(END_B * last, END_FLOOR)
 
 
 @dataclass(frozen=True)
@@ -146,19 +154,19 @@ class Adams(Multistep):
 
     Times are uniform in log((r + c)/(1 + d r)), r = sigma/alpha, from exactly t = 1 to exactly 0. x0_hat is a
     polynomial in log((r + b)/(1 + d r)); the last step extrapolates it to t = 0 through `ending` evaluations, in the
-    same with end_b. tau is exact. None: what suits the ODE or the SDE. spread: the largest std of the data along any
-    direction, which sets d = 0.5/spread; None: by the number of values of a sample. t_min: the last time evaluated,
-    where the field knows none that is cleaner. given: times fitted to one model (`mvm.solver.tune`), for exactly so
-    many evaluations.
+    same with end_b. tau is exact. None: what suits the ODE or the SDE and the number of evaluations. spread: the
+    largest std of the data along any direction, which sets d; None: by the number of values of a sample. t_min: the
+    last time evaluated, where the field knows none that is cleaner. given: times fitted to one model
+    (`mvm.solver.tune`), for exactly so many evaluations.
     """
 
     name: str = "adams"
     predictor: int | None = None
     corrector: int | None = None
     ending: int | None = None
-    c: float = GRID_C
+    c: float | None = None
     b: float | None = None
-    end_b: float = END_B
+    end_b: float | None = None
     spread: float | None = None
     t_min: float = 0.0
     given: tuple[float, ...] = ()
@@ -168,21 +176,23 @@ class Adams(Multistep):
             raise ValueError(f"spread={self.spread} is out of range; it must be positive and finite")
         self._method(0.0, 1)  # refuses what its parts refuse
 
-    @property
-    def d(self) -> float:
-        """Where times and phi saturate towards noise: at r = 1/d."""
-        return REACH / (self.spread or SAFE_SPREAD)
-
-    def _method(self, rho: float, nfe: int) -> PredictorCorrector:
-        predictor, corrector, ending, b = (4, 4, 3, ODE_B) if rho == 0 else (3, 4, 3 if nfe <= FEW else 1, SDE_B)
+    def _method(self, rho: float, nfe: int, last: float = 1.0) -> PredictorCorrector:
+        """Return the solver for so many evaluations, the last of them at r = `last`."""
+        if rho == 0:
+            orders, c, b, reach = (4, 4, 4 if nfe >= MANY else 3), ODE_C / max(nfe, MANY), ODE_B, ODE_REACH
+        else:
+            orders, c, b, reach = (3, 4, 3 if nfe <= FEW else 1), SDE_C / nfe, SDE_B, SDE_REACH
+        d = reach / (self.spread or SAFE_SPREAD)  # times and phi saturate towards noise at r = 1/d
+        asked = (self.predictor, self.corrector, self.ending)
+        predictor, corrector, ending = (usual if one is None else one for one, usual in zip(asked, orders, strict=True))
         return PredictorCorrector(
             self.name,
-            FixedGrid(self.given) if self.given else SoftLamGrid(self.c, self.d, self.t_min),
-            SoftLamVariable(b if self.b is None else self.b, self.d),
-            predictor=predictor if self.predictor is None else self.predictor,
-            corrector=corrector if self.corrector is None else self.corrector,
-            ending=ending if self.ending is None else self.ending,
-            end_variable=SoftLamVariable(self.end_b, self.d),
+            FixedGrid(self.given) if self.given else SoftLamGrid(c if self.c is None else self.c, d, self.t_min),
+            SoftLamVariable(b if self.b is None else self.b, d),
+            predictor=predictor,
+            corrector=corrector,
+            ending=ending,
+            end_variable=SoftLamVariable(ending_b(last) if self.end_b is None else self.end_b, d),
         )
 
     @property
@@ -198,23 +208,24 @@ class Adams(Multistep):
             return self
         return replace(self, spread=max(SPREAD * size**0.5, SMALLEST_SPREAD))
 
-    def times(self, nfe: int, start: float = 1.0) -> tuple[float, ...]:
-        return self._method(0.0, nfe).times(nfe, start)
+    def times(self, nfe: int, start: float = 1.0, rho: float = 0.0) -> tuple[float, ...]:
+        return self._method(rho, nfe).times(nfe, start)
 
     def ending_at(self, t_min: float) -> "Adams":
         return replace(self, t_min=t_min)
 
     def plan_times(self, schedule: Schedule, times: tuple[float, ...], rho: float) -> Plan:
-        return self._method(rho, len(times) - 1).plan_times(schedule, times, rho)
+        last = min(times[-2], 0.5)  # r is infinite at t = 1, where a single evaluation stands
+        return self._method(rho, len(times) - 1, last**0.5 / (1 - last)).plan_times(schedule, times, rho)
 
 
 def adams(
     predictor: int | None = None,
     corrector: int | None = None,
     ending: int | None = None,
-    c: float = GRID_C,
+    c: float | None = None,
     b: float | None = None,
-    end_b: float = END_B,
+    end_b: float | None = None,
     spread: float | None = None,
     t_min: float = 0.0,
 ) -> Adams:

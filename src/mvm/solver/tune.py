@@ -4,6 +4,7 @@ The image of a noise is a smooth function of the solver's times, and a long run 
 least squares in a few unknowns, solved by Levenberg-Marquardt with finite differences. ODE only: an SDE is no map.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from mvm.options import at_least
 from mvm.path import MEAN_VELOCITY, Field, Schedule, equal_snr_time
-from mvm.solver.adams import ODE_B, Adams, adams
+from mvm.solver.adams import ODE_B, Adams, adams, ending_b
 from mvm.solver.guidance import Rules
 from mvm.solver.sampling import sample
 
@@ -74,7 +75,8 @@ def tune(
         return found.flatten(1)
 
     lams = MEAN_VELOCITY.lam(torch.tensor(base.plan(schedule, nfe, 0.0).times[1:-1], dtype=torch.float64))
-    ends = torch.tensor([base.b or ODE_B, base.end_b, base.spread], dtype=torch.float64).log()
+    end_b = base.end_b or ending_b(math.exp(-lams[-1]))
+    ends = torch.tensor([base.b or ODE_B, end_b, base.spread], dtype=torch.float64).log()
     unknowns, damping = torch.cat((-lams, ends)), 1e-3
     miss = misses(unknowns)
     before = float(miss.square().mean().sqrt())

@@ -92,7 +92,7 @@ class Training:
             return solver.plan(self.schedule, nfe, rho)
         high, low = (float(equal_snr_time(t, self.schedule, MEAN_VELOCITY)) for t in (self.last, self.first))
         named = solver if isinstance(solver, Multistep) else adams()
-        times = (named.ending_at(low) if isinstance(named, Adams) else named).times(nfe, high)
+        times = (named.ending_at(low) if isinstance(named, Adams) else named).times(nfe, high, rho)
         if times[-2] < low:
             raise ValueError(
                 f"solver_options: the last of {nfe} times of '{solver.name}' is {times[-2]:.3g}, but training step 0 "
