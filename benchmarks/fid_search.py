@@ -3,7 +3,8 @@
     python benchmarks/fid_search.py MODEL --ref ref.npz --inception FOLDER --out trials.jsonl --plan 8:0:120,13:0:160
 
 --plan: NFE:rho:seconds for each search, in this order. Every trial has the same noises and labels, of seeds that no
-published figure uses. The unknowns are the logarithms of c, b, end_b and spread; then the orders, one change at a time. FID in TF32: it ranks trials, and is no figure to quote.
+published figure uses. The unknowns are the logarithms of c, b, end_b and spread; then the orders, one change at a time.
+FID in TF32: it ranks trials, and is no figure to quote.
 """
 
 import argparse

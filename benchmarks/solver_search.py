@@ -22,15 +22,21 @@ from tqdm import tqdm
 from mvm import noise, oracle
 from mvm.path import MEAN_VELOCITY
 from mvm.solver import Adams, Solver, adams, adams_power, sample
-from mvm.solver.adams import ODE_REACH as REACH
+from mvm.solver.adams import ODE_REACH, SDE_REACH
 from mvm.verify import digits_oracle, image_stds, sampled_stds
 
 NFES, RHOS = (5, 8, 13, 26), (0.0, 1.0)
-ORDERS, ENDINGS, REACHES = ((2, 3), (3, 4), (4, 4)), (1, 2, 3), (0.3, 0.5, 0.8)
+ORDERS, ENDINGS, REACHES = ((2, 3), (3, 4), (4, 4)), (1, 2, 3, 4), (0.3, 0.5, 0.8)
 CS, BS = (0.0125, 0.025, 0.05), (0.5, 1.0, 3.0)
 SIDES, EXPONENTS, PIXELS = (8, 32, 96, 256), (1.0, 1.3, 1.6, 2.0), (0.3, 0.6, 1.5)  # 192 to 196,608 values
 GROUPS = 32  # of directions of nearly one std, in which a spectrum is seen
 LONG, NOISES = 300, 256
+
+
+def with_reach(solver: Adams, size: int, rho: float, reach: float) -> Adams:
+    """Return a solver for samples of so many values, with this d times the spread that the default assumes."""
+    fitted = solver.fitted(size)
+    return replace(fitted, spread=fitted.spread * (SDE_REACH if rho else ODE_REACH) / reach)
 
 
 class Candidate(NamedTuple):
@@ -42,12 +48,11 @@ class Candidate(NamedTuple):
     b: float
     reach: float
 
-    def solver(self, size: int) -> Adams:
+    def solver(self, size: int, rho: float) -> Adams:
         """Return it for samples of so many values."""
-        fitted = Adams(
-            predictor=self.orders[0], corrector=self.orders[1], ending=self.ending, c=self.c, b=self.b
-        ).fitted(size)
-        return replace(fitted, spread=fitted.spread * REACH / self.reach)
+        predictor, corrector = self.orders
+        changed = Adams(predictor=predictor, corrector=corrector, ending=self.ending, c=self.c, b=self.b)
+        return with_reach(changed, size, rho, self.reach)
 
     def __str__(self) -> str:
         predictor, corrector = self.orders
@@ -69,12 +74,12 @@ def spectra(side: int) -> list[tuple[Tensor, Tensor]]:
     return found
 
 
-def score(solver: Callable[[int], Solver], rho: float, nfe: int) -> float:
-    """Return J of a solver, given for samples of so many values."""
+def score(solver: Callable[[int, float], Solver], rho: float, nfe: int) -> float:
+    """Return J of a solver, which is made for samples of so many values and rho."""
     logs: list[float] = []
     for side in SIDES:
         size, fields = 3 * side**2, spectra(side)
-        sampled = sampled_stds(solver(size), torch.cat([stds for stds, _ in fields]), rho, nfe, size)
+        sampled = sampled_stds(solver(size, rho), torch.cat([stds for stds, _ in fields]), rho, nfe, size)
         for (stds, count), got in zip(fields, sampled.split([len(stds) for stds, _ in fields]), strict=True):
             detail = float(((count * (got / stds - 1) ** 2).sum() / count.sum()).sqrt())
             energy = float(((count * (got - stds) ** 2).sum() / (count * stds**2).sum()).sqrt())
@@ -82,14 +87,14 @@ def score(solver: Callable[[int], Solver], rho: float, nfe: int) -> float:
     return sum(logs) / len(logs)
 
 
-def default_with(reach: float) -> Callable[[int], Solver]:
-    """Return the default, by number of values, with another d times spread."""
+def default(size: int, rho: float) -> Adams:
+    """Return the default for samples of so many values."""
+    return adams().fitted(size)
 
-    def made(size: int) -> Adams:
-        fitted = adams().fitted(size)
-        return replace(fitted, spread=fitted.spread * REACH / reach)
 
-    return made
+def default_near(size: int, rho: float) -> Adams:
+    """Return the default with d = 0.3/spread."""
+    return with_reach(adams(), size, rho, 0.3)
 
 
 def search_rows() -> Iterator[str]:
@@ -97,15 +102,15 @@ def search_rows() -> Iterator[str]:
     told = f"best of {len(CANDIDATES)} | second | third | default: J, rank | with d 0.3/spread | `adams-power`"
     yield f"| rho | NFE | {told} |"
     yield "|---" * 8 + "|"
-    others = (default_with(REACH), default_with(0.3), lambda size: adams_power())
+    others = (default, default_near, lambda size, rho: adams_power())
     for rho in RHOS:
         made = [*(one.solver for one in CANDIDATES), *others]
         cells = [[score(one, rho, nfe) for one in tqdm(made, desc=f"rho {rho:g}, nfe {nfe}")] for nfe in NFES]
         for nfe, values in (*zip(NFES, cells, strict=True), ("mean", np.mean(cells, axis=0).tolist())):
-            *found, default, near, power = values
+            *found, usual, near, power = values
             best = " | ".join(f"{value:.2f}: {one}" for value, one in sorted(zip(found, CANDIDATES, strict=True))[:3])
-            rank = 1 + sum(value < default - 1e-9 for value in found)
-            yield f"| {rho:g} | {nfe} | {best} | {default:.2f}, {rank} | {near:.2f} | {power:.2f} |"
+            rank = 1 + sum(value < usual - 1e-9 for value in found)
+            yield f"| {rho:g} | {nfe} | {best} | {usual:.2f}, {rank} | {near:.2f} | {power:.2f} |"
 
 
 def mixture_of_8() -> oracle.Mixture:

@@ -78,6 +78,6 @@ def test_the_page_of_the_search_says_what_is_found(rho, nfe):
     scores = [float(cell.split(":")[0].split(",")[0]) for cell in said[2:]]
     assert scores[:3] == sorted(scores[:3])
     best = next(one for one in search.CANDIDATES if said[2].endswith(str(one)))
-    makers = {0: best.solver, 3: search.default_with(search.REACH), 4: search.default_with(0.3)}
+    makers = {0: best.solver, 3: search.default, 4: search.default_near}
     for place, made in makers.items():
         assert search.score(made, rho, nfe) == pytest.approx(scores[place], abs=0.006)
