@@ -7,7 +7,8 @@
                                                               each less itself at 26
     python benchmarks/study_figures.py curves RESULTS... --out X.png      FID against NFE, ODE and SDE
     python benchmarks/study_figures.py guidance RESULTS... --out X.png    FID against the scale of guidance
-    python benchmarks/study_figures.py solvers RESULTS... --titles A,B --out X.png   FID against NFE, a panel for each
+    python benchmarks/study_figures.py solvers RESULTS... --titles A,B --out X.png   FID against NFE, a panel for each;
+                                                              --seconds: against seconds
 
 RESULTS: a sweep's folder, its results.json or results.csv; what blocks of images tell of a difference is not in CSV.
 """
@@ -20,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from mvm.evaluation.report import COLOURS, DASHES, MARKERS, Axes, Curve, Style, figure_of, legend_rows, save_figure
-from mvm.evaluation.sweep_curves import EVALUATIONS, WIDTH, scale_of
+from mvm.evaluation.sweep_curves import EVALUATIONS, WIDTH, Cost, scale_of
 from mvm.evaluation.sweep_findings import (
     Gap,
     Place,
@@ -41,6 +42,7 @@ from mvm.files import put_in_place, temporary_beside
 from mvm.solver import DEFAULT_NFE, DEFAULT_T_MIN
 
 METRIC = "fid"
+SECONDS = Cost("seconds of sampling", lambda r: r.seconds)
 FIGURES = (".png", ".svg")
 DRAWN = ("num", "seed", "labels", "classes", "repeats")  # that cells must share to be compared
 DIGITS = {"nfe": int, "grid": str, "solver": str}  # the others are float
@@ -239,21 +241,23 @@ def guidance_panels(results: Sequence[Result]) -> list[tuple[list[Curve], Axes]]
     return panels
 
 
-def solver_panels(sweeps: Sequence[Sequence[Result]], titles: Sequence[str]) -> list[tuple[list[Curve], Axes]]:
-    """Return FID against NFE: a panel for each sweep, a curve for each solver, which looks alike in all of them."""
+def solver_panels(
+    sweeps: Sequence[Sequence[Result]], titles: Sequence[str], cost: Cost = EVALUATIONS
+) -> list[tuple[list[Curve], Axes]]:
+    """Return FID against a cost: a panel for each sweep, a curve for each solver, which looks alike in all of them."""
     names = sorted({r.solver for cells in sweeps for r in cells})
     y = scale_of([value(r) for cells in sweeps for r in cells], 0.0)
     ticks = [tick for tick in (5, 7, 10, 12, 14, 17, 20, 25, 30, 35, 50, 70, 100) if y.range[0] < tick < y.range[1]]
     panels = []
     for cells, title in zip(sweeps, titles, strict=True):
-        x = scale_of([r.evaluations for r in cells], 0.0, exact=True)
+        x = scale_of([cost.of(r) for r in cells], 0.0, exact=cost is EVALUATIONS)
         curves = [
-            _curve(name, way, EVALUATIONS.of, Style(COLOURS[i], DASHES[min(i, 1)], MARKERS[i], filled=i == 0))
+            _curve(name, way, cost.of, Style(COLOURS[i % 7], DASHES[min(i, 1)], MARKERS[i % 8], filled=i == 0))
             for i, name in enumerate(names)
             if (way := [r for r in cells if r.solver == name])
         ]
         axes = Axes(
-            EVALUATIONS.label, metric_named(METRIC).title, True, True, markers=True, ticks=x.ticks, ticks_y=ticks,
+            cost.label, metric_named(METRIC).title, True, True, markers=True, ticks=x.ticks, ticks_y=ticks,
             range_x=x.range, range_y=y.range, title=title,
         )  # fmt: skip
         panels.append((curves, axes))
@@ -280,6 +284,7 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("--top", type=float, default=math.inf, help="FID at which the axis ends")
         if name == "solvers":
             command.add_argument("--titles", type=lambda text: text.split(","), required=True, help="of the panels")
+            command.add_argument("--seconds", action="store_true", help="against seconds, not evaluations")
     return parser
 
 
@@ -318,7 +323,9 @@ def main() -> None:
             write_figure(guidance_panels(results), arguments.out)
         case "solvers":
             sweeps = [read_results([path]) for path in arguments.results]
-            write_figure(solver_panels(sweeps, arguments.titles), arguments.out)
+            write_figure(
+                solver_panels(sweeps, arguments.titles, SECONDS if arguments.seconds else EVALUATIONS), arguments.out
+            )
 
 
 if __name__ == "__main__":

@@ -155,14 +155,14 @@ def test_the_page_of_the_solvers_has_the_errors_that_were_measured():
             assert f"| {solver} | " in near.table(told)
 
 
-@pytest.mark.parametrize("name", ["cifar10", "second"])
+@pytest.mark.parametrize("name", ["cifar10", "second", "cifar10-guided", "cifar10-sde"])
 def test_the_page_of_the_solvers_has_the_fids_that_were_measured(study, name):
     from mvm.evaluation.sweep_findings import gap, in_words, reading
 
     page, cells = (RESULTS / "solvers.md").read_text("utf-8"), study.read_results([SOLVERS / f"fid-{name}.json"])
     found = {(r.solver, r.nfe): reading(r, "fid") for r in cells}
     nfes = sorted({nfe for _, nfe in found})
-    for solver in ("adams", "adams-power", "ipndm", "unipc"):
+    for solver in {solver for solver, _ in found}:
         assert f"| {solver} | {' | '.join(in_words(found[solver, nfe]) for nfe in nfes)} |" in page
     assert study.differences(cells)["less adams at as many evaluations"] in page
     for fewer, more in ((8, 13), (10, 13), (13, 26), (20, 26)) if name == "cifar10" else ():
@@ -188,7 +188,7 @@ def test_other_pages_quote_the_fids_that_were_measured(study):
     cells = study.read_results([SOLVERS / "fid-cifar10.json"])
     found = {(r.solver, r.nfe): f"{study.value(r):.2f}" for r in cells}
     page = (BENCHMARKS.parent / "docs" / "choose-a-sampler.md").read_text("utf-8")
-    for solver in ("adams", "adams-power", "unipc", "ipndm"):
+    for solver in {r.solver for r in cells}:
         row = [found[solver, nfe] for nfe in (5, 8, 10, 13, 20, 26)]
         assert f"| `{solver}` | {' | '.join(f'**{v}**' if solver == 'adams' else v for v in row)} |" in page
     assert f"FID {found['adams', 13]}, {found['adams', 10]} and {found['adams', 8]} " in page
@@ -218,6 +218,8 @@ def test_figures_of_the_solvers(study, tmp_path):
     assert [[curve.label for curve in curves] for curves, _ in panels] == [["adams", "unipc"]] * 2
     assert panels[0][0][1].style == panels[1][0][1].style != panels[0][0][0].style
     assert [axes.title for _, axes in panels] == ["a", "b"]
+    ((curves, axes),) = study.solver_panels([cells], ["a"], study.SECONDS)
+    assert axes.x == study.SECONDS.label and list(curves[0].x) == [r.seconds for r in cells[:2]]
     near.figure([json.loads((SOLVERS / "near-latent.json").read_text("utf-8"))], tmp_path / "x.png")
     assert Image.open(tmp_path / "x.png").width > 1000
 
