@@ -50,7 +50,7 @@ def test_an_ending_of_one_evaluation_is_the_last_x0_hat():
     assert torch.equal(sample(field, ONE, solver=adams(ending=1), nfe=6), seen[-1])
 
 
-@pytest.mark.parametrize(("std", "nfe", "limit"), [(10.0, 13, 0.01), (10.0, 8, 0.06), (15.0, 13, 0.03), (0.5, 8, 0.03)])
+@pytest.mark.parametrize(("std", "nfe", "limit"), [(10.0, 13, 0.012), (10.0, 8, 0.05), (15.0, 13, 0.03), (0.5, 8, 0.03)])
 def test_data_of_any_scale_keep_their_std(std, nfe, limit):
     """The brightness of CIFAR-10 has std 15; the former default made 8.4 of 10 at 13 evaluations, 5.7 at 8."""
     stds = torch.tensor([std], dtype=torch.float64)
@@ -69,10 +69,29 @@ def test_image_spectra_are_nearer_than_by_a_power_of_t(rho, side):
 
 
 def test_spread_follows_the_size_of_a_sample_unless_given():
-    assert adams().fitted(3072).d == pytest.approx(0.5 / (0.18 * 3072**0.5))
-    assert adams().fitted(2).d == adams().fitted(64).d == 0.1
-    assert adams(spread=14.0).fitted(3072).d == 0.5 / 14
-    assert adams().d == 0.02  # nothing is known: safe up to std 25
+    assert adams().fitted(3072).spread == pytest.approx(0.18 * 3072**0.5)
+    assert adams().fitted(2).spread == adams().fitted(64).spread == 5
+    assert adams(spread=14.0).fitted(3072).spread == 14
+    assert adams().times(8) == adams(spread=25.0).times(8)  # nothing is known: safe up to std 25
+
+
+def test_times_are_uniform_in_a_log_snr_that_saturates_at_both_ends():
+    """An SDE has another c and d than the ODE: 0.3/13 and 0.5/spread, 0.16/13 and 0.36/spread."""
+    for rho, c, d in ((0.0, 0.16 / 13, 0.036), (1.0, 0.3 / 13, 0.05)):
+        t = np.array(adams(spread=10.0).times(13, rho=rho)[1:-1])
+        r = np.sqrt(t) / (1 - t)
+        steps = np.diff(np.log((r + c) / (1 + d * r)))
+        assert steps == pytest.approx(np.full(11, steps[0]), rel=1e-9)
+
+
+def test_the_ending_bends_where_the_last_evaluation_is():
+    """end_b is 1.4 r at the last evaluation, at least 0.025; below 8 evaluations the ending goes through 3."""
+    for nfe, ending in ((5, 3), (8, 4), (26, 4)):
+        t = adams(spread=10.0).times(nfe)[-2]
+        end_b = max(1.4 * (t**0.5 / (1 - t)), 0.025)
+        stated = adams(spread=10.0, ending=ending, end_b=end_b).plan(MEAN_VELOCITY, nfe, 0.0)
+        assert adams(spread=10.0).plan(MEAN_VELOCITY, nfe, 0.0) == stated
+        assert end_b > 0.025 or nfe == 26
 
 
 def test_sample_takes_the_size_from_the_noise():
