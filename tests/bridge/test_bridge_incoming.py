@@ -137,7 +137,7 @@ def test_its_solver_leaves_no_noise_in_sharp_data():
     _, x = start()
     field = from_edm(points, sigma_min=0.03)
     found = sample(field, x, nfe=8, rho=1.0, solver=field.solver)
-    assert bool(((found == 0) | (found == 1)).all())
+    assert float((found - found.round()).abs().max()) < 1e-6
     assert told[0] == 80
     assert told[-1] == pytest.approx(0.03, abs=1e-9)
 

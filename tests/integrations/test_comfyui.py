@@ -129,7 +129,7 @@ def test_an_image_depends_on_the_seed_and_its_place_alone():
     assert bool(torch.isfinite(drawn(EPS(), 1, rho=1.0, seed=2**64 - 1)).all())  # the largest that ComfyUI offers
     own = noise.derive(3, torch.arange(5))
     x = noise.initial(SEEDS[:5], SHAPE) * EPS.sigma_max
-    sigmas = mvm_sigmas(16, float(EPS.sigma_min), float(EPS.sigma_max), size=16).float()
+    sigmas = mvm_sigmas(16, float(EPS.sigma_min), float(EPS.sigma_max), rho=1.0, size=16).float()
     want = sample_mvm(lambda x, sigma: LAW.denoise(x, sigma, EPS.path), x, sigmas, rho=1.0, seeds=own)
     torch.testing.assert_close(two, want, rtol=0, atol=1e-5)
 

@@ -61,7 +61,8 @@ class TablePlan(Plan):
     def _kept(self, index: int) -> int:
         """How many x0_hat the next step needs besides the one it evaluates (at least the newest, for viewers)."""
         following = self.rows[index + 1].predict if index + 1 < self.steps else ()
-        return max(len(self.rows[index].correct), len(following), 2) - 1
+        ending = len(self.rows[-1].predict) - (self.steps - 2 - index)  # which may reach back past the steps before it
+        return max(len(self.rows[index].correct), len(following), ending, 2) - 1
 
 
 @dataclass(frozen=True)
