@@ -219,7 +219,8 @@ def test_figures_of_the_solvers(study, tmp_path):
     assert panels[0][0][1].style == panels[1][0][1].style != panels[0][0][0].style
     assert [axes.title for _, axes in panels] == ["a", "b"]
     ((curves, axes),) = study.solver_panels([cells], ["a"], study.SECONDS)
-    assert axes.x == study.SECONDS.label and list(curves[0].x) == [r.seconds for r in cells[:2]]
+    assert axes.x == study.SECONDS.label
+    assert list(curves[0].x) == [r.seconds for r in cells[:2]]
     near.figure([json.loads((SOLVERS / "near-latent.json").read_text("utf-8"))], tmp_path / "x.png")
     assert Image.open(tmp_path / "x.png").width > 1000
 
