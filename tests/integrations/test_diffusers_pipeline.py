@@ -28,6 +28,7 @@ from mvm.published.files import FILES
 from mvm.solver import ClassifierFree, Interval, solve
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "diffusers.md").read_text()
+OURS = {"prediction_type": "u", "schedule": "mean-velocity"}
 LABELS, SEEDS, NFE = [3, 8, 0], [11, 12, 13], 8
 
 
@@ -337,9 +338,12 @@ def test_bad_arguments_are_refused(pipe, arguments, message):
     ("scheduler", "message"),
     [
         (DDIMScheduler(), "scheduler=DDIMScheduler: this network needs an MVMScheduler"),
-        (MVMScheduler(prediction_type="x0"), "prediction_type='x0': this network was trained with prediction_type='u'"),
-        (MVMScheduler(schedule="linear-flow"), "trained with schedule='mean-velocity'"),
-        (MVMScheduler(T=2.0), "trained with T='1.0'"),
+        (
+            MVMScheduler(**{**OURS, "prediction_type": "x0"}),
+            "prediction_type='x0': this network was trained with prediction_type='u'",
+        ),
+        (MVMScheduler(**{**OURS, "schedule": "linear-flow"}), "trained with schedule='mean-velocity'"),
+        (MVMScheduler(**OURS, T=2.0), "trained with T='1.0'"),
     ],
 )
 def test_wrong_scheduler_is_refused(model, scheduler, message):

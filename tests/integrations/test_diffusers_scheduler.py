@@ -14,6 +14,7 @@ from mvm.solver.sampling import step_noise
 SHAPE = (1, 2, 3)
 SEEDS = [5, 6, 7]
 NFE = 9
+OURS = {"prediction_type": "u", "schedule": "mean-velocity"}  # what a network of mvm was trained on
 UNFITTED = adams(spread=25.0)  # what a scheduler makes of "adams": it does not know the size of a sample
 TWO = oracle.mixture(torch.linspace(-1, 1, 12).reshape(2, *SHAPE), 0.3)
 
@@ -36,7 +37,7 @@ def walk(scheduler, x, timesteps=None, generator=None):
 
 
 def planned(nfe=NFE, **options):
-    scheduler = MVMScheduler(**options)
+    scheduler = MVMScheduler(**{**OURS, **options})
     scheduler.set_timesteps(nfe)
     return scheduler
 
@@ -82,14 +83,14 @@ def test_solver_options_reach_the_solver():
 
 
 def test_another_solver_has_other_options():
-    config = MVMScheduler(rho=0.5, solver_options={"spread": 2.0}).config
+    config = MVMScheduler(**OURS, rho=0.5, solver_options={"spread": 2.0}).config
     assert MVMScheduler.from_config(config, solver="sa").config.solver_options is None
     assert MVMScheduler.from_config(config, solver="adams").config.solver_options == {"spread": 2.0}
     assert MVMScheduler.from_config(config, solver="sa", solver_options={"tau": "start"}).solver.tau == "start"
 
 
 def test_own_timesteps():
-    scheduler = MVMScheduler(prediction_type="x0")
+    scheduler = MVMScheduler(**{**OURS, "prediction_type": "x0"})
     scheduler.set_timesteps(timesteps=[1.0, 0.5, 0.1])
     plan = adams().plan_times(MEAN_VELOCITY, (1.0, 0.5, 0.1, 0.0), 0.0)
     expected = run(plan, lambda x, t: TWO.denoise(x, full_time(x, t), MEAN_VELOCITY), first(), no_noise).x
@@ -100,22 +101,22 @@ def test_own_timesteps():
 @pytest.mark.parametrize("times", [[], [0.5, 0.7], [1.5, 0.5], [0.5, 0.0], [0.5, float("nan")]])
 def test_bad_timesteps_are_refused(times):
     with pytest.raises(ValueError, match=r"timesteps=.* must fall"):
-        MVMScheduler().set_timesteps(timesteps=times)
+        MVMScheduler(**OURS).set_timesteps(timesteps=times)
 
 
 def test_parts_of_steps_are_refused():
     with pytest.raises(ValueError, match=r"num_inference_steps=2\.5 must be a whole number"):
-        MVMScheduler().set_timesteps(2.5)
+        MVMScheduler(**OURS).set_timesteps(2.5)
 
 
 @pytest.mark.parametrize("times", [torch.tensor([500, 3, 1]), torch.tensor([0.5, 1.5, 0.2]), torch.tensor(-0.1)])
 def test_noise_is_added_at_times_alone(times):
     with pytest.raises(ValueError, match=r"timesteps=.* must be times in \[0, 1\.0\]"):
-        MVMScheduler().add_noise(first(), first(), times)
+        MVMScheduler(**OURS).add_noise(first(), first(), times)
 
 
 def test_options_go_before_the_config():
-    assert MVMScheduler.from_config(MVMScheduler(rho=0.5).config, solver="sa").config.rho == 0.5
+    assert MVMScheduler.from_config(MVMScheduler(**OURS, rho=0.5).config, solver="sa").config.rho == 0.5
 
 
 def test_diffusers_names_of_predictions_mean_ours():
@@ -132,7 +133,7 @@ def test_solvers_of_several_evaluations_are_refused_by_name(solver):
     with pytest.raises(
         ValueError, match=f"solver='{solver}'.*use one of: adams, adams-power, sa, euler, euler-maruyama"
     ):
-        MVMScheduler(solver=solver)
+        MVMScheduler(**OURS, solver=solver)
 
 
 @pytest.mark.parametrize(
@@ -150,14 +151,38 @@ def test_solvers_of_several_evaluations_are_refused_by_name(solver):
 )
 def test_bad_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        MVMScheduler(**options)
+        MVMScheduler(**{**OURS, **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "untold"),
+    [
+        ({}, "prediction_type and schedule"),
+        ({"rho": 0.75, "solver": "sa"}, "prediction_type and schedule"),
+        ({"prediction_type": "epsilon"}, "schedule"),
+        ({"schedule": "linear-flow"}, "prediction_type"),
+    ],
+)
+def test_what_the_network_was_trained_on_has_no_default(options, untold):
+    """Put into a pipeline of another model, such a scheduler would tell it times in [0, 1]."""
+    for make in (MVMScheduler, lambda **given: MVMScheduler.from_config(given)):
+        with pytest.raises(ValueError, match=f"without {untold}: .* MVMScheduler.from_config.pipe.scheduler.config."):
+            make(**options)
+
+
+def test_a_stored_scheduler_says_what_it_is_for(tmp_path):
+    MVMScheduler(**OURS, rho=0.5).save_pretrained(tmp_path)
+    again = MVMScheduler.from_pretrained(tmp_path)
+    assert (again.config.prediction_type, again.config.schedule, again.config.rho) == ("u", "mean-velocity", 0.5)
+    again.set_timesteps(3)
+    assert torch.equal(again.timesteps, planned(3, rho=0.5).timesteps)
 
 
 @pytest.mark.parametrize("use", [lambda s: s.timesteps, lambda s: s.init_noise_sigma,
                                  lambda s: s.step(first(), 1.0, first()), lambda s: s.set_begin_index(1)])  # fmt: skip
 def test_use_before_set_timesteps_says_so(use):
     with pytest.raises(ValueError, match=r"call scheduler.set_timesteps\(num_inference_steps\) first"):
-        use(MVMScheduler())
+        use(MVMScheduler(**OURS))
 
 
 @pytest.mark.parametrize("rho", [0.0, 1.0])

@@ -217,7 +217,7 @@ def far(found, expected):
 
 @pytest.mark.parametrize("name", PIPELINES)
 def test_images_are_those_of_the_exact_network(name):
-    """A plain MVMScheduler() tells these networks times in [0, 1]: their stds are then 0.03 to 6 in place of 0.15."""
+    """By a scheduler for networks of mvm, told times in [0, 1], their stds are 0.03 to 6 in place of 0.15."""
     make, call = PIPELINES[name]
     pipe, end = make(), {"Flux": 1.0, "SD3": 1000.0}.get(name, 999.0)
     oracle = exact(pipe, learned_variance=name in ("DiT", "PixArt"), end=1.0 if name == "Flux" else 1000.0)
@@ -499,7 +499,7 @@ def test_pipelines_that_would_take_another_scheduler_are_refused():
     with pytest.raises(NotImplementedError, match=r"MVMScheduler \(.*config\['trained'\]\) is not implemented"):
         diffusers.DDIMPipeline(network, scheduler)
     with pytest.raises(NotImplementedError, match=r"MVMScheduler \("):
-        diffusers.DDIMPipeline(network, MVMScheduler())
+        diffusers.DDIMPipeline(network, MVMScheduler(prediction_type="u", schedule="mean-velocity"))
     pipe = swapped(diffusers.DDIMPipeline(network, diffusers.DDIMScheduler()))
     with pytest.raises(ValueError, match=r"eta, use_clipped_model_output .* use DDPMPipeline"):
         pipe(1, num_inference_steps=2)

@@ -45,8 +45,8 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
     rho: 0 is the ODE, 1 the paper's SDE. seeds: one per sample, for mvm's own noise; None takes `generator`.
 
     For a network of mvm: prediction_type is of mvm.path.KINDS (or diffusers' name for it), schedule the path it was
-    trained on, of mvm.path.SCHEDULES, T the mean-velocity path's; timesteps are times t of the schedule, float64, from
-    its end down.
+    trained on, of mvm.path.SCHEDULES, T the mean-velocity path's; the first two have no default. Timesteps are times t
+    of the schedule, float64, from its end down.
 
     For any other network: `MVMScheduler.from_config(pipe.scheduler.config)`, which keeps that config as `trained`.
     Samples are in the coordinates of its own path; timesteps are its training timesteps, fractional and float32, or
@@ -64,8 +64,8 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
         self,
         solver: str = "adams",
         rho: float = 0.0,
-        prediction_type: str = "u",
-        schedule: str = "mean-velocity",
+        prediction_type: str | None = None,
+        schedule: str | None = None,
         solver_options: dict[str, Any] | None = None,
         seeds: list[int] | None = None,
         trained: dict[str, Any] | None = None,
@@ -76,12 +76,21 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
         if not math.isfinite(rho):
             raise ValueError(f"rho={rho} must be finite; 0 is the ODE, 1 the paper's SDE")
         if trained is None:
+            # a default would tell a network of another library times in [0, 1], which it takes without an error
+            if prediction_type is None or schedule is None:
+                untold = [name for name in ("prediction_type", "schedule") if self.config[name] is None]
+                raise ValueError(
+                    f"MVMScheduler without {' and '.join(untold)}: what the network was trained on must be said. In a "
+                    "pipeline of another model use MVMScheduler.from_config(pipe.scheduler.config), also to change "
+                    "options of MVMPipeline's; for a network of mvm alone give both, e.g. prediction_type='u', "
+                    "schedule='mean-velocity'"
+                )
             path = schedule_named(schedule, T)
             kind = PREDICTIONS.get(prediction_type, prediction_type)
             choose("prediction_type", kind, KINDS)
             self.training = Training(path, kind, 0.0, path.end)
         else:
-            self.training = training_of(trained, prediction_type)
+            self.training = training_of(trained, str(prediction_type))
             shown = {option: value for option, value in trained.items() if option != "trained_betas"}
             self.register_to_config(**{**shown, "use_flow_sigmas": is_flow(trained), **self.config})
         if round_timesteps and self.training.first == 0:
