@@ -14,6 +14,7 @@ from PIL import Image
 import mvm
 from mvm import generate as module
 from mvm import noise
+from mvm.evaluation.images import of_model
 from mvm.generate import (
     check_output,
     class_numbers,
@@ -35,6 +36,7 @@ from mvm.network.branches import RotaryAttention, SwiGLU
 from mvm.network.layers import ByKernels
 from mvm.precision import full_float32
 from mvm.recipes import SampleConfig, load_recipe, override
+from mvm.samples import Draw
 
 SETTINGS = {
     "ode": SampleConfig(nfe=5),
@@ -526,6 +528,13 @@ def test_settings_that_do_not_fit_are_refused_before_the_bar(settings, words, ca
     with pytest.raises(ValueError, match=words):
         generate_all(model, torch.zeros(2, dtype=torch.int64), torch.arange(2), SampleConfig(**settings))
     assert capsys.readouterr().err == ""
+
+
+def test_too_much_noise_is_warned_of_where_a_model_is_judged():
+    images = of_model(load("digits"), Draw(2, batch=1), SampleConfig(nfe=2, rho=2.0))
+    with pytest.warns(UserWarning, match="rho=2 with nfe=2: ") as told:
+        list(images.chunks(1, lambda _: True))
+    assert len(told) == 1
 
 
 @pytest.mark.parametrize(("rho", "times"), [(2.0, 1), (1.0, 0)])

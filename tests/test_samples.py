@@ -1,5 +1,6 @@
 """Large sets of samples: the same bytes however they were made, and files as promised."""
 
+import importlib
 import io
 import json
 import subprocess
@@ -18,10 +19,11 @@ from mvm import generate
 from mvm import samples as module
 from mvm.data.sources.tables import open_parquet
 from mvm.files import alone
-from mvm.generate import cycle_labels, generate_all
+from mvm.generate import cycle_labels, generate_all, solver_told
 from mvm.model import load
 from mvm.recipes import SampleConfig
 from mvm.samples import Draw, Parts, sample_parts, write_set
+from mvm.solver import SOLVERS
 from mvm.training.runtime import Processes
 
 SETTINGS = SampleConfig(nfe=3, rho=0.5)
@@ -220,16 +222,26 @@ def test_a_crash_loses_only_the_batches_in_flight(model, finished, tmp_path, mon
 
 def test_parts_by_other_times_are_refused(model, tmp_path, monkeypatch):
     """Of one name and one version: a default may change, and images of both would be mixed."""
-    from mvm.recipes import schema
-    from mvm.solver import adams
-
-    monkeypatch.setattr(schema, "solver_named", lambda name: adams(c=0.05, b=1.0))
     made = make(model, tmp_path / "x")
-    assert "c=0.05, b=1.0" in made.provenance()["solver"]
     (made.folder / "part-000002.npy").unlink()
-    monkeypatch.undo()
-    with pytest.raises(ValueError, match=r"other values of solver \(.*c=0\.05, b=1\.0.*, now .*c=None, b=None"):
+    constants = importlib.import_module("mvm.solver.adams")
+    monkeypatch.setattr(constants, "ODE_C", 1.1 * constants.ODE_C)
+    monkeypatch.setattr(constants, "SDE_C", 1.1 * constants.SDE_C)
+    with pytest.raises(ValueError, match=r"other values of solver \(Adams.*, plan \w{12}, now Adams.*, plan \w{12}\);"):
         make(model, made.folder)
+    monkeypatch.undo()
+    make(model, made.folder)
+
+
+def test_solvers_of_all_names_are_told_alike_again(model):
+    for name in SOLVERS:
+        settings = SampleConfig(name, nfe=6)
+        told = solver_told(model, settings)
+        assert told == solver_told(model, settings)
+        assert "object at" not in told
+        assert ("plan" in told) == (not settings.takes_tolerance)
+        if not settings.takes_tolerance:
+            assert told.partition(", plan ")[2] != solver_told(model, replace(settings, nfe=8)).partition(", plan ")[2]
 
 
 def test_finished_parts_are_left_alone(model, finished, monkeypatch):

@@ -1,5 +1,8 @@
 """Seeds -> noise -> field -> solver -> decode -> images, as a stream."""
 
+import hashlib
+import math
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -20,8 +23,8 @@ from mvm.pictures import WRITERS, check_output, grid, png_bytes, to_pillow, writ
 from mvm.precision import arithmetic
 from mvm.recipes import SampleConfig
 from mvm.replay import Replays, arriving, surroundings
-from mvm.solver import Adaptive, Solver, check_request, integrate, solve
-from mvm.solver.sampling import warn_of_noise
+from mvm.solver import Adams, Adaptive, Solver, check_request, integrate, solve
+from mvm.solver.sampling import solver_for, warn_of_noise
 from mvm.solver.sharing import SharingPlan, best_steps, shared, similarity
 
 __all__ = [
@@ -149,7 +152,7 @@ def sharing_plan(model: Model, settings: SampleConfig) -> SharingPlan:
 
 
 def check_settings(model: Model, settings: SampleConfig) -> None:
-    """Refuse settings that a model cannot be sampled with, before anything is made of it; warn of too much noise."""
+    """Refuse settings that a model cannot be sampled with, before anything is made of it."""
     solver, recipe = settings.build_solver(), model.recipe
     if not isinstance(solver, Adaptive):
         solver.plan(model.schedule, settings.nfe, settings.rho)
@@ -160,8 +163,38 @@ def check_settings(model: Model, settings: SampleConfig) -> None:
     if settings.share and not isinstance(model.network, DDT):
         raise ValueError(f"share={settings.share} needs network.kind='ddt'")
     recipe.objective.require_guidance("cfg", settings.cfg)
-    if not isinstance(solver, Adaptive):
-        warn_of_noise(solver, settings.nfe, settings.rho)
+
+
+def solver_of(model: Model, settings: SampleConfig) -> Solver | Adaptive:
+    """Return the solver that samples the model: as the settings name it, or the default with the model's tuned times.
+
+    A backbone that is shared between steps is another field than the one that times were fitted to.
+    """
+    solver = None if settings.unnamed and not settings.share else settings.build_solver()
+    if isinstance(solver, Adaptive):
+        return solver
+    size = math.prod(model.sample_shape)
+    return solver_for(solver, model, size, settings.nfe, settings.rho, settings.guidance())
+
+
+def takes_tuned_times(model: Model, settings: SampleConfig) -> bool:
+    """Return whether the model is sampled by times that were fitted to it."""
+    solver = solver_of(model, settings)
+    return isinstance(solver, Adams) and bool(solver.given)
+
+
+def solver_told(model: Model, settings: SampleConfig) -> str:
+    """Return the solver as it samples the model, for records: what it was asked for, and a hash of all its numbers.
+
+    Constants may change between versions, also those that follow from the number of evaluations. Nine digits count:
+    machines differ in the last ones.
+    """
+    solver = solver_of(model, settings)
+    if isinstance(solver, Adaptive):
+        return repr(solver)
+    plan = solver.plan(model.schedule, settings.nfe, settings.rho)
+    told = re.sub(r"\d+\.?\d*(e[+-]?\d+)?", lambda found: f"{float(found[0]):.9g}", repr(plan))
+    return f"{solver!r}, plan {hashlib.sha256(told.encode()).hexdigest()[:12]}"
 
 
 def _field(model: Model, settings: SampleConfig) -> AbstractContextManager[Any]:
@@ -220,7 +253,7 @@ def _by_tolerance(model: Model, labels: Tensor, seeds: Tensor, settings: SampleC
     x = noise.initial(seeds.to(model.device), model.sample_shape)
     how: dict[str, Any] = {
         "schedule": model.schedule,
-        "solver": settings.build_solver(),
+        "solver": solver_of(model, settings),
         "guidance": settings.guidance(),
     }
     solution = solve(model, x, condition=labels.to(model.device), seeds=seeds, rho=settings.rho, **how)
@@ -237,7 +270,7 @@ def _launch(
 ) -> Underway:
     if precision == "int8" and model.compiled:
         raise ValueError("precision='int8' is for a network that is not compiled; leave out --compile")
-    solver = settings.build_solver()
+    solver = solver_of(model, settings)
     with sampling_precision(precision, model.device), torch.no_grad():
         if isinstance(solver, Adaptive):
             return _by_tolerance(model, labels, seeds, settings)
@@ -265,8 +298,12 @@ def generate_batches(
 ) -> Iterator[Generated]:
     """Yield the images of each (labels, seeds), in order. on_step: told of every step, on a CPU alone.
 
-    A GPU works on the next batch while the host has the last one in hand, to write it or to hand it on.
+    A GPU works on the next batch while the host has the last one in hand, to write it or to hand it on. Too much noise
+    is warned of here, once for all batches: every stream of images passes.
     """
+    solver = solver_of(model, settings)
+    if not isinstance(solver, Adaptive):
+        warn_of_noise(solver, settings.nfe, settings.rho)
     underway: deque[Underway] = deque()
     for labels, seeds in batches:
         told = on_step if model.device.type == "cpu" else None  # a GPU's launches run ahead of its steps

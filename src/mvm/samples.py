@@ -23,6 +23,7 @@ from mvm.generate import (
     cycle_labels,
     generate_batches,
     mean_cost,
+    solver_told,
     steps_of,
 )
 from mvm.model import Model
@@ -182,7 +183,7 @@ def _provenance(
     how = {**computed_by(model, precision), "device": model.device.type}
     weights = {**model.origin, **origin}
     found = {"mvm": __version__, "origin": weights, "draw": asdict(draw), "settings": asdict(settings), **how}
-    return json.loads(json.dumps({**found, "solver": settings.solver_told, "shape": model.recipe.data.shape}))
+    return json.loads(json.dumps({**found, "solver": solver_told(model, settings), "shape": model.recipe.data.shape}))
 
 
 def _flat(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
@@ -205,6 +206,8 @@ def _open(folder: Path, provenance: Mapping[str, Any]) -> None:
     """Make the folder ready for parts with this provenance; parts of another one are refused."""
     if any(folder.glob("part-*.npy")):
         if changed := differences(_read_provenance(folder), provenance):
+            asked = any(name.startswith("settings.") for name in changed)  # by which the solver's numbers change, too
+            changed = [name for name in changed if not (asked and name.startswith("solver "))]
             raise ValueError(
                 f"{folder} holds parts made with other values of {', '.join(changed)}; ask for the same to go on, "
                 "remove that folder to begin again, or name another"

@@ -1,15 +1,25 @@
 """Times fitted to one field, stored with a model, and used where nothing else is asked."""
 
 import json
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import mvm
 from mvm import noise
+from mvm.app.form import ODE, Form
+from mvm.app.lines import command
+from mvm.app.walk import side_by_steps
 from mvm.cli import run
+from mvm.evaluation.images import of_model
+from mvm.generate import generate_all, solver_told
 from mvm.path import MEAN_VELOCITY
+from mvm.pixels import to_uint8
 from mvm.published.tuned import read_tuned
+from mvm.recipes import SampleConfig
+from mvm.samples import Draw
 from mvm.solver import ClassifierFree, adams, sample
 from mvm.solver.tune import tune
 from mvm.verify import digits_oracle, rmse
@@ -72,8 +82,71 @@ def test_tuned_times_are_used_by_default_and_nowhere_else(tuned):
         {"nfe": 4, "rho": 0.5},
         {"nfe": 4, "guidance": ClassifierFree(1.5)},
         {"nfe": 4, "solver": adams(c=0.03)},
+        {"nfe": 4, "solver": adams()},
     ):
         assert torch.equal(sample(model, x, **other, **options), sample(plain, x, **other, **options))
+
+
+def _images(model, settings):
+    return generate_all(model, torch.arange(3), torch.arange(3), settings, progress=False).images
+
+
+def test_a_solver_that_is_named_keeps_its_own_times(tuned, tmp_path, capsys):
+    model, plain = mvm.load(tuned), mvm.load("digits")
+    x, options = noise.initial(torch.arange(3), model.sample_shape), {"nfe": 4, "condition": torch.arange(3)}
+    fitted = sample(model, x, **options)
+    for solver in ("adams", adams()):
+        assert torch.equal(sample(model, x, solver=solver, **options), sample(plain, x, **options))
+        assert not torch.equal(sample(model, x, solver=solver, **options), fitted)
+    unnamed = SampleConfig(nfe=4)
+    named = unnamed.asked(solver="adams", rho=None)
+    assert torch.equal(_images(model, named), _images(plain, unnamed))
+    assert not torch.equal(_images(model, unnamed), _images(plain, unnamed))
+    assert "given=(1.0," in solver_told(model, unnamed)
+    assert solver_told(model, named) == solver_told(plain, unnamed)
+    for words, of in (((), fitted), (("--solver", "adams"), sample(plain, x, **options))):
+        out = tmp_path / f"{len(words)}.npy"
+        assert (
+            run(["sample", str(tuned), "--num", "3", "--nfe", "4", "--device", "cpu", "--out", str(out), *words]) == 0
+        )
+        assert ("adams, tuned, 4 evaluations" in capsys.readouterr().out) == (not words)
+        assert np.array_equal(np.load(out), to_uint8(of).permute(0, 2, 3, 1).numpy())
+        assert ("given=()" in json.loads(Path(f"{out}.json").read_text())["solver"]) == bool(words)
+
+
+def test_a_sweep_holds_tuned_and_named_apart(tuned, tmp_path):
+    options = ["--nfe", "4", "--rho", "0", "--num", "20", "--metrics", "fd-pixels", "--out", str(tmp_path / "sweep")]
+    for words in ([], ["--solvers", "adams"]):
+        assert run(["sweep", str(tuned), *options, *words, "--device", "cpu"]) == 0
+    cells = {path.stem: json.loads(path.read_text()) for path in (tmp_path / "sweep" / "cells").glob("*.json")}
+    assert {name: cell["result"]["solver"] for name, cell in cells.items()} == {
+        "adams-nfe4-rho0": "adams",
+        "adams-tuned-nfe4-rho0": "adams, tuned",
+    }
+    assert len({cell["result"]["metrics"]["fd-pixels"]["value"] for cell in cells.values()}) == 2
+
+
+def test_an_evaluation_records_whether_times_were_tuned(tuned):
+    model, draw = mvm.load(tuned), Draw(2)
+    for settings, expected in ((SampleConfig(nfe=4), True), (SampleConfig(nfe=5), False)):
+        assert of_model(model, draw, settings).facts["sampler"]["tuned"] is expected
+
+
+def test_the_page_makes_what_its_command_makes(tuned):
+    model, form = mvm.load(tuned), Form(str(tuned), images=2, nfe=4)
+    assert "--solver" not in command(form, ODE, model)
+    assert "--solver adams" in command(form, ODE, mvm.load("digits"))
+    *_, side = side_by_steps(model, form.draw(), form.settings(ODE))
+    assert torch.equal(side.images, generate_all(model, side.labels, torch.arange(2), SampleConfig(nfe=4)).images)
+
+
+def test_times_are_not_fitted_where_nothing_would_use_them(tuned, tmp_path, capsys):
+    assert run(["export", "digits", "--out", str(tmp_path / "sa"), "--no-grid"]) == 0
+    config = json.loads((tmp_path / "sa" / "config.json").read_text())
+    config["recipe"]["sample"]["tuned"] = False
+    (tmp_path / "sa" / "config.json").write_text(json.dumps(config))
+    assert run(["tune", str(tmp_path / "sa"), "--nfe", "4"]) == 2
+    assert "sample.tuned=False" in capsys.readouterr().err
 
 
 def test_tuned_times_are_nearer_and_recorded(tuned):

@@ -26,7 +26,7 @@ def command(form: Form, side: str, model: Model) -> str:
         "--num": number(form.images),
         "--classes": ",".join(map(str, form.classes)),
         "--seed": str(int(form.seed)),
-        "--solver": how.solver,
+        "--solver": "" if how.unnamed and model.tuned else how.solver,  # a solver that is named has its own times
         "--nfe": number(how.nfe),
         "--rho": number(how.rho),
         "--cfg": number(how.cfg),

@@ -1,6 +1,5 @@
 """mvm onnx."""
 
-from dataclasses import replace
 from pathlib import Path
 
 from mvm.cli.app import Whole, app, parse_interval
@@ -54,9 +53,8 @@ def onnx(
 
     asked = {"nfe": nfe, "solver": solver, "rho": rho, "cfg": cfg, "internal": internal}
     low, high = (None, None) if interval is None else parse_interval(interval)
-    given = {name: value for name, value in {**asked, "low": low, "high": high}.items() if value is not None}
     loaded = load(model, weights, checkpoint)
-    settings = replace(loaded.recipe.sample, **given)
+    settings = loaded.recipe.sample.asked(**asked, low=low, high=high)
     if interval is not None and not settings.guided:
         raise ValueError(f"--interval {interval} acts on guidance; give its scale too, e.g. --cfg 1.5")
     out.resolve().parent.mkdir(parents=True, exist_ok=True)

@@ -28,7 +28,7 @@ def _settings(base: "SampleConfig", asked: Mapping[str, object], interval: str |
     given = {key: value for key, value in asked.items() if value is not None}
     if interval is not None:
         given["low"], given["high"] = parse_interval(interval)
-    settings = replace(base, **given)
+    settings = base.asked(**given)
     if interval is not None and not settings.guided:
         raise ValueError(f"--interval {interval} acts on guidance; give its scale too, e.g. --cfg 1.5")
     if settings.takes_tolerance and "nfe" in given:
@@ -86,8 +86,10 @@ def sample(
     nfe
         Evaluations of the network per image.
     solver
-        adams (default), sa, heun, euler, euler-maruyama, adaptive or dopri5; to compare with: dpm++2m, dpm++3m, unipc,
+        adams, sa, heun, euler, euler-maruyama, adaptive or dopri5; to compare with: dpm++2m, dpm++3m, unipc,
         deis, ipndm, and with noise too sde-dpm++2m, sde-dpm++3m, sa-official, er-sde, seeds2, seeds3, edm-churn.
+        It is used as given; default: the recipe's, which is adams unless it says otherwise, with the times of mvm tune
+        where the model has some.
     rho
         Noise of the reverse process: 0 is the ODE, 1 the paper's SDE, 0.75 its best.
     cfg
@@ -126,7 +128,7 @@ def sample(
         X.png is one grid, a class a row; X.npz and X.npy are uint8 NHWC; X.parquet, X.zip or a folder holds PNG files.
     """
     from mvm.files import remove
-    from mvm.generate import class_numbers, compile_network
+    from mvm.generate import class_numbers, compile_network, takes_tuned_times
     from mvm.model import choose_device, load
     from mvm.samples import Draw, check_set, parts_beside, sample_parts, write_set
     from mvm.training.runtime import processes
@@ -154,6 +156,7 @@ def sample(
                 say_from_first(f"mvm: {settings.nfe:,} evaluations an image; planning them takes a while", error=True)
             if compile:
                 compile_network(loaded, kernels=kernels)
+            tuned = takes_tuned_times(loaded, settings)
             parts = sample_parts(loaded, draw, settings, parts_folder, place=place, precision=precision)
         if place.main:  # the others need not wait
             write_set(parts, out, names=loaded.classes)
@@ -162,5 +165,5 @@ def sample(
         say_from_first("\nmvm: stopped; the same command goes on", error=True)
         return INTERRUPTED
     cost = f"{parts.nfe} evaluations, {parts.passes} network passes each"
-    say_from_first(f"wrote {num} images to {out}; {settings.solver}, {cost}")
+    say_from_first(f"wrote {num} images to {out}; {settings.solver}{', tuned' * tuned}, {cost}")
     return 0

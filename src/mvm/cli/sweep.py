@@ -49,7 +49,7 @@ def sweep(
     *,
     ref: str = "",
     metrics: str = "",
-    solvers: str = "adams",
+    solvers: str = "",
     nfe: str = "8,13,26",
     rho: str = "0,1",
     cfg: str = "1",
@@ -89,7 +89,8 @@ def sweep(
     metrics
         See: mvm eval. Default: fid for colour images, fd-pixels for grey ones.
     solvers
-        Names separated by commas, as of mvm sample. Where --rho has 0, solvers of the ODE alone have cells of 0 alone.
+        Names separated by commas, as of mvm sample, each with its own times; default: adams, with those of mvm tune
+        where the model has some. Where --rho has 0, solvers of the ODE alone have cells of 0 alone.
     nfe
         Evaluations of the network, e.g. 13,26,39.
     rho
@@ -149,7 +150,7 @@ def sweep(
     from mvm.training.runtime import processes
 
     axes = Axes(
-        _values("solvers", solvers, str),
+        _values("solvers", solvers or "adams", str),
         _values("nfe", nfe, int),
         _values("rho", rho, float),
         _values("cfg", cfg, float),
@@ -157,6 +158,7 @@ def sweep(
         _values("internal", internal, float),
         _values("share", share, float),
         *((_values("t-min", t_min, float),) if t_min else ()),
+        tuned=not solvers,
     )
     at_least("repeats", repeats, 1)
     at_least("num", num, 2)  # a covariance needs two
@@ -164,7 +166,7 @@ def sweep(
     if interval != ("0,1",) and not any(settings.guided for settings in cells):
         raise ValueError(f"--interval {' '.join(interval)} acts on guidance; give its scale too, e.g. --cfg 1,1.5")
     if t_min and not any(settings.takes_t_min for settings in cells):
-        raise ValueError(f"--t-min {t_min} belongs to the solver sa; give it too: --solvers {solvers},sa")
+        raise ValueError(f"--t-min {t_min} belongs to the solver sa; give it too: --solvers {solvers or 'adams'},sa")
     draw = Draw(num, seed, labels, batch=batch)
     folder = out or Path("runs") / f"sweep-{Path(model).name}"
     with processes(choose_device(device)) as place:
@@ -240,7 +242,7 @@ def compare(
     nfe
         Evaluations of the network; default: each recipe's own.
     solver
-        Default: each recipe's own.
+        Used as given; default: each recipe's own, adams with the times of mvm tune where a model has some.
     rho
         Default: each recipe's own.
     cfg
@@ -279,12 +281,11 @@ def compare(
     if json_file is not None:
         json_file.resolve().parent.mkdir(parents=True, exist_ok=True)  # if that fails, before the work
     asked = {"nfe": nfe, "solver": solver, "rho": rho, "cfg": cfg}
-    given = {name: value for name, value in asked.items() if value is not None}
     with processes(choose_device(device)) as place:
         models = [load(name, weights, checkpoint).to(place.device) for name in (model_a, model_b)]
         draw = Draw(num, seed, labels, batch=batch)
         sets = [
-            of_model(model, draw, replace(model.recipe.sample, **given), precision=precision, name=Path(name).name)
+            of_model(model, draw, model.recipe.sample.asked(**asked), precision=precision, name=Path(name).name)
             for model, name in zip(models, (model_a, model_b), strict=True)
         ]
         judge = Judge(sources(inception, encoder), place, batch, blocks=blocks)

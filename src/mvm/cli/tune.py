@@ -23,8 +23,9 @@ def tune(
 ) -> int:
     """Fit the default solver's times to a model, on its own trajectories, and store them with it.
 
-    From then on they are used wherever the model is sampled by `adams` as an ODE with that number of evaluations and
-    guidance. The command takes (nfe + 4) nfe evaluations of NUM images a round: minutes on a CPU for a small model.
+    From then on they are used wherever the model is sampled as an ODE with that number of evaluations and guidance,
+    and no solver is named. The command takes (nfe + 4) nfe evaluations of NUM images a round: minutes on a CPU for a
+    small model.
 
     Parameters
     ----------
@@ -73,6 +74,11 @@ def tune(
     at_least("num", num, 1)
     loaded = load(model).to(choose_device(device))
     settings = loaded.recipe.sample
+    if not settings.unnamed:
+        raise ValueError(
+            f"'{model}' is sampled by '{settings.solver}' with sample.tuned={settings.tuned}, as its recipe says, and "
+            "fitted times are for adams alone; sample it with --solver adams instead"
+        )
     if cfg is not None:
         settings = replace(settings, cfg=cfg)
     if interval:
@@ -83,7 +89,6 @@ def tune(
     labels = cycle_labels((), 2 * num, loaded.num_classes).to(loaded.device)
     x = noise.initial(noise.derive(seed, torch.arange(2 * num)).to(loaded.device), loaded.sample_shape)
     entries, weights = read_tuned(folder, loaded.origin["sha256"]), loaded.origin["sha256"]
-    loaded.tuned = {}  # the default is what times are compared with
     for count in counts:
         how: dict[str, Any] = {"schedule": loaded.schedule, "guidance": settings.guidance()}
         with tqdm(total=2 + rounds * (count + 4), desc=f"tune, {count} evaluations", unit="run") as bar:
@@ -96,7 +101,7 @@ def tune(
                 loaded, x[:num], count, condition=labels[:num], reference_nfe=long, rounds=rounds, on_solve=shown, **how
             )
         others: dict[str, Any] = {"condition": labels[num:], **how}
-        exact = sample(loaded, x[num:], nfe=long, **others)
+        exact = sample(loaded, x[num:], nfe=long, solver=adams(), **others)
         default, tuned = (
             float((sample(loaded, x[num:], nfe=count, solver=solver, **others) - exact).square().mean().sqrt())
             for solver in (adams(), found.solver)

@@ -18,7 +18,7 @@ from mvm.data.sources import Record, Source, open_source
 from mvm.data.sources.arrays import channels_last, keys_of, layout, shape_of, stream_rows
 from mvm.data.sources.records import stamp_of
 from mvm.files import sha256
-from mvm.generate import generate_batches
+from mvm.generate import generate_batches, takes_tuned_times
 from mvm.latent import RAE
 from mvm.model import Model
 from mvm.options import at_least, choose
@@ -210,7 +210,8 @@ def of_model(
         for (start, _), made in zip(spans, generate_batches(model, parts, settings, precision), strict=True):
             yield start, made.images
 
-    more = {"draw": asdict(draw), "sampler": asdict(settings), "precision": precision, "origin": model.origin}
+    sampler = {**asdict(settings), "tuned": takes_tuned_times(model, settings)}
+    more = {"draw": asdict(draw), "sampler": sampler, "precision": precision, "origin": model.origin}
     shape = model.recipe.data.shape
     return ImageSet(shape, _facts("run", name, shape, count=draw.num, **more), chunks)
 

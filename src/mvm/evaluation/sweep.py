@@ -26,7 +26,17 @@ from mvm.evaluation.measures import Figure, usual_metric
 from mvm.evaluation.report import provenance, require_plots
 from mvm.evaluation.sweep_report import REAL, Result, write_report
 from mvm.files import alone, mend, put_in_place, remove, temporary_beside, write_text
-from mvm.generate import check_settings, computed_by, generate_batch, grid, png_bytes, sampling_precision, sharing_plan
+from mvm.generate import (
+    check_settings,
+    computed_by,
+    generate_batch,
+    grid,
+    png_bytes,
+    sampling_precision,
+    sharing_plan,
+    solver_told,
+    takes_tuned_times,
+)
 from mvm.model import Model
 from mvm.options import choose
 from mvm.precision import PRECISIONS
@@ -58,13 +68,15 @@ class Axes:
     internals: tuple[float, ...] = (1.0,)
     shares: tuple[float, ...] = (0.0,)
     t_mins: tuple[float, ...] = (DEFAULT_T_MIN,)
+    tuned: bool = False  # solvers are named, unless told that nobody named the default
 
     def cells(self) -> list[SampleConfig]:
         """Return the settings of every cell, each once."""
         found = []
         axes = (self.solvers, self.t_mins, self.shares, self.cfgs, self.internals, self.intervals, self.rhos, self.nfes)
         for solver, t_min, share, cfg, internal, (low, high), rho, nfe in product(*axes):
-            settings = SampleConfig(solver, nfe, rho, cfg, low, high, internal=internal, share=share, t_min=t_min)
+            scales: dict[str, Any] = {"cfg": cfg, "low": low, "high": high, "internal": internal, "share": share}
+            settings = SampleConfig(solver, nfe, rho, t_min=t_min, tuned=self.tuned, **scales)
             if rho and 0.0 in self.rhos and not settings.takes_noise:
                 continue
             settings = settings if settings.guided else replace(settings, low=0.0, high=1.0)
@@ -73,8 +85,8 @@ class Axes:
         return list(dict.fromkeys(found))
 
 
-def cell_name(settings: SampleConfig) -> str:
-    """Return the name of a cell's files: adams-nfe26-rho0.75-cfg1.2-0.6-0.8."""
+def cell_name(settings: SampleConfig, tuned: bool = False) -> str:
+    """Return the name of a cell's files: adams-nfe26-rho0.75-cfg1.2-0.6-0.8; tuned: by times fitted to the model."""
     scales = f"-cfg{settings.cfg:g}" * (settings.cfg != 1) + f"-internal{settings.internal:g}" * (
         settings.internal != 1
     )
@@ -82,13 +94,13 @@ def cell_name(settings: SampleConfig) -> str:
     cost = f"tolerance{settings.tolerance:g}" if settings.takes_tolerance else f"nfe{settings.nfe}"
     shared = f"-share{settings.share:g}" if settings.share else ""
     ended = f"-end{settings.t_min:g}" if settings.t_min != DEFAULT_T_MIN else ""
-    return f"{settings.solver}{ended}{shared}-{cost}-rho{settings.rho:g}{guided}"
+    return f"{settings.solver}{'-tuned' * tuned}{ended}{shared}-{cost}-rho{settings.rho:g}{guided}"
 
 
-def solver_name(settings: SampleConfig) -> str:
-    """Return the solver as a report tells it, with a t_min of its own and the part of the backbone that is shared."""
+def solver_name(settings: SampleConfig, tuned: bool = False) -> str:
+    """Return the solver as a report tells it: with tuned times, its own t_min, the part of the backbone shared."""
     ended = f", t_min {settings.t_min:g}" if settings.t_min != DEFAULT_T_MIN else ""
-    return f"{settings.solver}{ended}" + (f", {settings.share:.0%} shared" if settings.share else "")
+    return f"{settings.solver}{', tuned' * tuned}{ended}" + (f", {settings.share:.0%} shared" if settings.share else "")
 
 
 def check_cells(cells: Sequence[SampleConfig], model: Model) -> None:
@@ -152,7 +164,7 @@ class Sweep:
             self._prepare([settings for settings in cells if not self._path(settings).is_file()])
             found = []
             for number, settings in enumerate(cells, 1):
-                self._say(f"cell {number} of {len(cells)}: {cell_name(settings)}")
+                self._say(f"cell {number} of {len(cells)}: {self._name(settings)}")
                 found.append(self._cell(settings))
             if self.place.main:
                 self._write()
@@ -185,8 +197,11 @@ class Sweep:
         labels, seeds = self.draw.chosen_labels(self.model.num_classes)[:size], self.draw.chosen_seeds()[:size]
         generate_batch(self.model, labels, seeds, SampleConfig(nfe=1), self.precision)
 
+    def _name(self, settings: SampleConfig) -> str:
+        return cell_name(settings, takes_tuned_times(self.model, settings))
+
     def _path(self, settings: SampleConfig) -> Path:
-        return self.folder / CELLS / f"{cell_name(settings)}.json"
+        return self.folder / CELLS / f"{self._name(settings)}.json"
 
     def _say(self, text: str) -> None:
         if self.judge.progress and self.place.main:
@@ -213,31 +228,32 @@ class Sweep:
         """Return a cell: what is kept of it, completed by what is missing."""
         path = self._path(settings)
         kept = self.place.tell(_read_cell(path) if self.place.main else None)
-        if kept and kept.get("solver") != settings.solver_told:
+        told = solver_told(self.model, settings)
+        if kept and kept.get("solver") != told:
             raise ValueError(
-                f"{path} was made by another solver ({kept.get('solver', 'not told')}, now {settings.solver_told}); "
+                f"{path} was made by another solver ({kept.get('solver', 'not told')}, now {told}); "
                 "remove it, and it is computed again, or give another --out"
             )
         there = kept["result"]["metrics"] if kept else {}
         missing = tuple(name for name in self.metrics if name not in there)
         if kept and not missing:
             return kept
-        told = _completed(self._compute(settings, missing), kept)
+        cell = _completed({**self._compute(settings, missing), "solver": told}, kept)
         if self.place.main:
-            write_text(path, json.dumps(told, indent=2) + "\n")
+            write_text(path, json.dumps(cell, indent=2) + "\n")
             if not self.keep_images:
-                remove(self.folder / WORK / cell_name(settings))
-        return told
+                remove(self.folder / WORK / self._name(settings))
+        return cell
 
     def _compute(self, settings: SampleConfig, names: Sequence[str]) -> dict[str, Any]:
         """Return the figures of a cell, the mean over its repeats."""
         rounds = [self._round(settings, names, number) for number in range(self.repeats)]
         parts, _, judged = rounds[0]
-        picture = f"cells/{cell_name(settings)}.png"
+        picture = f"cells/{self._name(settings)}.png"
         if self.place.main:
             _write_grid(self.folder / picture, (images for images, _ in parts.batches()))
         result = Result(
-            solver=solver_name(settings),
+            solver=solver_name(settings, takes_tuned_times(self.model, settings)),
             nfe=settings.nfe,
             rho=settings.rho,
             cfg=settings.cfg,
@@ -251,12 +267,11 @@ class Sweep:
             internal=settings.internal,
         )
         facts = {**judged.as_dict(), "metrics": None}
-        told = {"settings": asdict(settings), "solver": settings.solver_told}
-        return {**told, "result": asdict(result), "facts": facts}
+        return {"settings": asdict(settings), "result": asdict(result), "facts": facts}
 
     def _round(self, settings: SampleConfig, names: Sequence[str], number: int) -> tuple[Parts, float, Evaluation]:
         """Return the images of one repeat, the seconds they took, and their figures."""
-        folder = self.folder / WORK / cell_name(settings) / str(number)
+        folder = self.folder / WORK / self._name(settings) / str(number)
         draw = replace(self.draw, seed=self.draw.seed + number * self.draw.num)
         there, start = len(list(folder.glob("part-*.npy"))), time.perf_counter()
         parts = sample_parts(
@@ -265,7 +280,7 @@ class Sweep:
         # of all images, from those made now: an interrupted call may have left the others
         now = (time.perf_counter() - start) * len(draw.spans()) / max(1, len(draw.spans()) - there)
         seconds = self._kept_seconds(folder, now)
-        return parts, seconds, evaluate(self.judge, Side(cell_name(settings), of_parts(parts)), self._target(), names)
+        return parts, seconds, evaluate(self.judge, Side(self._name(settings), of_parts(parts)), self._target(), names)
 
     def _kept_seconds(self, folder: Path, now: float) -> float:
         """Return the seconds noted beside a folder when its images were finished; note them if this was now."""

@@ -5,7 +5,6 @@ With the tables a sampler is a loop of a few lines in any language: examples/onn
 
 import json
 import logging
-import math
 import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -17,15 +16,16 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from mvm.files import put_in_place, temporary_beside
+from mvm.generate import solver_of
 from mvm.integrations.course import Course, build_solver, course_of
 from mvm.latent.codec import require_unit_scale
 from mvm.model import Model
 from mvm.options import needs
 from mvm.path import to_x0
 from mvm.recipes import SampleConfig
+from mvm.solver import Solver
 from mvm.solver.adams import TablePlan
 from mvm.solver.guidance import Interval
-from mvm.solver.sampling import solver_for
 from mvm.solver.table import Row
 
 METADATA = "mvm"  # the key of the tables in the file's metadata
@@ -95,8 +95,9 @@ def sampler_tables(model: Model, settings: SampleConfig) -> dict[str, Any]:
     if settings.internal != 1:
         raise ValueError(f"internal={settings.internal}: the exported network has no inner head; use internal 1")
     require_unit_scale(model.codec, "the exported sampler")
-    solver, size = build_solver(settings.solver, {}), math.prod(model.sample_shape)
-    solver = solver_for(solver, model, size, settings.nfe, settings.rho, settings.guidance())
+    build_solver(settings.solver, {})  # refuses what evaluates more than once a step
+    solver = solver_of(model, settings)
+    assert isinstance(solver, Solver)
     plan = solver.plan(model.schedule, settings.nfe, settings.rho)
     if not isinstance(plan, TablePlan):
         raise ValueError(f"solver='{settings.solver}' has no table in x0_hat to write; use 'adams', 'sa' or 'dpm++2m'")

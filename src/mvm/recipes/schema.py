@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from mvm.data import DATA_SETS, TOLD
 from mvm.network import DiTConfig
@@ -175,6 +176,9 @@ class SampleConfig:
     """Fraction of the evaluations that reuse the backbone output of an earlier one; for network.kind ddt. 0: none."""
     t_min: float = DEFAULT_T_MIN
     """Last time at which the solver sa evaluates the network; the other solvers do not use it."""
+    tuned: bool = True
+    """Whether times that mvm tune fitted to the model replace those of adams, where it has some for the number of
+    evaluations and the guidance. A solver that a command names is used as given."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.share < 1:
@@ -198,9 +202,14 @@ class SampleConfig:
         return solver if grid is None else replace(solver, grid=replace(grid, t_min=self.t_min))
 
     @property
-    def solver_told(self) -> str:
-        """The solver with its times, variable and orders, for records: these defaults may change, names do not."""
-        return repr(self.build_solver())
+    def unnamed(self) -> bool:
+        """Whether the solver is the default that nobody asked for: its times may be those fitted to a model."""
+        return self.tuned and self.solver == SampleConfig.solver
+
+    def asked(self, **given: Any) -> "SampleConfig":
+        """Return the settings with what a call gives, not None; a solver that it names is used as given."""
+        given = {name: value for name, value in given.items() if value is not None}
+        return replace(self, **({"tuned": False} if "solver" in given else {}), **given)
 
     @property
     def takes_tolerance(self) -> bool:

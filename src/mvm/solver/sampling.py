@@ -175,11 +175,11 @@ def in_solver_time(solver: Solver, evaluate: Evaluate, x: Tensor, schedule: Sche
     return on_mean_velocity(evaluate, schedule), x * scale
 
 
-def solver_for(solver: Solver, field: Field, size: int, nfe: int, rho: float, guidance: Rules) -> Solver:
-    """Return the solver for a field's samples of so many values; times tuned for the field replace the default's."""
-    tuned = getattr(field, "tuned", {})
-    if tuned and rho == 0 and solver == adams():
-        solver = tuned.get((nfe, as_rules(guidance)), solver)
+def solver_for(solver: Solver | None, field: Field, size: int, nfe: int, rho: float, guidance: Rules) -> Solver:
+    """Return the solver for a field's samples of so many values; None: the default, by times tuned for the field."""
+    if solver is None:
+        tuned = getattr(field, "tuned", {}) if rho == 0 else {}
+        solver = tuned.get((nfe, as_rules(guidance)), adams())
     return solver.fitted(size)
 
 
@@ -209,7 +209,7 @@ def warn_of_noise(solver: Solver, nfe: int, rho: float) -> None:
 def integrate(
     field: Field,
     noise: Tensor,
-    solver: Solver,
+    solver: Solver | None,
     seeds: Tensor,
     *,
     schedule: Schedule,
@@ -226,8 +226,8 @@ def integrate(
     with torch.set_grad_enabled(grad):
         x = noise if noise.dtype == torch.float64 else noise.float()
         meter = metered(field)
-        evaluate, x = in_solver_time(solver, evaluator(meter, schedule, condition, guidance), x, schedule)
         chosen = solver_for(solver, field, noise[0].numel(), nfe, rho, guidance)
+        evaluate, x = in_solver_time(chosen, evaluator(meter, schedule, condition, guidance), x, schedule)
         plan = chosen.plan(schedule, int(nfe), rho)
         x = run(plan, evaluate, x, step_noise(seeds, x, draw), on_step=on_step).x
         return Solution(x.to(noise.dtype), meter.evaluations, meter.passes, seeds)
@@ -238,7 +238,7 @@ def solve(
     noise: Tensor,
     *,
     schedule: Schedule = MEAN_VELOCITY,
-    solver: str | Solver | Adaptive = "adams",
+    solver: str | Solver | Adaptive | None = None,
     nfe: int = DEFAULT_NFE,
     rho: float = 0.0,
     condition: Condition = None,
@@ -259,10 +259,10 @@ def solve(
             "mvm.noise.initial(seeds, model.sample_shape)"
         )
     check_request(field, schedule, nfe, rho, condition)
-    chosen = solver_named(solver)
+    chosen = None if solver is None else solver_named(solver)
     seeds = counter_noise.as_seeds(seeds, noise.shape[0], noise.device)
     if not isinstance(chosen, Adaptive):
-        warn_of_noise(chosen, nfe, rho)
+        warn_of_noise(chosen or adams(), nfe, rho)
         return integrate(
             field,
             noise,
@@ -293,7 +293,7 @@ def sample(
     noise: Tensor,
     *,
     schedule: Schedule = MEAN_VELOCITY,
-    solver: str | Solver | Adaptive = "adams",
+    solver: str | Solver | Adaptive | None = None,
     nfe: int = DEFAULT_NFE,
     rho: float = 0.0,
     condition: Condition = None,
@@ -304,8 +304,9 @@ def sample(
     """Return images x_0 from noise x_1 (B, ...), with exactly `nfe` evaluations of the field.
 
     field: (x, t, condition) -> x0_hat, t float64 (B,). schedule: the path the field belongs to.
-    solver: a name in `mvm.solver.SOLVERS` or a solver object; "adaptive" and "dopri5" take tolerances and
-    ignore nfe, and with "dopri5" an image depends on the others of its batch.
+    solver: a name in `mvm.solver.SOLVERS` or a solver object, used as given; None: "adams", for a model with the times
+    that `mvm tune` fitted to it. "adaptive" and "dopri5" take tolerances and ignore nfe, and with "dopri5" an image
+    depends on the others of its batch.
     rho: 0 is the probability-flow ODE, 1 the paper's reverse SDE, 0.75 its best result.
     condition: int64 labels (B,) of a trained model; of another field a tensor (B, ...) or a structure of them, in
     which one row serves all samples; or None. seeds: one per sample, for the SDE's noise; drawn once when None.
