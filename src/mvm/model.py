@@ -94,6 +94,7 @@ class Model(nn.Module):
         self.replays: Replays | None = None  # of sampling loops on a GPU; None: step by step
         self.plans: dict[Any, SharingPlan] = {}  # of encoder sharing, by settings of the sampler
         self.tuned: dict[Any, Adams] = {}  # solvers with times fitted to it, by evaluations and guidance
+        self.tuned_told: list[dict[str, Any]] = []  # the same as tuned.json has it, for whoever samples elsewhere
         self.costs: dict[Any, tuple[int, int]] = {}  # evaluations and passes of an image, by settings of the sampler
         self.origin: dict[str, Any] = {}  # where the weights came from, of a model that was loaded
         with torch.random.fork_rng(devices=[]):
@@ -212,6 +213,7 @@ def build(opened: Opened, *, encoder: bool = False) -> Model:
     require_codec(opened.folder, {"codec": opened.codec}, model.codec)
     model.classes = opened.classes
     model.tuned = {key: entry.solver for key, entry in opened.tuned.items()}
+    model.tuned_told = [entry.as_dict() for entry in opened.tuned.values()]
     told = {"tuned": sorted(nfe for nfe, _ in model.tuned)} if model.tuned else {}
     model.origin = {**model.codec.identity, **opened.origin, **told}
     return model

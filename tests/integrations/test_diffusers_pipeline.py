@@ -25,6 +25,7 @@ from mvm.pictures import to_pillow
 from mvm.pixels import to_uint8
 from mvm.published import export
 from mvm.published.files import FILES
+from mvm.published.tuned import read_entry, write_tuned
 from mvm.solver import ClassifierFree, Interval, solve
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "diffusers.md").read_text()
@@ -139,7 +140,7 @@ def test_what_an_export_tells_diffusers_is_what_save_pretrained_writes(pipe, exp
     for name in ("model_index.json", "scheduler/scheduler_config.json", "transformer/config.json"):
         ours, theirs = (json.loads((folder / name).read_text()) for folder in (exported, tmp_path))
         theirs.pop("_diffusers_version")
-        for option in ("seeds", "trained", "round_timesteps", "beta_schedule", "_name_or_path"):
+        for option in ("seeds", "trained", "tuned", "round_timesteps", "beta_schedule", "_name_or_path"):
             theirs.pop(option, None)  # of a scheduler, not of a model
         assert ours == theirs
 
@@ -394,3 +395,41 @@ def test_missing_library_is_named(monkeypatch):
 def test_document_runs(code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     exec(compile(code, "diffusers.md", "exec"), {})
+
+
+def test_tuned_times_are_used_as_by_the_native_sampler(model, tmp_path):
+    """From an exported folder, a pipeline of the model, and what diffusers stores of it."""
+    folder = tmp_path / "tuned"
+    export("digits", folder)
+    guided = ClassifierFree(1.5, interval=Interval(0.2, 0.8))
+    times = (1.0, 0.8, 0.45, 0.1, 0.0)
+    told = {"b": 0.4, "end_b": 0.1, "spread": 4.0, "times": list(times), "nfe": 4, "default": 0.2, "tuned": 0.1}
+    entry = read_entry({**told, "cfg": 1.5, "low": 0.2, "high": 0.8, "internal": 1.0})
+    write_tuned(folder, model.origin["sha256"], {entry.key: entry})
+    pipe = quiet(MVMPipeline.from_pretrained(folder))
+    pipe.save_pretrained(tmp_path / "pipeline")
+    again = quiet(MVMPipeline.from_pretrained(tmp_path / "pipeline"))
+    native, noises = mvm.load(folder), noise.initial(torch.tensor(SEEDS), model.sample_shape)
+
+    def expected(model, **options):
+        return solve(model, noises, condition=torch.tensor(LABELS), seeds=SEEDS, **options).x
+
+    def found(pipe, steps=4, **options):
+        given = {"guidance_scale": 1.5, "guidance_interval": (0.2, 0.8), **options}
+        return pipe(LABELS, num_inference_steps=steps, seeds=SEEDS, output_type="latent", **given).images
+
+    tuned, plain = (expected(of, nfe=4, guidance=guided) for of in (native, model))
+    assert not torch.allclose(tuned, plain, atol=1e-2)
+    for one in (pipe, again, quiet(MVMPipeline.from_mvm(native))):
+        assert torch.allclose(found(one), tuned, atol=1e-5)
+        assert torch.allclose(found(one, 5), expected(model, nfe=5, guidance=guided), atol=1e-5)
+        assert torch.allclose(found(one, guidance_scale=1.0), expected(model, nfe=4), atol=1e-5)
+    by_name = quiet(MVMPipeline.from_mvm(native, solver="adams"))
+    assert torch.allclose(found(by_name), plain, atol=1e-5)
+    for change, same in (({"solver": "adams"}, plain), ({"seeds": SEEDS}, tuned)):
+        pipe.scheduler = MVMScheduler.from_config(again.scheduler.config, **change)
+        assert torch.allclose(found(pipe), same, atol=1e-5)
+    pipe.scheduler = MVMScheduler.from_config(again.scheduler.config, rho=0.5)
+    assert torch.allclose(found(pipe), expected(model, nfe=4, rho=0.5, guidance=guided), atol=1e-5)
+    with pytest.raises(ValueError, match="tuned holds no times of mvm tune"):
+        MVMScheduler(**OURS, tuned=[{"nfe": 4}])

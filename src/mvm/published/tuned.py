@@ -1,10 +1,11 @@
 """tuned.json beside a model: times of the default solver that `mvm tune` fitted to its weights.
 
-They are used where nothing else is asked: solver adams, rho 0, and the number of evaluations and guidance of an entry.
+They are used where no solver is named and rho is 0, for the number of evaluations and guidance of an entry.
 """
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -39,12 +40,22 @@ class Entry:
         settings = SampleConfig(nfe=self.nfe, cfg=self.cfg, low=self.low, high=self.high, internal=self.internal)
         return self.nfe, settings.guidance()
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return the entry as tuned.json has it, of which `read_entry` makes it again."""
+        numbers = {name: getattr(self, name) for name in _NUMBERS}
+        return {"nfe": self.nfe, **numbers, **self.solver_options(), "times": list(self.solver.given)}
+
+    def solver_options(self) -> dict[str, float]:
+        """Return what was fitted besides the times, by the names of `mvm.solver.adams`."""
+        return {name: getattr(self.solver, name) for name in _SOLVER}
+
 
 _NUMBERS = ("cfg", "low", "high", "internal", "default", "tuned")
 _SOLVER = ("b", "end_b", "spread")
 
 
-def _entry(told: dict[str, Any]) -> Entry:
+def read_entry(told: Mapping[str, Any]) -> Entry:
+    """Return an entry of tuned.json; one that makes no sense is a ValueError, KeyError or TypeError."""
     numbers: dict[str, Any] = {name: float(told[name]) for name in _NUMBERS}
     shape: dict[str, Any] = {name: float(told[name]) for name in _SOLVER}
     times = tuple(float(t) for t in told["times"])
@@ -66,19 +77,11 @@ def read_tuned(folder: Path, weights: str) -> dict[Key, Entry]:
         told = read_json(path, MOST_JSON)
         if told["format"] != FORMAT:
             raise ValueError(f"format {told['format']!r} is unknown")
-        entries = [_entry(entry) for entry in told["tuned"]]
+        entries = [read_entry(entry) for entry in told["tuned"]]
     return {entry.key: entry for entry in entries} if told["weights"] == weights else {}
 
 
 def write_tuned(folder: Path, weights: str, entries: dict[Key, Entry]) -> None:
     """Write the entries of these weights (their sha256), in place of what was there."""
-    told = [
-        {
-            "nfe": entry.nfe,
-            **{name: getattr(entry, name) for name in _NUMBERS},
-            **{name: getattr(entry.solver, name) for name in _SOLVER},
-            "times": list(entry.solver.given),
-        }
-        for entry in entries.values()
-    ]
+    told = [entry.as_dict() for entry in entries.values()]
     write_text(folder / TUNED, json.dumps({"format": FORMAT, "weights": weights, "tuned": told}, indent=1) + "\n")

@@ -1,6 +1,7 @@
 """Predictor-corrector multistep solvers: `adams` (ours, the default) and `sa` (the paper's SA-Solver)."""
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -229,9 +230,10 @@ def adams(
     end_b: float | None = None,
     spread: float | None = None,
     t_min: float = 0.0,
+    given: Sequence[float] = (),
 ) -> Adams:
     """Return the default solver, `Adams`."""
-    return Adams("adams", predictor, corrector, ending, c, b, end_b, spread, t_min)
+    return Adams("adams", predictor, corrector, ending, c, b, end_b, spread, t_min, tuple(given))
 
 
 GRID_POWER, START_POWER = 4.0, 1.4  # r and p of adams_power

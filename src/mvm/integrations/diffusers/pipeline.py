@@ -91,7 +91,8 @@ class MVMPipeline(DiffusionPipeline):
     def from_mvm(cls, model_or_run: Model | str | Path, **scheduler_options: Any) -> "MVMPipeline":
         """Return the pipeline of a model, a run directory or a shipped model; options: those of MVMScheduler.
 
-        Solver, its options, rho and settings not given are those of its recipe. A DDT's backbone is never shared
+        Solver, its options, rho and settings not given are those of its recipe; times fitted by `mvm tune` are used as
+        `mvm.sample` does, unless solver or solver_options is given. A DDT's backbone is never shared
         between steps here.
         """
         model = _as_model(model_or_run)
@@ -99,6 +100,8 @@ class MVMPipeline(DiffusionPipeline):
         if "solver" in scheduler_options:  # another solver has other options
             recipe = replace(recipe, sample=replace(recipe.sample, solver=scheduler_options["solver"]))
         own = recipe_scheduler(recipe)
+        if recipe.sample.unnamed and not {"solver", "solver_options"} & scheduler_options.keys():
+            own["tuned"] = model.tuned_told or None
         both = {**(own["solver_options"] or {}), **(scheduler_options.get("solver_options") or {})}
         return cls._of(model, MVMScheduler(**{**own, **scheduler_options, "solver_options": both or None}))
 
@@ -222,7 +225,9 @@ class MVMPipeline(DiffusionPipeline):
         if unknown:
             raise ValueError(f"callback_on_step_end_tensor_inputs={sorted(unknown)}: only latents can be had")
         # its own for every call, so that calls in several threads, or one inside another, do not disturb each other
-        scheduler = MVMScheduler.from_config(self.scheduler.config, **({} if seeds is None else {"seeds": list(seeds)}))
+        options = {} if seeds is None else {"seeds": list(seeds)}
+        options |= self.scheduler.tuned_options(settings)
+        scheduler = MVMScheduler.from_config(self.scheduler.config, **options)
         assert isinstance(scheduler, MVMScheduler)
         scheduler.set_timesteps(settings.nfe, device=self._execution_device)
         x = self._first(len(labels), generator, scheduler.config["seeds"], latents) * scheduler.init_noise_sigma

@@ -20,8 +20,11 @@ from mvm.integrations.diffusers.trained import KNOWN, Training, described, is_fl
 from mvm.noise import as_seeds
 from mvm.options import at_least, between, choose
 from mvm.path import KINDS, like, schedule_named, to_x0
+from mvm.published.tuned import read_entry
+from mvm.recipes import SampleConfig
 from mvm.solver import NoiseSource, Plan, State
 from mvm.solver.sampling import step_noise
+from mvm.untrusted import refusal
 
 CLOSE = 1e-5  # relative: what rounding to float32 may do to a timestep
 # config.beta_schedule: other schedulers that are made from this one's config (DDIMPipeline does so) say they lack it
@@ -52,6 +55,9 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
     Samples are in the coordinates of its own path; timesteps are its training timesteps, fractional and float32, or
     with round_timesteps whole and int64, for networks that look them up in a table.
 
+    tuned: entries of tuned.json, for `MVMPipeline`, which knows the guidance they were fitted for; from_config with a
+    solver or its options leaves them out.
+
     What a step needs to know of earlier ones is a `State` of mvm.solver; the timestep passed says which step it is, not
     a counter.
     """
@@ -71,6 +77,7 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
         trained: dict[str, Any] | None = None,
         round_timesteps: bool = False,
         T: float = 1.0,
+        tuned: list[dict[str, Any]] | None = None,
     ) -> None:
         at_least("rho", rho, 0)
         if not math.isfinite(rho):
@@ -93,6 +100,8 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
             self.training = training_of(trained, str(prediction_type))
             shown = {option: value for option, value in trained.items() if option != "trained_betas"}
             self.register_to_config(**{**shown, "use_flow_sigmas": is_flow(trained), **self.config})
+        with refusal("config: tuned holds no times of mvm tune", "leave it out"):
+            self.tuned = {entry.key: entry for entry in map(read_entry, tuned or ())}
         if round_timesteps and self.training.first == 0:
             raise ValueError("round_timesteps=True: only a table of betas has whole timesteps; leave it False")
         self.register_to_config(beta_schedule=NOT_THEIRS)
@@ -114,6 +123,8 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
         if isinstance(config, Mapping):
             if kwargs.get("solver", config.get("solver")) != config.get("solver"):
                 config = {option: value for option, value in config.items() if option != "solver_options"}
+            if {"solver", "solver_options"} & kwargs.keys():  # a solver that is named keeps its own times
+                config = {option: value for option, value in config.items() if option != "tuned"}
             own = cls._get_init_keys(cls)
             ours = {option: value for option, value in config.items() if option in own or option.startswith("_")}
             theirs = ours.get("trained")
@@ -127,6 +138,16 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
                 default = "flow_prediction" if is_flow(theirs) else "epsilon"  # as their classes have it
                 config = {**ours, "trained": theirs, "prediction_type": theirs.get("prediction_type", default)}
         return super().from_config(config, *args, **kwargs)
+
+    def tuned_options(self, settings: SampleConfig) -> dict[str, Any]:
+        """Return the option by which this config has the times fitted for a call's settings; none where there are none.
+
+        As in `mvm.sample`: for the ODE, with this number of evaluations under this guidance.
+        """
+        entry = None if self.config["rho"] else self.tuned.get((settings.nfe, settings.guidance()))
+        if entry is None:
+            return {}
+        return {"solver_options": {**entry.solver_options(), "given": list(entry.solver.given)}}
 
     def __len__(self) -> int:
         """Return the number of training timesteps."""
