@@ -277,3 +277,24 @@ def test_whole_timesteps_are_told(name, options):
 def test_bad_arguments_are_named(make, named):
     with pytest.raises(ValueError, match=named):
         make()
+
+
+def test_flux_is_told_times_up_to_one():
+    """It multiplies them by 1000 itself, and FluxPipeline divides the scheduler's timesteps by that."""
+    torch.manual_seed(0)
+    size = {"num_attention_heads": 2, "attention_head_dim": 8, "num_layers": 1, "num_single_layers": 1}
+    text = {"joint_attention_dim": 4, "pooled_projection_dim": 4, "axes_dims_rope": (2, 2, 4)}
+    model, told = diffusers.FluxTransformer2DModel(**size, **text, in_channels=4), []
+    model.register_forward_pre_hook(lambda _, args, named: told.append(named["timestep"]), with_kwargs=True)
+    arguments = {"img_ids": torch.zeros(6, 3), "txt_ids": torch.zeros(2, 3)}
+    words = {"encoder_hidden_states": torch.randn(1, 2, 4), "pooled_projections": torch.randn(1, 4)}
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0)
+    field = from_diffusers(model, scheduler, arguments=arguments, path="own")
+    x = torch.randn(2, 6, 4)
+    condition = {name: value.expand(2, *value.shape[1:]) for name, value in words.items()}
+    for t in (1.0, 0.25):
+        with torch.no_grad():
+            found = field(x, torch.full((2,), t, dtype=torch.float64), condition)
+            velocity = model(x, timestep=torch.full((2,), t), **arguments, **condition).sample
+        assert torch.allclose(found, x - t * velocity, atol=1e-5)
+        assert told[-2].tolist() == [t, t]

@@ -39,6 +39,16 @@ EDM_SCHEDULERS = ("EDMEulerScheduler", "EDMDPMSolverMultistepScheduler")
 PREDICTIONS = {"epsilon": "eps", "sample": "x0", "v_prediction": "diffusion_v", "flow_prediction": "flow"}
 EDM_SIGNS = {"epsilon": 1, "v_prediction": -1}  # of c_out
 
+# Networks that take a timestep in [0, 1] and multiply it by 1000 themselves: their pipelines divide the scheduler's.
+UNIT_TIME = (
+    "FluxTransformer2DModel",
+    "Flux2Transformer2DModel",
+    "ChromaTransformer2DModel",
+    "LongCatImageTransformer2DModel",
+    "OvisImageTransformer2DModel",
+)
+UNIT = 1000
+
 TEXT = "encoder_hidden_states"  # what networks of diffusers call the embedded text
 _DENOISERS = ("unet", "transformer")  # names of the network among a pipeline's components
 
@@ -92,6 +102,7 @@ def _network(model: Any, arguments: Mapping[str, Any], num_classes: int) -> Netw
     The third argument is class labels or, where there are no classes, the text: encoder_hidden_states.
     """
     parameters = inspect.signature(model.forward).parameters
+    unit = UNIT if any(kind.__name__ in UNIT_TIME for kind in type(model).__mro__) else 1
 
     def cast(name: str, tensor: Tensor) -> Tensor:
         return tensor.to(model.dtype) if tensor.is_floating_point() else tensor
@@ -108,7 +119,7 @@ def _network(model: Any, arguments: Mapping[str, Any], num_classes: int) -> Netw
                 f"condition: {type(model).__name__} needs {TEXT}; name it in condition={{...}} of mvm.sample and, for "
                 "the unconditional branch of guidance, in null_arguments={...}"
             )
-        out = model(x.to(model.dtype), timestep=timestep.float(), **told).sample
+        out = model(x.to(model.dtype), timestep=(timestep / unit).float(), **told).sample
         learned_variance = out.shape[1] == 2 * x.shape[1]
         return (out[:, : x.shape[1]] if learned_variance else out).to(x.dtype)
 
