@@ -17,7 +17,7 @@ from tqdm import tqdm
 from mvm.bridge.paths import VarianceExploding
 from mvm.noise import as_seeds
 from mvm.options import at_least, between, choose
-from mvm.path import MEAN_VELOCITY, LinearFlow, Schedule, equal_snr_time
+from mvm.path import MEAN_VELOCITY, LinearFlow, Schedule, equal_snr_scale, equal_snr_time
 from mvm.solver import MAX_RHO, SOLVERS, Multistep, run
 from mvm.solver.sampling import solver_named, step_noise
 
@@ -123,7 +123,7 @@ def sample_mvm(
         return x
     levels = sigmas[kept].cpu().double().clamp_max(end)
     times = equal_snr_time(levels, own, MEAN_VELOCITY)
-    scales = (own.norm(levels) / MEAN_VELOCITY.norm(times)).tolist()  # of the path's states, against the solver's
+    scales = (1 / equal_snr_scale(levels, own, MEAN_VELOCITY)).tolist()  # of the path's states, against the solver's
     place = {t: k for k, t in enumerate(times.tolist())}
     try:
         plan = chosen.fitted(x[0].numel()).plan_times(own, tuple(place), rho)

@@ -9,21 +9,12 @@ from torch import Tensor
 from mvm.options import choose, nearest
 from mvm.path import MEAN_VELOCITY, Schedule, equal_snr_scale, equal_snr_time
 from mvm.solver import SOLVERS, Plan, Solver, State
-
-PROBE = 4  # evaluations: enough to see whether a solver makes more than one a step
-
-
-def _one_a_step(name: str) -> bool:
-    solver = SOLVERS[name]()
-    if not isinstance(solver, Solver):
-        return False
-    plan = solver.plan(MEAN_VELOCITY, PROBE, 0.0)
-    return plan.nfe == plan.steps
+from mvm.solver.sampling import once_a_step
 
 
 def fitting_solvers() -> list[str]:
     """Return the names of the solvers that evaluate the field once a step, which is what a scheduler can do."""
-    return [name for name in SOLVERS if _one_a_step(name)]
+    return [name for name, make in SOLVERS.items() if once_a_step(make())]
 
 
 def build_solver(name: str, options: dict[str, float | str]) -> Solver:

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from mvm.path import MEAN_VELOCITY
 from mvm.published.files import INDEX, SCHEDULER, TRANSFORMER
 from mvm.recipes import Recipe
-from mvm.solver import Adams, Solver
+from mvm.solver import Adams
+from mvm.solver.sampling import once_a_step
 
 Table = dict[str, Any]
 MODULE = "mvm.integrations.diffusers"
@@ -27,7 +27,6 @@ PARTS = {  # of the pipeline: module and class
     "scheduler": [f"{MODULE}.scheduler", "MVMScheduler"],
     "transformer": [f"{MODULE}.transformer", "MVMTransformer2DModel"],
 }
-PROBE = 4  # evaluations: enough to see whether a solver makes more than one a step
 
 
 def misfit(recipe: Recipe) -> str:
@@ -36,9 +35,7 @@ def misfit(recipe: Recipe) -> str:
         return "it makes pixels, and this model latents"
     if recipe.codec.scale != 1:
         return f"it takes pixels in [-1, 1], and this model has codec.scale {recipe.codec.scale:g}"
-    solver = recipe.sample.build_solver()
-    plan = solver.plan(MEAN_VELOCITY, PROBE, 0.0) if isinstance(solver, Solver) else None
-    if plan is None or plan.nfe != plan.steps:
+    if not once_a_step(recipe.sample.build_solver()):
         return f"its scheduler evaluates the network once a step, and the solver {recipe.sample.solver} does not"
     return ""
 

@@ -59,6 +59,17 @@ def solver_named(solver: str | Solver | Adaptive) -> Solver | Adaptive:
     return solver
 
 
+PROBE = 4  # evaluations: enough to see whether a solver makes more than one a step
+
+
+def once_a_step(solver: Solver | Adaptive) -> bool:
+    """Return whether a solver evaluates the field once a step, which is what a scheduler can do."""
+    if isinstance(solver, Adaptive):
+        return False
+    plan = solver.plan(MEAN_VELOCITY, PROBE, 0.0)
+    return plan.nfe == plan.steps
+
+
 def evaluator(meter: Meter, schedule: Schedule, condition: Tensor | None, guidance: Rules) -> Evaluate:
     """Return (x, t) -> x0_hat on the field's own schedule, guided at the time evaluated; every pass is counted."""
     rules = tuple(rule.counted(meter.also) for rule in as_rules(guidance))
