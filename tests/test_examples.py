@@ -3,6 +3,8 @@
 import ast
 import importlib.util
 import math
+import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from scipy.stats import multivariate_normal, norm
 
 import mvm
 from mvm import noise, oracle
@@ -80,9 +83,11 @@ def test_the_page_is_a_page_and_stands_alone():
 
 
 def test_the_page_trains_and_draws(tmp_path):
-    """In a folder of its own, where no package is on the path: it needs mvm's digits, none of its code."""
+    """Where mvm cannot be imported: it needs the digits of the package, none of its code."""
     out = tmp_path / "page.png"
-    command = [sys.executable, str(PAGE), "--steps", "3", "--seed", "1", "--out", str(out)]
+    alone = "import runpy, sys; sys.modules['mvm'] = None; del sys.argv[0]; runpy.run_path(sys.argv[0], {}, '__main__')"
+    options = ["--steps", "3", "--seed", "1", "--out", str(out)]
+    command = [sys.executable, "-c", alone, str(PAGE), *options]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "3/3" in done.stderr  # the progress bar
@@ -227,3 +232,84 @@ def test_own_noise(page):
         assert x.mean().item() == pytest.approx(0.3, abs=0.01)
         assert x.std().item() == pytest.approx(0.5, rel=0.01)
     assert math.isfinite(x.sum().item())
+
+
+# ---- The short examples: what they print is the exact answer ----
+
+
+def printed(name, capsys):
+    """What the example's names stand for after it has run, and the numbers it prints."""
+    found = runpy.run_path(str(EXAMPLES / f"{name}.py"))
+    return found, [float(number) for number in re.findall(r"-?\d+\.\d+(?:e[-+]\d+)?", capsys.readouterr().out)]
+
+
+def distance(x, weights, means, stds):
+    """The largest distance of the samples' distribution function from that of a mixture of Gaussians."""
+    x = np.sort(x.flatten().numpy())
+    exact = sum(w * norm.cdf(x, m, s) for w, m, s in zip(weights, means, stds, strict=True))
+    rank = np.arange(len(x) + 1) / len(x)
+    return max(np.abs(exact - rank[1:]).max(), np.abs(exact - rank[:-1]).max())
+
+
+def test_own_field(capsys):
+    found, numbers = printed("own_field", capsys)
+    mean, std = 0.4, math.sqrt(0.3 * 1.04 + 0.7 * 1.25 - 0.16)
+    assert numbers[:2] == pytest.approx([mean, std], abs=5e-4)
+    assert numbers[2:] == pytest.approx([mean, std] * 2, abs=0.02)
+    for x in found["samples"].values():
+        assert (
+            distance(x, (0.3, 0.7), (-1, 1), (0.2, 0.5)) < 0.0096
+        )  # 5 % of sets of 20,000 exact draws lie further away
+
+
+def test_own_solver(capsys):
+    found, numbers = printed("own_solver", capsys)
+    assert numbers == pytest.approx([found["error"][128], found["error"][256], 2], rel=0.05)
+    assert found["order"] == pytest.approx(2, abs=0.05)
+    assert numbers[1] < 1e-4
+    with pytest.raises(ValueError, match="rho=1"):
+        mvm.sample(found["field"], found["noise"], solver=found["TwoStep"](), rho=1.0)
+
+
+def test_own_guidance(capsys):
+    found, numbers = printed("own_guidance", capsys)
+    exact = torch.tensor([1.5, -1.25], dtype=torch.float64)
+    assert numbers[:2] == pytest.approx(exact.tolist(), abs=0.02)
+    assert numbers[2:4] == exact.tolist()
+    error = (found["samples"] - exact - 0.3 * found["noise"]).abs().max().item()
+    assert error < 1e-3
+    assert numbers[4] == pytest.approx(error, rel=0.05)
+
+
+def test_likelihood(capsys):
+    found, numbers = printed("likelihood", capsys)
+    covariance = np.array([[1.0, 0.6, 0.2], [0.6, 0.5, 0.1], [0.2, 0.1, 0.3]])
+    exact = torch.from_numpy(multivariate_normal([0.5, -0.2, 0.0], covariance).logpdf(found["x"].numpy()))
+    close(found["traced"], exact, 1e-3)
+    close(found["estimated"], exact, 0.1)  # by chance: four probes
+    mean, error = float(exact.mean()), float((found["traced"] - exact).abs().max())
+    assert numbers[:2] == pytest.approx([mean, mean], abs=1e-3)
+    assert numbers[2] == pytest.approx(error, rel=0.05)
+
+
+def test_bridge(capsys):
+    found, numbers = printed("bridge", capsys)
+    velocity, eps = numbers[:5], numbers[5:]
+    for name, (error, mean, exact_mean, std, exact_std) in (("velocity", velocity), ("eps", eps)):
+        assert (exact_mean, exact_std) == (0.3, 0.5)
+        assert found["errors"][name] < 1e-3
+        assert error == pytest.approx(found["errors"][name], rel=0.05)
+        assert mean == pytest.approx(0.3, abs=0.01)
+        assert std == pytest.approx(0.5, rel=0.02)
+    torch.testing.assert_close(found["exact"], 0.3 + 0.5 * found["noise"])
+
+
+SHORT = ("own_field", "own_solver", "own_guidance", "likelihood", "bridge")
+
+
+def test_short_examples_are_short_and_listed():
+    listed = (EXAMPLES / "README.md").read_text()
+    for example in EXAMPLES.glob("*.py"):
+        assert f"[{example.name}]({example.name})" in listed
+    for name in SHORT:
+        assert 15 <= len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= 50
