@@ -33,4 +33,4 @@ samples = mvm.sample(field, noise, condition=wanted, guidance=Negative(SCALE, aw
 # Classes of equal covariance: the guided law is the Gaussian around this mean, and the ODE takes noise z to it + STD z.
 mean = MEANS[0] + SCALE * (MEANS[1] - MEANS[0])
 error = (samples - (mean + STD * noise)).abs().max().item()
-print(f"mean {samples.mean(0).tolist()}, exact {mean.tolist()}; largest error of a sample {error:.1e}")
+print(f"mean {samples.mean(0).numpy().round(3)}, exact {mean.numpy()}; largest error of a sample {error:.1e}")
