@@ -8,7 +8,7 @@
     python benchmarks/study_figures.py curves RESULTS... --out X.png      FID against NFE, ODE and SDE
     python benchmarks/study_figures.py guidance RESULTS... --out X.png    FID against the scale of guidance
     python benchmarks/study_figures.py solvers RESULTS... --titles A,B --out X.png   FID against NFE, a panel for each;
-                                                              --seconds: against seconds
+                                                              --seconds: against seconds; --rho 1: those cells alone
 
 RESULTS: a sweep's folder, its results.json or results.csv; what blocks of images tell of a difference is not in CSV.
 """
@@ -285,6 +285,8 @@ def _parser() -> argparse.ArgumentParser:
         if name == "solvers":
             command.add_argument("--titles", type=lambda text: text.split(","), required=True, help="of the panels")
             command.add_argument("--seconds", action="store_true", help="against seconds, not evaluations")
+            command.add_argument("--rho", type=float, help="the noise of the cells that are drawn; default: all")
+            command.add_argument("--without", default="", help="a solver that is left out")
     return parser
 
 
@@ -322,7 +324,10 @@ def main() -> None:
         case "guidance":
             write_figure(guidance_panels(results), arguments.out)
         case "solvers":
-            sweeps = [read_results([path]) for path in arguments.results]
+            sweeps = [
+                [r for r in read_results([path]) if arguments.rho in (None, r.rho) and r.solver != arguments.without]
+                for path in arguments.results
+            ]
             write_figure(
                 solver_panels(sweeps, arguments.titles, SECONDS if arguments.seconds else EVALUATIONS), arguments.out
             )
