@@ -149,7 +149,7 @@ def test_bad_betas(low, high):
 def test_schedule_by_name():
     assert schedule_named("mean-velocity", T=2.0) == MeanVelocity(2.0)
     assert schedule_named("linear-flow") == LinearFlow()
-    with pytest.raises(ValueError, match=r"T=2\.0 belongs to schedule='mean-velocity'; 'variance-preserving'"):
+    with pytest.raises(ValueError, match=r"T=2\.0.*schedule='mean-velocity'.*'variance-preserving'"):
         schedule_named("variance-preserving", T=2.0)
     with pytest.raises(ValueError, match="'linear-flow'"):
         schedule_named("linearflow")

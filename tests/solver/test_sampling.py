@@ -248,7 +248,7 @@ def test_adaptive_does_not_know_the_scale_of_time(solver, T):
 
 
 def test_the_last_time_of_adaptive_is_a_share():
-    with pytest.raises(ValueError, match=r"t_min=1\.0 must lie below 1: it is a share"):
+    with pytest.raises(ValueError, match=r"t_min=1\.0.*below 1"):
         Adaptive(t_min=1.0)
 
 
@@ -281,9 +281,9 @@ def test_images_of_any_rank():
 def test_what_a_model_cannot_take_is_named():
     model = mvm.load("digits")
     good = torch.zeros(2, 1, 8, 8)
-    with pytest.raises(ValueError, match=r"schedule='mean-velocity' is no schedule; pass model.schedule"):
+    with pytest.raises(ValueError, match=r"schedule='mean-velocity'.*model\.schedule"):
         mvm.sample(model, good, schedule="mean-velocity", nfe=1)
-    with pytest.raises(ValueError, match=r"noise of shape \(2, 1, 16, 16\): this model takes samples \(1, 8, 8\)"):
+    with pytest.raises(ValueError, match=r"noise of shape \(2, 1, 16, 16\).*\(1, 8, 8\)"):
         mvm.sample(model, torch.zeros(2, 1, 16, 16), schedule=model.schedule, nfe=1)
 
 
