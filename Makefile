@@ -3,11 +3,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test faults verify lint docs licences sbom clean help
+.PHONY: demo test mutants faults verify lint docs licences sbom clean help
 help:
 	@echo "make demo    train on the embedded digits, sample with ODE and SDE, write runs/demo/report.html"
 	@echo "make test    the whole test suite (9 to 12 minutes on 2 cores)"
 	@echo "make faults  kill, fill the disk, stop workers, spoil files, crowd the page: nothing is lost (about ten minutes)"
+	@echo "make mutants  break one line at a time: fast tests must see each (about ten minutes)"
 	@echo "make verify  check the mathematics on exact oracles (under a minute)"
 	@echo "make lint    style, types, import layers, dependencies, spelling"
 	@echo "make docs    the API reference as HTML, site/index.html"
@@ -35,6 +36,9 @@ faults: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/faults/fuzz.py --cases 20000 --seed 0 --seconds 120
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.load --requests 300 --images 10000
 	MVM_SLOW=1 $(BIN)/python -m pytest -n 2 tests/faults tests/training/test_processes.py -k "faults or killed or stopped or signals or fewer"
+
+mutants: $(INSTALLED)
+	$(BIN)/python tools/mutants.py --jobs 2
 
 verify: $(INSTALLED)
 	$(BIN)/mvm verify

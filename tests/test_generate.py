@@ -436,7 +436,7 @@ def test_classes_by_name(text, numbers):
 
 
 def test_an_unknown_class_is_named():
-    with pytest.raises(ValueError, match=r"classes=tenhc is unknown \(did you mean 'tench'\?\); give numbers or names"):
+    with pytest.raises(ValueError, match=r"classes=tenhc.*'tench'.*give numbers or names"):
         class_numbers("tench,tenhc", NAMES)
 
 
@@ -506,7 +506,7 @@ def test_classes_by_number_and_name():
     assert class_numbers("", names) == ()
     assert class_numbers("dog, 0,ship", names) == (1, 0, 3)
     assert class_numbers("7", names) == (2,)  # a name wins
-    with pytest.raises(ValueError, match=r"classes=sihp is unknown \(did you mean 'ship'\?\); .*: cat, dog, 7, ship$"):
+    with pytest.raises(ValueError, match=r"classes=sihp.*'ship'.*: cat, dog, 7, ship$"):
         class_numbers("cat,sihp", names)
 
 

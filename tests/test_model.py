@@ -105,7 +105,7 @@ def test_which_checkpoint(three):
         load(three, which="4")
     with pytest.raises(ValueError, match=r"no checkpoint 'best'"):  # nothing was judged
         load(three, which="best")
-    with pytest.raises(ValueError, match=r"checkpoint='newest' is unknown; allowed: latest, best, or a step number"):
+    with pytest.raises(ValueError, match=r"checkpoint='newest'.*latest, best, or a step number"):
         load(three, which="newest")
 
 
@@ -312,9 +312,7 @@ def test_damaged_recipe_is_named(run, tmp_path):
     stored = json.loads((copy / "recipe.json").read_text())
     stored["train"]["stepps"] = 3
     (copy / "recipe.json").write_text(json.dumps(stored))
-    with pytest.raises(
-        ValueError, match=r"recipe\.json: unknown key 'train\.stepps' \(did you mean 'train\.steps'\?\)"
-    ):
+    with pytest.raises(ValueError, match=r"recipe\.json.*'train\.stepps'.*'train\.steps'"):
         load(copy)
 
 

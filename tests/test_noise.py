@@ -1,4 +1,4 @@
-"""Counter noise: Random123's known answers, moments, and that a number depends on (seed, stream, element) alone."""
+"""Counter noise: known answers, golden values, moments; a number depends on (seed, stream, element) alone."""
 
 import math
 
@@ -38,6 +38,103 @@ def test_philox_known_answers_in_one_batch():
     key = tuple(torch.tensor([words(k[1])[i] for k in KNOWN]) for i in range(2))
     got = torch.stack(noise.philox(counter, key), dim=1).tolist()
     assert got == [words(k[2]) for k in KNOWN]
+
+
+# --- golden values --------------------------------------------------------------------------------------------------
+
+SEED = 2**40 + 5  # both halves of the key count
+# stream: the first two words of SEED, then the first uniform and the first normal they make
+GOLDEN = {
+    "INITIAL": (0x5E5BE6AE, 0x22E16345, 0.36858979950193316, 0.9259703159332275),
+    "LABEL": (0x94466BC2, 0xA084937A, 0.5791995382169262, -0.7295389175415039),
+    "TIME": (0x6647B618, 0x25A8F006, 0.3995317277731374, 0.8159840106964111),
+    "TRAIN": (0xBFA2A40D, 0x719B814D, 0.7485754521330819, -0.7140398025512695),
+    "DEQUANTISE": (0x2DA2C21E, 0xC849BF32, 0.17826474423054606, 0.37517938017845154),
+    "COMPONENT": (0xA654FF4D, 0x0059E53D, 0.6497344555100426, 0.9286113381385803),
+    "DERIVE": (0x15D40F61, 0xE9098284, 0.08526703005190939, 1.8758066892623901),
+    "MIRROR": (0xD8AF8E49, 0xF3156DFA, 0.8464287690585479, 0.5486842393875122),
+    "BLOCK": (0xB216ED0A, 0xB4BDD3CC, 0.6956623221049085, -0.2324245721101761),
+    "DROPOUT": (0x9E770BDC, 0x44456AAA, 0.619004002888687, -0.10248591750860214),
+    "WARP": (0xE85D09BC, 0x16B1EFE1, 0.9076696477131918, 0.37363117933273315),
+    "WARP_NORMAL": (0x467A103B, 0x9045B60C, 0.2753000397933647, -1.4797680377960205),
+    "DATA": (0x9324F4AE, 0x1514506E, 0.5747826505685225, 0.9146596193313599),
+    "AUGMENT": (0x7007E426, 0x7F408BDA, 0.43762041034642607, -1.2853987216949463),
+    "STEP": (0x521092D7, 0x94FD96AA, 0.3205653930781409, -1.312630534172058),
+    "HUTCHINSON": (0xC0BFDA20, 0x403E660F, 0.7529274300904945, -0.004506958182901144),
+    "MAX_STREAM": (0x41848B7E, 0x9E9AB0E1, 0.2559287246549502, -1.2067131996154785),
+}
+
+
+def philox_in_numpy(counter, key):
+    """Philox4x32-10 as published (Salmon et al. 2011, section 3.3), in whole 64-bit products: nothing of noise.py."""
+    c, k = [np.asarray(word, np.uint64) for word in counter], [np.asarray(word, np.uint64) for word in key]
+    for _ in range(10):
+        first, second = c[0] * np.uint64(0xD2511F53), c[2] * np.uint64(0xCD9E8D57)
+        high, low = (lambda p: p >> np.uint64(32)), (lambda p: p & np.uint64(0xFFFFFFFF))
+        c = [high(second) ^ c[1] ^ k[0], low(second), high(first) ^ c[3] ^ k[1], low(first)]
+        k = [low(k[0] + np.uint64(0x9E3779B9)), low(k[1] + np.uint64(0xBB67AE85))]
+    return [int(word) for word in c]
+
+
+def words_in_numpy(seed, stream, count):
+    """The words of one seed's stream: block b is counter (b, stream, 0, 0), the seed is the key, low half first."""
+    key = (seed % 2**32, seed // 2**32)
+    blocks = [philox_in_numpy((b, stream, 0, 0), key) for b in range(-(-count // 4))]
+    return np.array(blocks).flatten()[:count]
+
+
+def normals_in_numpy(seed, stream, count):
+    """Box-Muller on pairs of the cells' centres: radius by the first, angle by the second; cos, then sin."""
+    u = (words_in_numpy(seed, stream, count + count % 2) + 0.5) / 2**32
+    radius, angle = np.sqrt(-2 * np.log(u[::2])), 2 * np.pi * u[1::2]
+    return np.stack([radius * np.cos(angle), radius * np.sin(angle)], 1).flatten()[:count]
+
+
+@pytest.mark.parametrize(("counter", "key", "answer"), KNOWN)
+def test_philox_in_numpy_has_the_known_answers(counter, key, answer):
+    assert philox_in_numpy(words(counter), words(key)) == words(answer)
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_every_stream_keeps_its_golden_values(name):
+    """A value that moves is other noise for every run, sample and seed there is: it is never to be set anew."""
+    *integers, uniform, normal = GOLDEN[name]
+    stream, seeds = getattr(noise, name), torch.tensor([SEED])
+    assert words_in_numpy(SEED, stream, 2).tolist() == integers
+    assert noise.uniform(seeds, stream, (2,))[0].tolist() == [(word + 0.5) * 2.0**-32 for word in integers]
+    assert noise.uniform(seeds, stream, (1,)).item() == uniform
+    assert noise.normal(seeds, stream, (1,)).item() == pytest.approx(normal, rel=2e-7)  # one digit of float32
+
+
+@pytest.mark.parametrize("stream", [noise.INITIAL, noise.TIME, noise.STEP + 25, noise.HUTCHINSON + 1])
+@pytest.mark.parametrize("seed", SEEDS.tolist())
+def test_uniforms_and_normals_are_those_of_numpy(seed, stream):
+    seeds = torch.tensor([seed])
+    wanted = (words_in_numpy(seed, stream, 11) + 0.5) / 2**32
+    assert noise.uniform(seeds, stream, (11,))[0].tolist() == wanted.tolist()  # exact: 33 bits fit in float64
+    np.testing.assert_allclose(noise.normal(seeds, stream, (11,))[0], normals_in_numpy(seed, stream, 11), rtol=2e-7)
+    np.testing.assert_allclose(noise.initial(seeds, (11,))[0], normals_in_numpy(seed, 0, 11), rtol=2e-7)
+
+
+def test_uniforms_are_centres_of_cells():
+    """Of the first and the last of 2^32 cells, too: log(0) would be an infinite normal."""
+    assert noise._unit(torch.tensor([0, 1, 2**32 - 1])).tolist() == [2.0**-33, 3 * 2.0**-33, 1 - 2.0**-33]
+
+
+def derived_in_numpy(seed, index):
+    """Of counter (index low, index high, DERIVE, 0) the first two words, as an integer of 63 bits."""
+    counter = (index % 2**32, index // 2**32, noise.DERIVE, 0)
+    high, low, *_ = philox_in_numpy(counter, (seed % 2**32, seed // 2**32))
+    return (high % 2**31) * 2**32 + low
+
+
+def test_derived_seeds_keep_their_golden_values():
+    indices = [0, 1, 2**32, 2**40 + 3]
+    golden = [3233437217997023765, 3512611175891925259, 7344794759400205083, 1440183111842111059]
+    assert noise.derive(7, torch.tensor(indices)).tolist() == golden
+    assert noise.derive(SEED, torch.tensor([0, 1])).tolist() == [2219655996301481109, 7419978729212782183]
+    for seed in SEEDS.tolist():
+        assert noise.derive(seed, torch.tensor(indices)).tolist() == [derived_in_numpy(seed, i) for i in indices]
 
 
 def test_normal_moments_and_law():

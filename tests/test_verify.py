@@ -56,6 +56,26 @@ def test_check(value, at_least, passed):
     assert as_json([Check("x", value, 1.0, at_least)])["passed"] is passed
 
 
+def test_the_digits_are_judged_by_quantiles_over_many_noises(monkeypatch):
+    """No draw is chosen: half and nine in ten of 256 noises, of which a few that are far off move nothing."""
+    solvers = importlib.import_module("mvm.verify.solvers")
+    errors = {8: torch.full((256,), 0.01), 13: torch.full((256,), 0.01), 26: torch.full((256,), 0.0001)}
+    errors[8][:20] = 0.5  # fewer than one in ten
+    errors[26][:30] = 0.5  # more
+    monkeypatch.setattr(solvers, "digits_oracle", lambda: oracle.gaussian(0.0, 0.5, (64,)))
+    drawn = []
+
+    def sample(field, x, nfe):
+        drawn.append(x)
+        return torch.zeros_like(x) if nfe == 300 else errors[nfe].double()[:, None].expand_as(x)
+
+    monkeypatch.setattr(solvers, "sample", sample)
+    found = list(solvers.check_digits())
+    assert [check.passed for check in found] == [True, True, False, True, True, False]
+    assert [check.value for check in found] == pytest.approx([0.01, 0.01, 0.01, 0.01, 0.0001, 0.5])
+    assert all(torch.equal(x, noise.initial(torch.arange(256), (64,), torch.float64)) for x in drawn)
+
+
 def spoiled(monkeypatch, **changes):
     """Give the table of `adams` and `sa` wrong coefficients."""
     right = adams_module.build_row

@@ -97,7 +97,7 @@ def test_crop_halves_first_and_then_takes_bicubic():
 def test_what_auto_stands_for():
     assert [resolve("auto", size) for size in (32, 64, 65, 256)] == ["box", "box", "centre-crop", "centre-crop"]
     assert resolve("none", 8) == "none"
-    with pytest.raises(ValueError, match=r"resize='boxx' is unknown \(did you mean 'box'\?\); allowed: auto, box"):
+    with pytest.raises(ValueError, match=r"resize='boxx'.*'box'.*auto, box"):
         resolve("boxx", 8)
 
 

@@ -419,7 +419,7 @@ def test_a_webdataset_stays_one(tmp_path):
         files = {"a/1.png": png(1), f"a/1.{text}": b"0", "b/2.png": png(2), f"b/2.{text}": b"0"}
         source = open_source(into_tar(tmp_path, files))
         assert source.kind == "webdataset"
-    with pytest.raises(ValueError, match=r"src.tgz' is a packed webdataset; unpack it first: gunzip --keep "):
+    with pytest.raises(ValueError, match=r"src.tgz'.*gunzip --keep "):
         open_source(into_tgz(tmp_path, files))
 
 
@@ -548,7 +548,7 @@ def test_odd_names_of_classes(store, form, tmp_path):
 @every_store
 def test_names_that_differ_in_form_alone(store, tmp_path):
     files = {unicodedata.normalize(form, "caf\u00e9/1.png"): png(1) for form in ("NFC", "NFD")}
-    with pytest.raises(ValueError, match=r"class folders cafe\\u0301 and caf\\xe9 differ only in Unicode form"):
+    with pytest.raises(ValueError, match=r"cafe\\u0301 and caf\\xe9.*Unicode"):
         open_source(store(tmp_path, files))
 
 

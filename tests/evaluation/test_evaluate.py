@@ -355,7 +355,7 @@ def test_moments_alone_refuse_what_needs_images(inception, tmp_path):
     write_statistics(Judge(progress=False), side(B), "inception", tmp_path / "b.npz")
     reference = open_side(str(tmp_path / "b.npz"))
     assert set(values(judged(side(A), reference, ("fid", "sfid")))) == {"fid", "sfid"}
-    with pytest.raises(ValueError, match=r"'b\.npz' holds moments alone, and kid needs the images themselves"):
+    with pytest.raises(ValueError, match=r"'b\.npz'.*kid.*images"):
         judged(side(A), reference, ("kid", "sfid"))
     with pytest.raises(ValueError, match=r"'b\.npz' holds moments already; name images"):
         write_statistics(Judge(progress=False), reference, "inception", tmp_path / "c.npz")
@@ -402,9 +402,7 @@ def test_other_shapes_are_refused_before_the_images_are_read(other, tmp_path):
     found = of_tensor(as_tensor(A))
     unread = Side("x", type(found)(found.shape, found.facts, chunks))
     shape = "x".join(map(str, as_tensor(other).shape[1:]))
-    with pytest.raises(
-        ValueError, match=rf"images and reference are 3x16x16 and {shape} \(channels x height x width\)"
-    ):
+    with pytest.raises(ValueError, match=rf"3x16x16.*{shape}"):
         judged(unread, side(other))
     write_statistics(Judge(progress=False), side(other), "pixels", tmp_path / "b.npz")
     with pytest.raises(ValueError, match=f"3x16x16 and {shape}"):

@@ -213,7 +213,7 @@ def test_mixed_sizes_are_refused_by_name_or_resized(tmp_path):
 def test_a_colour_picture_among_grey_ones_is_refused_by_name(tmp_path):
     folder = save_folder(tmp_path / "x", pictures(channels=1))
     Image.fromarray(pictures(1)[0]).save(folder / "011.png")
-    with pytest.raises(ValueError, match=r"'011\.png' is in colour, and the first picture is grey; give --channels 3"):
+    with pytest.raises(ValueError, match=r"'011\.png'.*colour.*--channels 3"):
         everything(open_images(folder))
     found = everything(open_images(folder, channels=3))[0]
     assert torch.equal(found[11], as_tensor(pictures(1))[0])
@@ -278,7 +278,7 @@ def test_other_arrays_are_refused(tmp_path, arrays, words):
 def test_stored_sizes_are_kept(tmp_path):
     path = save("prepared", pictures(), tmp_path)
     assert open_images(path, size=16).shape == (3, 16, 16)
-    with pytest.raises(ValueError, match=r"--size 8 has no effect on .*, which is one set of 3x16x16 images"):
+    with pytest.raises(ValueError, match=r"--size 8.*3x16x16"):
         open_images(path, size=8)
     assert open_images(save("npy", pictures(), tmp_path), size=8).shape == (3, 8, 8)
     with pytest.raises(ValueError, match="--channels 2 is not supported; allowed: 1, 3"):

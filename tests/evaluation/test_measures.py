@@ -44,9 +44,7 @@ def gathered(features, key, blocks=1):
 
 def test_names_are_parsed_once_each_in_order():
     assert parse_metrics(" kid, fid,kid ,,") == ("kid", "fid")
-    with pytest.raises(
-        ValueError, match=r"metrics='fidd' is unknown \(did you mean 'fid'\?\); allowed: fid, sfid, kid"
-    ):
+    with pytest.raises(ValueError, match=r"metrics='fidd'.*'fid'.*fid, sfid, kid"):
         parse_metrics("fid,fidd")
     with pytest.raises(ValueError, match=r"--metrics ', ' names none; allowed: fid"):
         parse_metrics(", ")

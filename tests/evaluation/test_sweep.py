@@ -383,7 +383,7 @@ HARMFUL = {
 def test_files_made_to_harm_are_refused_by_name(model, copy, name, kind):
     text = HARMFUL[kind]
     (copy / name).write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(ValueError, match=rf"{name}' is damaged \(.*\); remove it, and it is computed again"):
+    with pytest.raises(ValueError, match=rf"{name}' is damaged.*remove it"):
         sweep(model, copy).run(AXES.cells())
 
 

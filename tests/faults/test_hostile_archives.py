@@ -167,7 +167,7 @@ def test_links_that_go_round(tmp_path):
     (tmp_path / "in/a").mkdir(parents=True)
     (tmp_path / "in/a/0.png").write_bytes(picture())
     (tmp_path / "in/a/up").symlink_to(tmp_path / "in")
-    with pytest.raises(ValueError, match=r"a/up' is a link to a folder that is here already; remove the link"):
+    with pytest.raises(ValueError, match=r"a/up' .*remove the link"):
         open_source(tmp_path / "in")
 
 

@@ -164,5 +164,5 @@ def test_without_comfyui_only_its_use_is_an_error(monkeypatch):
         monkeypatch.setitem(sys.modules, name, None)
     importlib.reload(sys.modules["mvm.integrations.comfyui"])
     for name, inputs in (("MVMSampler", {}), ("MVMSigmas", {"model": model(EPS()), "nfe": 4})):
-        with pytest.raises(ImportError, match=r"comfy\.\w+ cannot be imported: the nodes of mvm run in ComfyUI"):
+        with pytest.raises(ImportError, match=r"comfy\.\w+ .*ComfyUI"):
             run_node(name, rho=0.0, solver="adams", **inputs)

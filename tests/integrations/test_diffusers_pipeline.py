@@ -376,9 +376,9 @@ def test_models_that_do_not_fit_are_refused(model):
     always = MVMPipeline.from_mvm(
         Model(replace(model.recipe, objective=replace(model.recipe.objective, label_drop=0.0)))
     )
-    with pytest.raises(ValueError, match=r"guidance_scale=2.0: this network knows no null class to guide from"):
+    with pytest.raises(ValueError, match=r"guidance_scale=2.0.*null class"):
         always([1], guidance_scale=2.0)
-    with pytest.raises(ValueError, match=r"class_labels=None is the null class, which this network never saw"):
+    with pytest.raises(ValueError, match=r"class_labels=None.*null class"):
         always.transformer(torch.zeros(1, 1, 8, 8), 0.5)
     with pytest.raises(ValueError, match="no inner head"):
         MVMPipeline(blind.transformer, blind.scheduler, settings={"internal": 1.5})([1])

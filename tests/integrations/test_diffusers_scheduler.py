@@ -237,7 +237,7 @@ def test_step_out_of_order_is_refused():
     scheduler = planned()
     walk(scheduler, first(), scheduler.timesteps[:2])
     t = scheduler.timesteps[5]
-    with pytest.raises(ValueError, match=r"is step 5, but step 2, t=.* comes next; begin again with set_timesteps"):
+    with pytest.raises(ValueError, match=r"is step 5.*step 2.*set_timesteps"):
         scheduler.step(first(), t, first())
 
 

@@ -406,7 +406,7 @@ def test_whole_timesteps(steps):
     assert steps < 26 or far(found, oracle.denoised(x, 49.0)) < 8e-3
     scheduler.set_timesteps(timesteps=[40.4, 20.0])
     assert scheduler.timesteps.tolist() == [40, 20]
-    with pytest.raises(ValueError, match=r"num_inference_steps=51 is out of range; it must lie in \[1, 50\]"):
+    with pytest.raises(ValueError, match=r"num_inference_steps=51.*\[1, 50\]"):
         scheduler.set_timesteps(51)
 
 
@@ -549,7 +549,7 @@ def test_other_refusals():
         with pytest.raises(ValueError, match="use a larger t_min, or 'adams'"):
             scheduler.set_timesteps(20)
     for timesteps in ([1000], [5, 7], []):
-        with pytest.raises(ValueError, match=r"must fall, from timestep 999\.0 at most, and end at 0 at least"):
+        with pytest.raises(ValueError, match=r"must fall.*999\.0"):
             MVMScheduler.from_config(config).set_timesteps(timesteps=timesteps)
     terminal = MVMScheduler.from_config(diffusers.FlowMatchEulerDiscreteScheduler(shift_terminal=0.1).config)
     terminal.set_timesteps(1)

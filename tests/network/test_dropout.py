@@ -141,7 +141,7 @@ def test_compiled_it_is_the_same():
 
 @pytest.mark.parametrize("share", [-0.1, 1.0, math.nan])
 def test_a_share_out_of_range_is_named(share):
-    with pytest.raises(ValueError, match=rf"network\.dropout={share} is out of range; it must be at least 0 and less"):
+    with pytest.raises(ValueError, match=rf"network\.dropout={share}.*at least 0 and less"):
         DiTConfig(dropout=share)
 
 

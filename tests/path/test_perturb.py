@@ -71,6 +71,22 @@ def test_lam_uniform_law():
     assert ends.tolist() == pytest.approx([1e-5, 1.0])
 
 
+@pytest.mark.parametrize("T", [1.0, 2.5])
+@pytest.mark.parametrize(
+    ("law", "p"),
+    [
+        (TimeLaw("uniform"), (0.0, 1.0)),
+        (TimeLaw("logit-normal"), (0.0, 1.0)),
+        (TimeLaw("lam-normal"), (1.0, 0.0)),  # more lam is less noise
+        (TimeLaw("lam-normal", std=1e4), (0.9, 0.1)),
+    ],
+)
+def test_no_law_draws_an_end_of_the_path(law, p, T):
+    """At 0 and T some targets and weights are infinite; wide laws round to them."""
+    ends = law.quantile(torch.tensor(p, dtype=torch.float64), MeanVelocity(T))
+    assert ends.tolist() == [T * 2.0**-60, T * (1 - 2.0**-53)]
+
+
 def test_lam_uniform_needs_two_ends():
     with pytest.raises(ValueError, match=r"path\.law\.t_min=0: lam is infinite there"):
         TimeLaw("lam-uniform")

@@ -171,7 +171,7 @@ def test_push(folder, api):
 
 def test_nothing_private_is_sent_to_a_public_place(folder, api):
     found = api(public=True)
-    with pytest.raises(ValueError, match=r"--private: owner/name is there already and public; nothing was sent"):
+    with pytest.raises(ValueError, match=r"--private: owner/name.*public.*nothing was sent"):
         push(folder, "owner/name", private=True)
     assert [call[0] for call in found.asked] == ["create"]
 

@@ -33,7 +33,7 @@ def test_a_task_says_what_a_table_is():
     assert type(from_toml('name = "x"')) is Recipe
     assert from_toml('task = "field"\nname = "x"') == Recipe(name="x")
     assert from_toml('task = "decoder"\nname = "x"') == DecoderRecipe(name="x")
-    with pytest.raises(ValueError, match=r"task='decode' is unknown \(did you mean 'decoder'\?\)"):
+    with pytest.raises(ValueError, match=r"task='decode'.*'decoder'"):
         from_toml('task = "decode"')
     with pytest.raises(ValueError, match=r"task=3 must be of type str"):
         from_toml("task = 3")
@@ -41,7 +41,7 @@ def test_a_task_says_what_a_table_is():
         from_toml('[encoder]\nname = "x"')
     with pytest.raises(ValueError, match=r"unknown key 'network'"):
         from_toml('task = "decoder"\n[network]\nsize = "S"')
-    with pytest.raises(ValueError, match=r"unknown key 'decoder\.sise' \(did you mean 'decoder\.size'\?\)"):
+    with pytest.raises(ValueError, match=r"'decoder\.sise'.*'decoder\.size'"):
         from_toml('task = "decoder"\n[decoder]\nsise = "S"')
 
 
@@ -72,7 +72,7 @@ def test_whole_numbers_in_a_list():
     found = from_toml('task = "decoder"\n[reconstruction]\nblocks = [1, 3]').reconstruction.blocks
     assert found == (1, 3)
     assert type(found) is tuple
-    with pytest.raises(ValueError, match=r"--reconstruction\.blocks 1\.5: a value of type int is needed"):
+    with pytest.raises(ValueError, match=r"--reconstruction\.blocks 1\.5.*int"):
         override(DecoderRecipe(), {"reconstruction.blocks": "1.5"})
     with pytest.raises(ValueError, match=r"reconstruction\.blocks=1\.5 must be of type int"):
         from_toml('task = "decoder"\n[reconstruction]\nblocks = [1.5]')

@@ -1,7 +1,6 @@
-"""The model of many GPUs, by hand, and the table that docs/scale-out.md shows."""
+"""The model of many GPUs, by hand."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -11,19 +10,14 @@ from mvm.recipes.estimate import (
     MEASURED,
     all_reduce_seconds,
     best_estimate,
-    dominance_table,
     estimate,
     exposed_seconds,
-    larger_batch_table,
     nested_all_reduce_seconds,
-    scaling_table,
     speed_on_h200,
     where_sums_dominate,
     with_batch,
 )
 from mvm.recipes.page import hours_on_h200
-
-PAGE = Path(__file__).parents[2] / "docs" / "scale-out.md"
 
 
 def recipe(name: str) -> Recipe:
@@ -149,8 +143,3 @@ def test_the_speed_of_b_is_the_measured_one():
 def test_unknown_speed_is_refused():
     with pytest.raises(ValueError, match="mvm bench mine"):
         estimate(replace(recipe("imagenet256-ddt-xl"), name="mine"), 8)
-
-
-@pytest.mark.parametrize("table", [scaling_table, larger_batch_table, dominance_table])
-def test_the_page_shows_the_tables(table):
-    assert table() in PAGE.read_text(encoding="utf-8")

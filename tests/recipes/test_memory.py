@@ -108,9 +108,7 @@ def test_less_memory_means_more_parts_until_one_image_does_not_fit(free):
         found.append(fit_memory(recipe, CPU)[0].engine.accumulate)
     assert found == sorted(set(found))
     free(states + per_image(recipe) / 2)
-    with pytest.raises(
-        ValueError, match=r"cifar10 needs about .* GB of memory for a step, and .* GB are free; try a sm"
-    ):
+    with pytest.raises(ValueError, match=r"cifar10 .*GB.* GB .*try a sm"):
         fit_memory(recipe, CPU)
 
 

@@ -145,9 +145,7 @@ def test_files(tmp_path):
 
 
 def test_unknown_recipe_suggests_one():
-    with pytest.raises(
-        ValueError, match=r"recipe='digit' is unknown \(did you mean 'digits'\?\); allowed: cifar10, cifar10-ddpm, "
-    ):
+    with pytest.raises(ValueError, match=r"recipe='digit'.*'digits'.*cifar10, cifar10-ddpm, "):
         load_recipe("digit")
 
 

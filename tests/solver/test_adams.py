@@ -10,7 +10,7 @@ from mvm import oracle
 from mvm.path import MEAN_VELOCITY, LinearFlow, VariancePreserving
 from mvm.solver import Adams, adams, adams_power, sample
 from mvm.solver.grid import soft_lam_times
-from mvm.solver.table import SoftLamVariable, ending_row
+from mvm.solver.table import TO_DATA, SoftLamVariable, ending_row
 from mvm.verify import image_stds, sampled_stds, spectrum_error
 
 ONE = torch.ones(1, 1, dtype=torch.float64)
@@ -89,12 +89,21 @@ def test_spread_follows_the_size_of_a_sample_unless_given():
 
 
 def test_times_are_uniform_in_a_log_snr_that_saturates_at_both_ends():
-    """An SDE has another c and d than the ODE: 0.3/13 and 0.5/spread, 0.16/13 and 0.36/spread."""
-    for rho, c, d in ((0.0, 0.16 / 13, 0.036), (1.0, 0.3 / 13, 0.05)):
-        t = np.array(adams(spread=10.0).times(13, rho=rho)[1:-1])
+    """An SDE has another c and d than the ODE: 0.3/nfe and 0.5/spread, 0.16/max(nfe, 8) and 0.36/spread."""
+    cases = [(13, 0.0, 0.16 / 13, 0.036), (13, 1.0, 0.3 / 13, 0.05), (5, 0.0, 0.16 / 8, 0.036), (5, 1.0, 0.3 / 5, 0.05)]
+    for nfe, rho, c, d in cases:
+        t = np.array(adams(spread=10.0).times(nfe, rho=rho)[1:-1])
         r = np.sqrt(t) / (1 - t)
         steps = np.diff(np.log((r + c) / (1 + d * r)))
-        assert steps == pytest.approx(np.full(11, steps[0]), rel=1e-9)
+        assert steps == pytest.approx(np.full(nfe - 2, steps[0]), rel=1e-9)
+
+
+def test_an_sde_extrapolates_at_the_end_with_few_evaluations_alone():
+    """Through 3 up to 12 evaluations; beyond, the noise in x0_hat would cost more than extrapolation gains."""
+    for nfe, ending in ((3, 3), (12, 3), (13, 1), (26, 1)):
+        stated = adams(spread=10.0, ending=ending).plan(MEAN_VELOCITY, nfe, 0.75)
+        assert adams(spread=10.0).plan(MEAN_VELOCITY, nfe, 0.75) == stated
+        assert (stated.rows[-1] == TO_DATA) is (ending == 1)
 
 
 def test_the_ending_bends_where_the_last_evaluation_is():

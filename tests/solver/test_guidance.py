@@ -145,6 +145,13 @@ def test_scale_one_costs_nothing_and_changes_nothing(rule, solver):
     assert guided_evaluations(rule, (0.9, 0.5, 0.1), MeanVelocity()) == 0
 
 
+def test_the_end_of_a_plan_is_no_evaluation():
+    """Its times end at 0, which lies inside every interval up to 1, and nothing is evaluated there."""
+    times = adams().plan(MeanVelocity(), 5, 0.0).times
+    assert times[-1] == 0
+    assert guided_evaluations(ClassifierFree(1.5), times, MeanVelocity()) == 5
+
+
 def test_outside_the_interval_costs_nothing():
     never = Interval(0.9991, 0.9999)  # between two times of this grid
     bare = solve(Labelled(), noise(), nfe=5, condition=LABELS)

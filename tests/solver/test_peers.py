@@ -30,6 +30,7 @@ from mvm.solver.peers import (
     seeds,
     unipc,
 )
+from mvm.solver.table import TO_DATA
 
 diffusers = pytest.importorskip("diffusers")
 
@@ -443,3 +444,21 @@ def test_bad_options():
         ipndm(5)
     with pytest.raises(ValueError, match=r"t=1\.0"):
         dpm().plan_times(MV, (1.0, 0.5, 0.0), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("solver", "orders"),
+    [
+        (unipc(3), [(1, 2), (2, 3), (3, 4), (3, 4), (2, 3)]),
+        (unipc(4), [(1, 2), (2, 3), (3, 4), (3, 4), (2, 3)]),
+        (dpm(3), [(1, 0), (2, 0), (3, 0), (3, 0), (2, 0)]),
+        (sa_official(), [(1, 2), (2, 3), (3, 4), (3, 4), (2, 3)]),
+        (sde_dpm(3), [(1, 0), (2, 0), (3, 0), (3, 0), (3, 0)]),  # never lowered
+    ],
+    ids=["unipc", "unipc 4", "dpm", "sa-official", "sde-dpm"],
+)
+def test_orders_rise_by_one_a_step_and_fall_before_the_end(solver, orders):
+    """Evaluations that predictor and corrector go through, in six: the corrector's are the predictor's and the next."""
+    rows = solver.plan(MV, 6, 0.0).rows
+    assert [(len(row.predict), len(row.correct)) for row in rows[:-1]] == orders
+    assert rows[-1] == TO_DATA

@@ -102,6 +102,36 @@ def test_dtype_in_is_dtype_out(name, dtype):
     torch.testing.assert_close(got.double(), want, rtol=tolerance, atol=tolerance)
 
 
+HALVES = (torch.float16, torch.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", ["adams", "sa", "heun", "euler-maruyama", "dpm++2m", "adaptive"])
+def test_noise_is_integrated_in_float32_or_float64_and_returned_in_its_own_dtype(name, dtype):
+    """Half-precision noise is only where the path begins: its image is the float32 image, rounded once at the end."""
+    x, options = start(dtype=dtype), {"solver": name, "nfe": 6, "rho": 0.5 * (name in SDE), "seeds": range(4)}
+    wide = sample(bent, x.float() if dtype in HALVES else x, **options)
+    assert wide.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    got = sample(bent, x, **options)
+    assert got.dtype == dtype
+    assert torch.equal(got, wide.to(dtype))
+
+
+@pytest.mark.parametrize("answer", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", ["adams", "heun"])
+def test_an_answer_of_the_field_is_widened_to_the_state_and_never_narrowed(name, dtype, answer):
+    """A network that answers in half precision is rounded there and nowhere else."""
+    states = []
+    field = lambda x, t, condition: bent(x, t, condition).to(answer)  # noqa: E731
+    got = solve(field, start(dtype=dtype), solver=name, nfe=5, on_step=states.append).x
+    inside = torch.promote_types(torch.float64 if dtype == torch.float64 else torch.float32, answer)
+    assert {part.dtype for state in states for part in (state.x, *state.history)} == {inside}
+    assert got.dtype == dtype
+    told = lambda x, t, condition: field(x, t, condition).to(inside)  # noqa: E731
+    assert torch.equal(got, sample(told, start(dtype=dtype), solver=name, nfe=5))
+
+
 def test_the_noise_handed_in_is_not_changed():
     for dtype in (torch.float16, torch.float64):
         x = start(dtype=dtype)
@@ -110,11 +140,11 @@ def test_the_noise_handed_in_is_not_changed():
         assert torch.equal(x, kept)
 
 
-@pytest.mark.parametrize("rho", [0.0, 0.75, 1.0])
-@pytest.mark.parametrize("name", ["adams", "sa", "heun", "euler", "euler-maruyama"])
+@pytest.mark.parametrize(
+    ("name", "rho"),
+    [("heun", 0.0), ("euler", 0.0), *((name, rho) for name in SDE for rho in (0.0, 0.75, 1.0))],
+)
 def test_same_seed_same_image_in_any_batch(name, rho):
-    if rho and name not in SDE:
-        return
     seeds = torch.tensor([11, 5, 2**40, 7, 0, 3, 99])
     labels = torch.tensor([1, 2, 3, 4, 5, 6, 7])
 
@@ -218,7 +248,7 @@ def test_adaptive_does_not_know_the_scale_of_time(solver, T):
 
 
 def test_the_last_time_of_adaptive_is_a_share():
-    with pytest.raises(ValueError, match=r"t_min=1\.0 must lie below 1: it is a share"):
+    with pytest.raises(ValueError, match=r"t_min=1\.0.*below 1"):
         Adaptive(t_min=1.0)
 
 
@@ -251,9 +281,9 @@ def test_images_of_any_rank():
 def test_what_a_model_cannot_take_is_named():
     model = mvm.load("digits")
     good = torch.zeros(2, 1, 8, 8)
-    with pytest.raises(ValueError, match=r"schedule='mean-velocity' is no schedule; pass model.schedule"):
+    with pytest.raises(ValueError, match=r"schedule='mean-velocity'.*model\.schedule"):
         mvm.sample(model, good, schedule="mean-velocity", nfe=1)
-    with pytest.raises(ValueError, match=r"noise of shape \(2, 1, 16, 16\): this model takes samples \(1, 8, 8\)"):
+    with pytest.raises(ValueError, match=r"noise of shape \(2, 1, 16, 16\).*\(1, 8, 8\)"):
         mvm.sample(model, torch.zeros(2, 1, 16, 16), schedule=model.schedule, nfe=1)
 
 

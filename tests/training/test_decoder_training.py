@@ -350,7 +350,7 @@ def test_another_encoder_is_refused_on_resume(recipe, whole, encoder, tmp_path):
     model.save_pretrained(tmp_path / "changed")
     run = shutil.copytree(whole, tmp_path / "run")
     train(recipe(encoder__name=str(tmp_path / "moved")), run, resume=True, progress=False)
-    with pytest.raises(ValueError, match=r"the decoder in .*step-00000004 of the encoder .* cannot be used with"):
+    with pytest.raises(ValueError, match=r"step-00000004.*cannot be used with"):
         train(recipe(encoder__name=str(tmp_path / "changed")), run, resume=True, progress=False)
     with pytest.raises(ValueError, match=r"other values: reconstruction\.tau 0\.8 there, 0\.1 now"):
         train(recipe(reconstruction__tau="0.1"), run, resume=True, progress=False)

@@ -135,7 +135,7 @@ def engine(place=None, **options):
 
 
 def test_an_unknown_granularity_is_named():
-    with pytest.raises(ValueError, match=r"engine\.fp8='rows' is unknown \(did you mean 'row'\?\)"):
+    with pytest.raises(ValueError, match=r"engine\.fp8='rows'.*'row'"):
         EngineConfig(fp8="rows")
 
 
@@ -155,13 +155,16 @@ def test_float32_on_a_gpu_is_refused():
         engine(Processes(device=GPU), fp8="tensor", precision="fp32")
 
 
-@pytest.mark.parametrize(("capability", "good"), [((8, 0), False), ((8, 6), False), ((8, 9), True), ((9, 0), True)])
-def test_an_old_gpu_is_refused(monkeypatch, capability, good):
+@pytest.mark.parametrize("capability", [(8, 9), (9, 0)])
+def test_a_gpu_that_has_float8_is_taken(monkeypatch, capability):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    if good:
-        engine(Processes(device=GPU), fp8="row", compile="off")
-        return
-    with pytest.raises(ValueError, match=rf"capability 8\.9, and this one has 8\.{capability[1]}; set it to off"):
+    engine(Processes(device=GPU), fp8="row", compile="off")
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 6)])
+def test_an_old_gpu_is_refused(monkeypatch, capability):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    with pytest.raises(ValueError, match=rf"capability 8\.9.*8\.{capability[1]}.*off"):
         engine(Processes(device=GPU), fp8="row", compile="off")
 
 

@@ -110,13 +110,13 @@ def test_images_and_labels(folder, arrays):
 )
 def test_a_folder_of_something_else_is_named(folder, tmp_path, changes, words):
     for call in (training_data, lambda r: training_store(r, CPU), lambda r: train(r, tmp_path, progress=False)):
-        with pytest.raises(ValueError, match=rf"data\.path=.* holds images \(3, 8, 8\) of 3 classes; .*{words}"):
+        with pytest.raises(ValueError, match=rf"data\.path=.*\(3, 8, 8\).*3 classes.*{words}"):
             call(recipe(folder, **changes))
     assert not (tmp_path / "recipe.json").exists()
 
 
 def test_a_known_set_prepared_wrongly_is_named(folder):
-    with pytest.raises(ValueError, match=r"holds images \(3, 8, 8\) of 3 classes; data\.name='cifar10' needs"):
+    with pytest.raises(ValueError, match=r"\(3, 8, 8\).*3 classes.*data\.name='cifar10' needs"):
         training_store(override(load_recipe("cifar10"), {"data.path": str(folder)}), CPU)
 
 

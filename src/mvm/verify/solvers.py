@@ -175,7 +175,8 @@ def worst_std_error(solver: Solver, nfe: int) -> float:
 STDS, RHOS = (0.1, 0.5, 2.0, 10.0, 15.0), (0.0, 0.5, 0.75, 1.0)
 STD_BARS = {13: 0.05, 26: 0.03, 52: 0.01}
 SPECTRUM_BARS = {8: 0.15, 13: 0.03, 26: 0.01}
-DIGITS_BARS = {8: 0.025, 13: 0.01, 26: 0.001}
+# RMSE of (half, nine in ten) of the noises; measured over 1,024: .017, .162; .0024, .0086; .0004, .0016
+DIGITS_BARS = {8: (0.025, 0.25), 13: (0.004, 0.015), 26: (0.0007, 0.003)}
 BRIGHTNESS_BAR = 0.05
 
 
@@ -201,13 +202,17 @@ def rmse(a: Tensor, b: Tensor) -> float:
 
 
 def check_digits(reference_nfe: int = 300) -> Checks:
-    """The median over noises: one in 50 lies so near the border of two digits that 13 evaluations end at the other."""
+    """Quantiles over noises, seeds 0 to 255: some begin so near the border of two digits that they end at the other.
+
+    Of 1,024 noises 141, 56 and 11 do at 8, 13 and 26 evaluations (RMSE above 0.1): a mean would tell of those alone.
+    """
     field, x = digits_oracle().field(MEAN_VELOCITY), noise.initial(torch.arange(256), (64,), torch.float64)
     reference = sample(field, x, nfe=reference_nfe)
-    for nfe, limit in DIGITS_BARS.items():
-        error = float((sample(field, x, nfe=nfe) - reference).square().mean(1).sqrt().median())
-        what = f"median RMSE to {reference_nfe} evaluations, nfe {nfe}"
-        yield Check(f"default sampler on 1,797 digits, {what}", error, limit)
+    for nfe, limits in DIGITS_BARS.items():
+        errors = (sample(field, x, nfe=nfe) - reference).square().mean(1).sqrt()
+        for share, limit in zip((0.5, 0.9), limits, strict=True):
+            what = f"RMSE to {reference_nfe} evaluations of {share:.0%} of noises, nfe {nfe}"
+            yield Check(f"default sampler on 1,797 digits, {what}", float(errors.quantile(share)), limit)
 
 
 def check_brightness(count: int = 64) -> Checks:

@@ -2,17 +2,15 @@
 
 import json
 from dataclasses import asdict
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from programs import RESULTS, imported
 
 from mvm.recipes.costs import GPU_TERMS, Work
 
-ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "benchmarks" / "results"
 PUBLISHED = RESULTS / "training-speed.json"
 HOST = ("batch-16", "batch-64", "wide-batch-16", "tokens-64")
 KNOWN = {"products": 2e-15, "attention": 3e-15, "elementwise": 2e-11, "states": 1e-12}  # made up
@@ -21,9 +19,7 @@ FLOOR = 1e-3  # seconds a block, made up: the cases of HOST have less to do, all
 
 @pytest.fixture(scope="module")
 def program():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "benchmarks"))
-        return __import__("cost_fit")
+    return imported("cost_fit")
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +105,7 @@ def test_where_the_floor_ends_by_hand(program, floor_in_images, most):
 
 
 def test_too_few_points_are_refused(program, points):
-    with pytest.raises(ValueError, match=r"3 measured steps do not determine 4 terms .* or name fewer with --terms"):
+    with pytest.raises(ValueError, match=r"3 .*4 terms.*--terms"):
         program.fitted(points[:5], ("depth-6", "tokens-64"))
 
 
@@ -209,11 +205,3 @@ def test_fewer_terms_of_fewer_points(program, capsys):
     assert told.count("| +0.0 % | none | GPU |") == 2  # as many costs as points
     assert "| states |" not in told
     assert "Host:" not in told
-
-
-def test_the_page_shows_the_fit_of_what_was_measured(program, capsys):
-    command = ["fit", str(RESULTS / "cost-fit.json"), "--hold", "L", "--host", *HOST, "--check", str(PUBLISHED)]
-    program.main(command)
-    page = (ROOT / "docs" / "scale-out.md").read_text(encoding="utf-8")
-    for part in capsys.readouterr().out.strip().split("\n\n"):
-        assert part in page

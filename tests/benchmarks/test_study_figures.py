@@ -1,0 +1,262 @@
+"""benchmarks/study_figures.py and model_pictures.py: what they read, choose and draw."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from programs import SOLVERS, imported
+
+pytest.importorskip("matplotlib", reason="figures are drawn with matplotlib")
+
+
+@pytest.fixture(scope="module")
+def pictures():
+    return imported("model_pictures")
+
+
+def cell(solver="adams", nfe=26, rho=0.0, fid=10.0, cfg=1.0, low=0.0, high=1.0, error=None):
+    from mvm.evaluation.sweep_findings import Result
+
+    metrics = {"fid": {"value": fid, "error": error, "note": ""}}
+    return Result(solver, nfe, rho, cfg, low, high, nfe, nfe if cfg == 1 else nfe + 5, 2.5, metrics, "")
+
+
+# ---- study_figures
+
+
+def test_results_come_back_from_csv(study, tmp_path):
+    from mvm.evaluation.sweep_report import csv_text
+
+    cells = [cell(fid=3.25, error=0.5), cell("sa, t_min 0.0001", 13, 0.75, 4.5, 1.2, 0.6, 0.8, 0.25)]
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "results.csv").write_text(csv_text(cells[:1]))
+    (tmp_path / "b.csv").write_text(csv_text(cells[1:]))
+    found = study.read_results([tmp_path / "a", tmp_path / "b.csv"])
+    assert [study.table([r]) for r in found] == [study.table([r]) for r in cells]
+    assert [(r.nfe, r.rho, r.cfg, r.low, r.high, r.passes) for r in found] == [
+        (26, 0, 1, 0, 1, 26),
+        (13, 0.75, 1.2, 0.6, 0.8, 18),
+    ]
+    assert study.table(found).splitlines()[-1] == (
+        "| sa, t_min 0.0001 | SDE (rho 0.75) | 1.2 on [0.6, 0.8] | 13 | 18 | 4.50 ± 0.25 | 2.5 |"
+    )
+
+
+def test_figures_of_the_solvers(study, tmp_path):
+    near = imported("near_reference")
+    cells = [cell("adams", nfe, fid=20.0 - nfe / 2) for nfe in (8, 13)] + [cell("unipc", 8, fid=30.0)]
+    panels = study.solver_panels([cells, cells[:1] + cells[2:]], ["a", "b"])
+    assert [[curve.label for curve in curves] for curves, _ in panels] == [["adams", "unipc"]] * 2
+    assert panels[0][0][1].style == panels[1][0][1].style != panels[0][0][0].style
+    assert [axes.title for _, axes in panels] == ["a", "b"]
+    ((curves, axes),) = study.solver_panels([cells], ["a"], study.SECONDS)
+    assert axes.x == study.SECONDS.label
+    assert list(curves[0].x) == [r.seconds for r in cells[:2]]
+    near.figure([json.loads((SOLVERS / "near-latent.json").read_text("utf-8"))], tmp_path / "x.png")
+    assert Image.open(tmp_path / "x.png").width > 1000
+
+
+def test_seconds_that_were_not_noted_are_no_number(study, tmp_path):
+    from mvm.evaluation.sweep_report import csv_text
+
+    (tmp_path / "a.csv").write_text(csv_text([cell(fid=3.25)]).replace(",2.5,", ",,"))
+    assert study.table(study.read_results([tmp_path / "a.csv"])).splitlines()[-1].endswith("| 3.250 | - |")
+
+
+def test_differences_are_of_sdes_and_of_sa_at_as_many_evaluations_and_twice_as_many(study, tmp_path):
+    cells = [
+        cell(nfe=26, fid=3.0, error=0.1),
+        cell(nfe=26, rho=1.0, fid=3.5, error=0.1),
+        cell(nfe=13, rho=1.0, fid=9.0),
+    ]
+    cells += [cell("sa, t_min 0.0001", 52, 0.0, 3.1, error=0.1), cell("sa", 26, 0.0, 3.1), cell("sa", 52, 1.0, 2.0)]
+    cells += [cell("sa", 52, 0.0, fid=math.nan)]  # failed
+    written = {"results": [dataclasses.asdict(r) for r in cells]}
+    (tmp_path / "results.json").write_text(json.dumps(written))
+    (tmp_path / "results.csv").write_text("not read where both are there")
+    found = study.differences(study.read_results([tmp_path]))
+    assert {title: rows.splitlines()[2:] for title, rows in found.items()} == {
+        "SDE less ODE": ["| adams | SDE (rho 1) | none | **+0.50 (+0.22 to +0.78)†** |"],
+        "adams less sa at as many evaluations": ["| adams less sa | ODE (rho 0) | none | -0.10 (-0.30 to +0.10)† |"],
+        "adams less sa at twice as many": [
+            "| adams less sa, t_min 0.0001 | ODE (rho 0) | none | -0.10 (-0.38 to +0.18)† |",
+            "| adams less sa | SDE (rho 1) | none | **+1.50 (+1.30 to +1.70)†** |",
+        ],
+        "less the same at 26 evaluations": ["| adams | SDE (rho 1) | none | **+5.50 (+5.30 to +5.70)†** |"],
+    }
+
+
+def test_parts_of_errors_are_read_from_json(study, tmp_path):
+    parts = [0.1 * (-1) ** i for i in range(20)]
+    cells = [cell(fid=3.0, error=0.45), cell(rho=1.0, fid=3.05, error=0.45)]
+    for number, found in enumerate(cells):
+        found.metrics["fid"]["parts"] = [part + number * 0.002 * (-1) ** (i // 2) for i, part in enumerate(parts)]
+    (tmp_path / "results.json").write_text(json.dumps({"results": [dataclasses.asdict(r) for r in cells]}))
+    found = study.differences(study.read_results([tmp_path]))["SDE less ODE"]
+    assert found.endswith("| **+0.050 (+0.031 to +0.069)** |")
+
+
+def test_sweeps_of_other_images_are_not_compared(study, tmp_path):
+    facts = {"model": {"sha256": "a"}, "draw": {**dict.fromkeys(study.DRAWN, 1), "batch": 5}, "reference": {"count": 9}}
+    others = {
+        "batch": facts | {"draw": facts["draw"] | {"batch": 7}},
+        "seed": facts | {"draw": facts["draw"] | {"seed": 2}},
+    }
+    for name, told in {"first": facts, **others}.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps({"facts": told, "results": []}))
+    study.check_alike([tmp_path / "first.json", tmp_path / "batch.json"])
+    with pytest.raises(ValueError, match=r"seed\.json.*another.*first\.json"):
+        study.check_alike([tmp_path / "first.json", tmp_path / "seed.json"])
+
+
+def test_a_solver_is_read_as_a_sweep_tells_it(study):
+    from mvm.evaluation.sweep import solver_name
+    from mvm.recipes import SampleConfig
+
+    for t_min in (1e-2, 1e-3, 3e-4, 1e-5):
+        assert study.parse_solver(solver_name(SampleConfig("sa", t_min=t_min))) == ("sa", t_min)
+    assert study.parse_solver("adams")[0] == "adams"
+
+
+def test_the_best_t_min_is_best_on_the_whole(study):
+    cells = [
+        *(cell("sa", nfe, fid=fid) for nfe, fid in ((13, 40.0), (39, 9.0))),  # 360
+        *(cell("sa, t_min 0.01", nfe, fid=fid) for nfe, fid in ((13, 20.0), (39, 11.0))),  # 220, though not best at 39
+        *(cell("sa, t_min 0.0001", nfe, fid=fid) for nfe, fid in ((13, 90.0), (39, 8.0))),  # 720
+    ]
+    assert study.best_t_min([cell("adams", fid=1.0), *cells]) == 0.01
+    assert study.best_t_min(cells[:2]) == 1e-3
+    with pytest.raises(ValueError, match="finish the sweep first"):
+        study.best_t_min(cells[:3])
+
+
+def test_the_best_cell_as_options(study):
+    cells = [cell(fid=5.0), cell(rho=0.75, fid=4.0, cfg=1.2, low=0.6, high=0.8), cell(fid=math.nan)]
+    assert study.best_options(cells) == "--solvers adams --nfe 26 --rho 0.75 --cfg 1.2 --interval 0.6,0.8"
+    assert (
+        study.best_options([cell("sa, t_min 1e-05", 65, 1.0)]) == "--solvers sa --nfe 65 --rho 1 --cfg 1 --t-min 1e-05"
+    )
+
+
+def test_curves_tell_solver_by_dash_and_rho_by_colour(study, tmp_path):
+    guided = {"cfg": 1.2, "low": 0.6, "high": 0.8}
+    cells = [
+        cell(solver, nfe, rho, 5 + rho + nfe / 100, **way)
+        for way in ({}, guided)
+        for solver in ("adams", "sa, t_min 0.0001")
+        for rho in (0.0, 1.0)
+        for nfe in (26, 13)
+    ]
+    panels = study.curve_panels(cells)
+    assert [axes.title for _, axes in panels] == ["no guidance", "guidance 1.2 on [0.6, 0.8]"]
+    assert panels[0][1].range_y == panels[1][1].range_y
+    curves = panels[0][0]
+    assert [curve.label for curve in curves] == [
+        f"{solver}, {name}" for solver in ("adams", "sa, t_min 0.0001") for name in ("ODE (rho 0)", "SDE (rho 1)")
+    ]
+    assert [curve.style.dash for curve in curves] == ["-", "-", "--", "--"]
+    assert curves[0].style.colour == curves[2].style.colour != curves[1].style.colour
+    assert (curves[1].x, curves[1].y) == ([13, 26], [6.13, 6.26])
+    study.write_figure(panels, tmp_path / "x.png")
+    assert Image.open(tmp_path / "x.png").width > 1000
+
+
+def test_a_figure_may_end_below_its_worst_cell(study):
+    cells = [cell(fid=3.0), cell(nfe=13, fid=4.0), cell("sa", 13, fid=90.0), cell("sa", fid=3.5)]
+    [(curves, axes)] = study.curve_panels(cells, top=5.0)
+    assert axes.range_y[1] < 10 < study.curve_panels(cells)[0][1].range_y[1]
+    assert max(curves[1].y) == 90.0  # the line goes there
+
+
+def test_a_figure_of_another_kind_is_refused(study, tmp_path, monkeypatch, capsys):
+    from mvm.evaluation.sweep_report import csv_text
+
+    monkeypatch.chdir(tmp_path)
+    Path("x.csv").write_text(csv_text([cell()]))
+    monkeypatch.setattr("sys.argv", ["study_figures.py", "curves", "x.csv", "--out", "x.xyz"])
+    with pytest.raises(SystemExit, match="2"):
+        study.main()
+    assert "--out x.xyz must end in .png or .svg" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("written", "told"), [(None, "No such file or directory: 'x.csv'"), ("solver,nfe\n", "no cell of x.csv holds fid")]
+)
+def test_misuse_is_answered_in_a_line(study, written, told, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    if written:
+        Path("x.csv").write_text(written)
+    monkeypatch.setattr("sys.argv", ["study_figures.py", "best", "x.csv"])
+    with pytest.raises(SystemExit, match="2"):
+        study.main()
+    assert told in capsys.readouterr().err
+
+
+def test_every_interval_begins_without_guidance(study):
+    cells = [cell(fid=9.0), *(cell(fid=s, cfg=s, low=low) for low in (0.0, 0.3) for s in (3.0, 2.0))]
+    ((curves, axes),) = study.guidance_panels(cells)
+    assert [(curve.label, curve.x, curve.y) for curve in curves] == [
+        (f"on [{low}, 1]", [1.0, 2.0, 3.0], [9.0, 2.0, 3.0]) for low in ("0", "0.3")
+    ]
+    assert axes.title == "adams, ODE (rho 0), NFE 26"
+
+
+def test_an_interval_of_one_scale_is_a_point(study):
+    cells = [cell(fid=9.0), *(cell(fid=s, cfg=s) for s in (2.0, 3.0)), cell(fid=5.0, cfg=4.0, low=0.3)]
+    ((curves, _),) = study.guidance_panels(cells)
+    assert [(curve.x, curve.y) for curve in curves] == [([1.0, 2.0, 3.0], [9.0, 2.0, 3.0]), ([4.0], [5.0])]
+
+
+# ---- model_pictures
+
+
+def test_pictures_of_the_shipped_digits(pictures, tmp_path, monkeypatch):
+    import torch
+
+    import mvm
+    from mvm.demo import grid_of_classes
+    from mvm.generate import generate_all
+    from mvm.pictures import grid
+    from mvm.recipes import SampleConfig
+
+    model, settings = mvm.load("digits"), SampleConfig(nfe=2)
+    picture = pictures.by_class(model, 3, settings)
+    images = grid_of_classes(model, settings, rows=3)  # column = class
+    rows = torch.cat([images[label::10] for label in range(10)])
+    body = grid(rows, 3, 2, 2).convert("RGB")
+    assert picture.crop((picture.width - body.width, 0, *picture.size)).tobytes() == body.tobytes()
+    monkeypatch.setattr(pictures, "NOISE_NFES", (1, 2))
+    picture = pictures.one_noise(model, (3, 5), {"cfg": 2.0, "low": 0.3, "high": 0.9})
+    assert picture.height == 26 + 6 * (3 * 8 + 2) + 2
+    monkeypatch.setattr(pictures, "SCALES", ((1.0, 0.0, 1.0), (2.0, 0.3, 0.9)))
+    labels = torch.arange(10)
+    rows = [
+        generate_all(model, labels, labels, SampleConfig(nfe=2, **way), progress=False).images
+        for way in ({}, {"cfg": 2.0, "low": 0.3, "high": 0.9})
+    ]
+    body = grid(torch.cat(rows), 10, 2, 2).convert("RGB")
+    scales = pictures.scales(model, 2)
+    assert scales.crop((scales.width - body.width, 26, *scales.size)).tobytes() == body.tobytes()
+    pictures.write_picture(picture, tmp_path / "x.png")
+    assert Image.open(tmp_path / "x.png").size == picture.size
+
+
+def test_each_warp_is_shown_alone_and_then_all(pictures):
+    import mvm
+    from mvm.data import augmentation, augmented, digits
+    from mvm.recipes import SampleConfig
+
+    images, seeds = digits("train").images[:12], torch.arange(12)
+    plain, flipped, *others, last = pictures.warps(images, seeds)
+    assert torch.equal(plain, images)
+    tossed = augmentation(seeds, 1.0)[:, 0] == 1
+    assert 0 < tossed.sum() < 12
+    assert torch.equal(flipped, torch.where(tossed[:, None, None, None], images.flip(2), images))
+    assert torch.equal(last, augmented(images, augmentation(seeds, 1.0)).round().byte())
+    assert len(others) == 4
+    assert all((other != images).flatten(1).any(1).sum() > 8 for other in others)
+    assert pictures.augment(mvm.load("digits"), SampleConfig(nfe=1)).height == 26 + 7 * (2 * 8 + 2) + 2
