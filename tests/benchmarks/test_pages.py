@@ -92,7 +92,8 @@ def test_the_page_of_the_solvers_has_the_fids_that_were_measured(study, name):
     from mvm.evaluation.sweep_findings import gap, in_words, reading
 
     page, cells = (RESULTS / "solvers.md").read_text("utf-8"), study.read_results([SOLVERS / f"fid-{name}.json"])
-    found = {(r.solver, r.nfe): reading(r, "fid") for r in cells}
+    rho = 1.0 if name == "cifar10-sde" else 0.0  # the table of the other rho is tested below
+    found = {(r.solver, r.nfe): reading(r, "fid") for r in cells if r.rho == rho}
     nfes = sorted({nfe for _, nfe in found})
     for solver in {solver for solver, _ in found}:
         assert f"| {solver} | {' | '.join(in_words(found[solver, nfe]) for nfe in nfes)} |" in page
@@ -101,6 +102,23 @@ def test_the_page_of_the_solvers_has_the_fids_that_were_measured(study, name):
         assert (
             f"| {fewer} | {more} | {study.gap_text(gap(found['adams-power', more], found['adams', fewer]))} |" in page
         )
+
+
+def test_the_page_of_the_solvers_has_the_fids_by_noise_and_of_tuned_times(study):
+    from mvm.evaluation.sweep_findings import gap, in_words, reading
+
+    page = (RESULTS / "solvers.md").read_text("utf-8")
+    files = [SOLVERS / f"fid-{name}.json" for name in ("cifar10", "cifar10-sde", "cifar10-tuned")]
+    cells = study.read_results(files)
+    found = {(r.solver, r.rho, r.nfe): reading(r, "fid") for r in cells}
+    for rho in sorted({r.rho for r in cells} - {0.0}):
+        noisy = [found["adams", rho, nfe] for nfe in (8, 13, 26, 65)]
+        assert f"| {rho:g} | {' | '.join(map(in_words, noisy))} |" in page
+    assert [
+        row for row in study.differences(cells)["SDE less ODE"].splitlines() if "| adams" in row and row not in page
+    ] == []
+    tuned = [study.gap_text(gap(found["adams", 0.0, nfe], found["adams-tuned", 0.0, nfe])) for nfe in (5, 8)]
+    assert f"| FID, tuned less default | {' | '.join(tuned)} |" in page
 
 
 def test_the_page_of_the_solvers_has_the_digits_that_were_measured(study):
