@@ -24,7 +24,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from mvm.evaluation.images import open_images
-from mvm.evaluation.metrics import NORMAL_95
+from mvm.metrics.distances import NORMAL_95
 from mvm.pictures import grid
 
 NEAREST = 50

@@ -25,13 +25,13 @@ import numpy as np
 from training_speed import CASES as PUBLISHED
 from training_speed import commit
 
+from mvm.distributed.processes import EngineConfig
 from mvm.files import write_text
 from mvm.network import DiTConfig
+from mvm.optim.optimizers import TrainConfig
 from mvm.recipes import DataConfig, Recipe, as_field, load_recipe
 from mvm.recipes.costs import GPU_TERMS, UNITS, Work, step_work
 from mvm.recipes.page import H200_FLOPS, SHOWN_BATCH, hours_on_h200
-from mvm.training.optim import TrainConfig
-from mvm.training.runtime import EngineConfig
 
 PREDICTED = ("imagenet32-dit-b", "imagenet32-dit-l")
 HEAD = 64  # width of an attention head, as in S, B and L
@@ -223,7 +223,7 @@ def measured(case: Case, steps: int, compile: str) -> dict[str, Any]:
     import torch
 
     from mvm.bench import bench_training, machine
-    from mvm.training.runtime import Processes
+    from mvm.distributed.processes import Processes
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.compiler.reset()

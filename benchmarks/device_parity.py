@@ -21,11 +21,11 @@ from mvm import noise
 from mvm.data import digits
 from mvm.likelihood import bits_per_dim
 from mvm.network.layers import NORM_EPS, Local, add_gated, modulate, norm_rotate, rotary_table, rotary_waves
+from mvm.optim.optimizers import optimizers, step_unless
 from mvm.path import MeanVelocity
 from mvm.recipes import load_recipe, override
 from mvm.solver import SOLVERS, sample
 from mvm.training.loop import train
-from mvm.training.optim import optimizers, step_unless
 from mvm.verify import digits_oracle, rmse
 
 MODES = (  # precision, compile, deterministic

@@ -38,20 +38,20 @@ from equal_terms_runs import (  # beside this file
     table,
 )
 
+from mvm.distributed.processes import Processes, processes
 from mvm.evaluation.evaluate import Side, open_side, software
-from mvm.evaluation.extractors import Sources
 from mvm.evaluation.gather import Judge
-from mvm.evaluation.moments import provenance_of
 from mvm.evaluation.sweep import Sweep, default_metrics
 from mvm.evaluation.sweep_findings import Result
 from mvm.files import write_text
 from mvm.generate import compile_network
+from mvm.metrics.extractors import Sources
+from mvm.metrics.moments import provenance_of
 from mvm.model import choose_device, load
 from mvm.recipes import SampleConfig, options
 from mvm.samples import Draw
 from mvm.training.logs import METRICS
 from mvm.training.rundir import FREE
-from mvm.training.runtime import Processes, processes
 
 OTHERS = (("adams", 1.0), ("heun", 0.0))
 FIRST = 0  # the seed on which a method's best sampler is chosen

@@ -14,13 +14,13 @@ from itertools import product
 import torch
 
 from mvm.bench import machine
-from mvm.evaluation import inception
-from mvm.evaluation.extractors import Sources
+from mvm.distributed.processes import Processes
 from mvm.evaluation.gather import Judge
 from mvm.evaluation.images import of_tensor
-from mvm.evaluation.measures import Key
-from mvm.evaluation.metrics import frechet_distance
-from mvm.training.runtime import Processes
+from mvm.metrics import inception
+from mvm.metrics.distances import frechet_distance
+from mvm.metrics.extractors import Sources
+from mvm.metrics.measures import Key
 
 KEYS = {Key("inception", "pool"): False, Key("inception", "spatial"): False}
 

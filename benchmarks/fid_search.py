@@ -16,10 +16,10 @@ from pathlib import Path
 import torch
 
 from mvm import noise
-from mvm.evaluation.extractors import Sources, open_extractor
-from mvm.evaluation.metrics import _frechet, _square_root
-from mvm.evaluation.moments import load_moments, moments
 from mvm.generate import compile_network, cycle_labels
+from mvm.metrics.distances import _frechet, _square_root
+from mvm.metrics.extractors import Sources, open_extractor
+from mvm.metrics.moments import load_moments, moments
 from mvm.model import choose_device, load
 from mvm.pixels import to_uint8
 from mvm.precision import arithmetic

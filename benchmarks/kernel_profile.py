@@ -16,8 +16,8 @@ from torch.profiler import ProfilerActivity, profile
 from training_speed import CASES  # beside this file
 
 from mvm.bench import random_images
+from mvm.distributed.processes import Processes, autocast
 from mvm.network import build_network
-from mvm.training.runtime import Processes, autocast
 from mvm.training.trainer import Trainer
 
 KINDS = {

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from mvm.evaluation.metrics import student_95
+from mvm.metrics.distances import student_95
 from mvm.network.dit import DiT, DiTConfig
 from mvm.path import LinearFlow, MeanVelocity, Schedule
 from mvm.pixels import to_unit

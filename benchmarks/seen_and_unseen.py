@@ -18,7 +18,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from mvm import noise
-from mvm.evaluation.metrics import NORMAL_95
+from mvm.metrics.distances import NORMAL_95
 from mvm.model import Model, load
 from mvm.path import MeanVelocity, TimeLaw
 from mvm.pixels import to_unit

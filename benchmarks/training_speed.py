@@ -20,13 +20,13 @@ from typing import Any
 import torch
 
 from mvm.bench import RandomBank, bench_training, machine, random_images, table
+from mvm.distributed.processes import EngineConfig, Processes
 from mvm.network import DiTConfig, layers
 from mvm.network.pretrained import load_encoder
 from mvm.objective import RepaConfig
+from mvm.optim.optimizers import TrainConfig
 from mvm.recipes import DataConfig, Recipe, load_recipe, override
 from mvm.training.features import FeatureBank, LiveBank
-from mvm.training.optim import TrainConfig
-from mvm.training.runtime import EngineConfig, Processes
 
 BATCH = 256
 SIT_COMPILED = {"S": 6918, "B": 2686, "XL": 588}  # images per second

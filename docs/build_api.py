@@ -21,7 +21,7 @@ MODULES = (
     "mvm.integrations.diffusers",
     "mvm.integrations.comfyui",
     "mvm.integrations.onnx",
-    "mvm.evaluation.metrics",
+    "mvm.metrics.distances",
     "mvm.latent",
     "mvm.recipes",
     "mvm.recipes.estimate",

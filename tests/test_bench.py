@@ -8,10 +8,10 @@ import torch
 
 from mvm import bench
 from mvm.bench import RandomBank, bench_sampling, bench_training, growth, random_images, table
+from mvm.distributed.processes import Processes
 from mvm.network import multiply_adds, parameters
 from mvm.recipes import load_recipe, override
 from mvm.recipes.memory import training_memory
-from mvm.training.runtime import Processes
 from mvm.training.trainer import Trainer
 
 TINY = {

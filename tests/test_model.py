@@ -8,15 +8,14 @@ import pytest
 import torch
 
 import mvm
-from mvm import likelihood, noise
+from mvm import checkpoint, likelihood, noise
+from mvm.checkpoint import DamagedCheckpoint
 from mvm.data import digits
 from mvm.model import Model, choose_device, load, shipped_models
 from mvm.path import LinearFlow, MeanVelocity, VariancePreserving
 from mvm.published import export
 from mvm.recipes import load_recipe, override
 from mvm.solver import ClassifierFree, Internal, sample
-from mvm.training import checkpoint
-from mvm.training.checkpoint import DamagedCheckpoint
 from mvm.training.data import training_data
 from mvm.training.loop import train
 

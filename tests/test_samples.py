@@ -18,13 +18,13 @@ from PIL import Image
 from mvm import generate
 from mvm import samples as module
 from mvm.data.sources.tables import open_parquet
+from mvm.distributed.processes import Processes
 from mvm.files import alone
 from mvm.generate import cycle_labels, generate_all, solver_told
 from mvm.model import load
 from mvm.recipes import SampleConfig
 from mvm.samples import Draw, Parts, sample_parts, write_set
 from mvm.solver import SOLVERS
-from mvm.training.runtime import Processes
 
 SETTINGS = SampleConfig(nfe=3, rho=0.5)
 DRAW = Draw(22, seed=5, batch=4)  # six parts, the last of two

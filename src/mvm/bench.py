@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from mvm import noise
 from mvm.data import Images
+from mvm.distributed.processes import Processes, autocast, determinism, precision
 from mvm.generate import compile_network, cycle_labels, generate
 from mvm.network import multiply_adds, parameters
 from mvm.recipes import FOLDER, CodecConfig, DataConfig, Recipe
@@ -19,7 +20,6 @@ from mvm.recipes.page import training_flops
 from mvm.training.engine import compile_mode
 from mvm.training.features import FeatureBank, TensorBank
 from mvm.training.logs import matrix_ceiling
-from mvm.training.runtime import Processes, autocast, determinism, precision
 from mvm.training.trainer import Trainer
 
 WARM_UP = 5  # steps before the clock starts: compilation, memory, libraries

@@ -17,10 +17,10 @@ from tqdm import tqdm
 
 from mvm import likelihood, noise
 from mvm.data import Images
-from mvm.evaluation.metrics import Moments, frechet_distance, moments, pixel_features
 from mvm.evaluation.report import Axes, Curve, Page, paragraph, picture, plot_svg, provenance, require_plots, table
 from mvm.files import alone, mend_one, put_in_place, temporary_beside, write_text
 from mvm.generate import cycle_labels, generate_all, grid
+from mvm.metrics.distances import Moments, frechet_distance, moments, pixel_features
 from mvm.model import Model, load
 from mvm.published import shipped_models
 from mvm.recipes import Recipe, SampleConfig, as_field, load_recipe, to_json

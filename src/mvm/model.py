@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mvm import checkpoint
 from mvm.latent import Codec, Pixels, load_decoder_only, load_rae
 from mvm.network import DDT, Condition, Output, build_network
 from mvm.path import Schedule, to_x0
@@ -16,7 +17,6 @@ from mvm.recipes import RECIPE, Recipe, as_field
 from mvm.replay import Replays
 from mvm.solver import Adams
 from mvm.solver.sharing import SharingPlan
-from mvm.training import checkpoint
 
 
 def choose_device(name: str) -> torch.device:

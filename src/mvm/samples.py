@@ -14,6 +14,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from mvm import __version__, noise
+from mvm.distributed.processes import Processes
 from mvm.files import alone, put_in_place, temporary_beside, write_text
 from mvm.generate import (
     Generated,
@@ -31,7 +32,6 @@ from mvm.options import at_least, choose
 from mvm.pictures import channels_last, check_output, picture_name, write_stream
 from mvm.precision import PRECISIONS
 from mvm.recipes import SampleConfig
-from mvm.training.runtime import Processes
 from mvm.untrusted import cut, map_npy, read_json, refusal, whole_numbers
 
 SAMPLES = "samples.json"

@@ -8,9 +8,8 @@ import sys
 import pytest
 
 import mvm
-from mvm import demo, verify
+from mvm import checkpoint, demo, verify
 from mvm.cli import run, split_overrides
-from mvm.training import checkpoint
 
 COMMANDS = (
     "demo",

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import mvm
-from mvm.training import checkpoint, power_ema
+from mvm import checkpoint
+from mvm.optim import power_ema
 
 
 def head(run, name="ema"):

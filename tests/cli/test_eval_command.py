@@ -10,10 +10,10 @@ import pytest
 from PIL import Image
 
 from mvm.cli import run
-from mvm.evaluation import extractors
-from mvm.evaluation.extractors import EXTRACTORS, Extractor
-from mvm.evaluation.metrics import shrunken_features
-from mvm.evaluation.moments import load_moments
+from mvm.metrics import extractors
+from mvm.metrics.distances import shrunken_features
+from mvm.metrics.extractors import EXTRACTORS, Extractor
+from mvm.metrics.moments import load_moments
 
 ASSETS = Path(os.environ.get("MVM_ASSETS", "no assets"))
 PIXELS = ["--metrics", "fd-pixels,kd-pixels"]

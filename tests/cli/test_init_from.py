@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from mvm import checkpoint
 from mvm.data.prepare import prepare
 from mvm.published import open_model
-from mvm.training import checkpoint
 
 
 def stored(run, name="ema", step=None):

@@ -8,8 +8,8 @@ import torch
 
 from mvm.data import open_prepared
 from mvm.data.shards import Mapped
-from mvm.evaluation.metrics import frechet_distance, moments, shrunken_features
 from mvm.latent import load_rae
+from mvm.metrics.distances import frechet_distance, moments, shrunken_features
 from mvm.pixels import to_uint8
 from mvm.recipes import shipped
 

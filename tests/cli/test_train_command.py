@@ -10,9 +10,9 @@ import time
 import pytest
 
 import mvm
+from mvm import checkpoint
 from mvm.cli import run
 from mvm.recipes import parse_recipe
-from mvm.training import checkpoint
 
 
 def test_train_with_overrides(trained):

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import mvm
+from mvm import checkpoint
 from mvm.cli import run
-from mvm.training import checkpoint
 
 
 @pytest.fixture(scope="module")

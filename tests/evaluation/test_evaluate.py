@@ -14,16 +14,17 @@ import torch
 from test_images import KINDS, as_tensor, pictures, save
 
 from mvm import noise
-from mvm.evaluation import extractors, gather
+from mvm.distributed.processes import Processes
+from mvm.evaluation import gather
 from mvm.evaluation.evaluate import Reference, Side, evaluate, look, open_side, write_statistics
-from mvm.evaluation.extractors import EXTRACTORS, Extractor
 from mvm.evaluation.gather import Judge, block_of
 from mvm.evaluation.images import of_tensor
-from mvm.evaluation.measures import Key, keys_of
-from mvm.evaluation.metrics import frechet_distance, kernel_distance, moments, sampling_bias, shrunken_features
-from mvm.evaluation.moments import Accumulator, load_moments, save_moments
 from mvm.files import sha256
-from mvm.training.runtime import Processes
+from mvm.metrics import extractors
+from mvm.metrics.distances import frechet_distance, kernel_distance, moments, sampling_bias, shrunken_features
+from mvm.metrics.extractors import EXTRACTORS, Extractor
+from mvm.metrics.measures import Key, keys_of
+from mvm.metrics.moments import Accumulator, load_moments, save_moments
 
 BOTH = ("fd-pixels", "kd-pixels")
 PIXELS = Key("pixels", "pool")
@@ -450,7 +451,7 @@ def test_few_images_are_told_with_the_size_of_the_bias():
 
 def test_the_size_of_the_bias_is_computed_once_for_a_reference(monkeypatch):
     calls = []
-    monkeypatch.setattr("mvm.evaluation.measures.sampling_bias", lambda *given: calls.append(given) or 80.0)
+    monkeypatch.setattr("mvm.metrics.measures.sampling_bias", lambda *given: calls.append(given) or 80.0)
     target = Reference(Judge(progress=False), side(B), ("fd-pixels",))
     for arrays in (A, A[:20]):
         told = judged(side(arrays), target, ("fd-pixels",)).warnings
@@ -467,7 +468,7 @@ def test_moments_of_a_file_are_kept_where_features_are_computed(tmp_path):
 
 
 def test_many_images_are_not_warned_of(monkeypatch):
-    monkeypatch.setattr("mvm.evaluation.moments.ENOUGH", 300)
+    monkeypatch.setattr("mvm.metrics.moments.ENOUGH", 300)
     found = judged(side(pictures(300)[..., :1]), side(pictures(310)[..., :1]), ("fd-pixels",))
     assert found.warnings == []
 

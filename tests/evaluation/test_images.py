@@ -11,12 +11,12 @@ from PIL import Image
 
 from mvm.data import digits
 from mvm.data.prepare import prepare
+from mvm.distributed.processes import Processes
 from mvm.evaluation import images as module
 from mvm.evaluation.images import of_model, of_parts, of_tensor, of_training, open_images
 from mvm.model import load
 from mvm.recipes import SampleConfig
 from mvm.samples import Draw, sample_parts
-from mvm.training.runtime import Processes
 
 COUNT = 23
 KINDS = ("folder", "zip", "npz", "npy", "compressed", "nchw", "parquet", "prepared")

@@ -14,13 +14,13 @@ from mvm.data import digits
 from mvm.evaluation import sweep as module
 from mvm.evaluation.compare import compare
 from mvm.evaluation.evaluate import Side, evaluate, open_side, write_statistics
-from mvm.evaluation.extractors import EXTRACTORS, Extractor, Sources
 from mvm.evaluation.gather import Judge
 from mvm.evaluation.images import of_model, of_tensor, of_training
-from mvm.evaluation.metrics import shrunken_features
 from mvm.evaluation.sweep import Axes, Sweep, cell_name, check_cells, default_metrics
 from mvm.evaluation.sweep_findings import Result, gap, reading
 from mvm.files import alone
+from mvm.metrics.distances import shrunken_features
+from mvm.metrics.extractors import EXTRACTORS, Extractor, Sources
 from mvm.model import load
 from mvm.recipes import SampleConfig
 from mvm.samples import Draw

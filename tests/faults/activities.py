@@ -12,11 +12,10 @@ import numpy as np
 import torch
 from PIL import Image
 
-from mvm import cli, demo
+from mvm import checkpoint, cli, demo
 from mvm.data.prepare import prepare
 from mvm.files import is_leftover
 from mvm.latent.cache import write_latents
-from mvm.training import checkpoint
 
 TRAIN = {
     "network.depth": "1",

@@ -10,18 +10,18 @@ from fuzz_kept import KEPT
 from fuzz_mutate import spoiled_json, spoiled_npy, spoiled_npz, spoiled_safetensors, spoiled_text
 from fuzz_sources import SOURCES
 
-from mvm import samples
+from mvm import checkpoint, samples
 from mvm.data.prepare import prepare
 from mvm.data.shards import open_prepared
-from mvm.evaluation import weights
-from mvm.evaluation.moments import load_moments, provenance_of
 from mvm.latent.cache import open_latents
 from mvm.latent.rae import load_decoder_only
 from mvm.latent.statistics import load_statistics
+from mvm.metrics import weights
+from mvm.metrics.moments import load_moments, provenance_of
 from mvm.published import check_tables, open_model, open_stored, read_codec, read_config, read_weights
 from mvm.published.figures import read_figures
 from mvm.recipes import load_recipe
-from mvm.training import checkpoint, logs, rundir
+from mvm.training import logs, rundir
 
 
 class Text(Format):

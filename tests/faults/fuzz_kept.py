@@ -8,9 +8,9 @@ import torch
 from fuzz_format import Format
 from fuzz_mutate import spoiled_json, spoiled_npy
 
+from mvm.checkpoint import sha256
 from mvm.evaluation import sweep
 from mvm.network import dinov3
-from mvm.training.checkpoint import sha256
 from mvm.training.features import BankKey, MemoryBank, load_bank
 
 

@@ -14,17 +14,17 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from mvm import checkpoint
 from mvm.data.prepare import prepare
-from mvm.evaluation.moments import Moments, save_moments
 from mvm.latent import Decoder, DecoderConfig, EncoderConfig
 from mvm.latent.cache import write_latents
 from mvm.latent.fingerprint import Origin
 from mvm.latent.rae import DecoderOnly
 from mvm.latent.statistics import Statistics
+from mvm.metrics.moments import Moments, save_moments
 from mvm.published import export
 from mvm.recipes import load_recipe, override
 from mvm.recipes.reading import shipped, to_json
-from mvm.training import checkpoint
 
 TINY = {"network.depth": "1", "network.heads": "1", "network.width": "8", "network.patch": "8"}
 ORIGIN = Origin("e" * 64, "a small encoder")

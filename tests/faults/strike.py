@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from mvm.training import checkpoint
+from mvm import checkpoint
 
 CALLS = ("fsync", "rename", "replace", "mkdir", "unlink", "rmdir")
 NEED_SPACE = ("fsync", "mkdir", "half")

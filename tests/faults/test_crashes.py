@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from tests.faults.activities import train
 
-from mvm import cli, files, samples
-from mvm.training import checkpoint, logs, track
+from mvm import checkpoint, cli, files, samples
+from mvm.training import logs, track
 
 ROOT = Path(__file__).parents[2]
 

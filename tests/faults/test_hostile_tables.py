@@ -11,15 +11,14 @@ import pytest
 import torch
 from fuzz_isolation import in_little_memory
 
-from mvm import samples
+from mvm import checkpoint, samples
 from mvm.data.shards import open_prepared
-from mvm.evaluation import weights
-from mvm.evaluation.moments import load_moments
 from mvm.latent.cache import open_latents
 from mvm.latent.rae import load_decoder_only
 from mvm.latent.statistics import load_statistics
+from mvm.metrics import weights
+from mvm.metrics.moments import load_moments
 from mvm.recipes import load_recipe
-from mvm.training import checkpoint
 from mvm.untrusted import MOST_DIMENSIONS, MOST_RECIPE, MOST_TEXT, plain_name, read_json
 
 STEP = "checkpoints/step-00000002"

@@ -14,7 +14,7 @@ from PIL import Image
 from mvm import untrusted
 from mvm.cli import run
 from mvm.data.prepare import prepare
-from mvm.evaluation.weights import read_tensors
+from mvm.metrics.weights import read_tensors
 from mvm.network import dinov3
 from mvm.untrusted import cut, printable
 

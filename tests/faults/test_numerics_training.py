@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from mvm import checkpoint
 from mvm.data import Resident
 from mvm.data.prepare import prepare
 from mvm.recipes import DecoderRecipe, load_recipe, override
-from mvm.training import checkpoint
 from mvm.training.data import training_data, training_store
 from mvm.training.decoder_trainer import DecoderTrainer
 from mvm.training.features import TensorBank

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mvm import cli, demo
+from mvm import checkpoint, cli, demo
 from mvm.files import alone
-from mvm.training import checkpoint
 
 WAIT = 60
 TINY = ["--network.depth", "1", "--network.heads", "2", "--network.width", "16", "--train.batch", "4"]

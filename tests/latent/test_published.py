@@ -13,10 +13,10 @@ from mvm.data.prepare import prepare
 from mvm.generate import generate_all
 from mvm.latent import RAE, Decoder, DecoderConfig, load_decoder_only, measure
 from mvm.network import DDTConfig
+from mvm.optim.optimizers import TrainConfig
 from mvm.published import export, read_config
 from mvm.recipes import CodecConfig, DataConfig, Recipe, SampleConfig
 from mvm.training.loop import train
-from mvm.training.optim import TrainConfig
 
 
 @pytest.fixture

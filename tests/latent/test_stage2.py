@@ -15,12 +15,12 @@ from mvm.latent import RAE, Decoder, DecoderConfig, measure
 from mvm.model import Model, load
 from mvm.network import DDTConfig
 from mvm.objective import ObjectiveConfig
+from mvm.optim.optimizers import TrainConfig
 from mvm.recipes import CodecConfig, DataConfig, Recipe, SampleConfig, parse_recipe, to_json
 from mvm.solver.sampling import solve
 from mvm.solver.sharing import SharingPlan, best_steps, shared, similarity
 from mvm.training.data import training_store
 from mvm.training.loop import train
-from mvm.training.optim import TrainConfig
 from mvm.training.trainer import Trainer
 
 COUNT = 40

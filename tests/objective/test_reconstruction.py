@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from mvm import noise
-from mvm.evaluation.lpips import LPIPS
 from mvm.latent import RAE
+from mvm.metrics.lpips import LPIPS
 from mvm.network.pretrained import IMAGENET, Encoder, PatchTokens
 from mvm.objective import reconstruction
 from mvm.objective.adversarial import Discriminator, Features, discriminator_hinge, eight_bit

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 import mvm
+from mvm import checkpoint
 from mvm.generate import generate_all
 from mvm.published import export, open_model, read_config, shipped_folder, write
 from mvm.published.card import read_card
 from mvm.published.diffusers import misfit
 from mvm.recipes import SampleConfig
 from mvm.solver import SOLVERS
-from mvm.training import checkpoint
 
 yaml = pytest.importorskip("yaml", reason="comes with mean-velocity-matching[hub]")
 

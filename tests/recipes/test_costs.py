@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from mvm.distributed.processes import EngineConfig
 from mvm.network import DiTConfig, multiply_adds
 from mvm.recipes import DataConfig, Recipe, load_recipe
 from mvm.recipes.costs import GPU_TERMS, TERMS, UNITS, step_work
 from mvm.recipes.memory import training_memory
-from mvm.training.runtime import EngineConfig
 
 
 def dit(depth: int = 2, width: int = 64, side: int = 16, **engine) -> Recipe:

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from mvm.distributed.processes import EngineConfig
 from mvm.network import DiTConfig, parameters
+from mvm.optim.optimizers import TrainConfig
 from mvm.recipes import DataConfig, Recipe, load_recipe, memory, override
 from mvm.recipes.memory import KEPT, KEPT_ON_HOST, LIBRARIES, fit_memory, free_memory, training_memory
-from mvm.training.optim import TrainConfig
-from mvm.training.runtime import EngineConfig
 
 
 def sit(size: str, **engine) -> Recipe:

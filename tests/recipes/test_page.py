@@ -7,6 +7,7 @@ from dataclasses import asdict
 import pytest
 
 from mvm.network import DDTConfig, DiTConfig, multiply_adds
+from mvm.optim.optimizers import TrainConfig
 from mvm.recipes import (
     CodecConfig,
     DataConfig,
@@ -20,7 +21,6 @@ from mvm.recipes import (
     to_json,
 )
 from mvm.recipes.page import H200_FLOPS, H200_MFU, costs, has_estimate, hours_on_h200, page
-from mvm.training.optim import TrainConfig
 
 
 def from_toml(text):

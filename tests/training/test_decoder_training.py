@@ -12,11 +12,12 @@ import pytest
 import torch
 from PIL import Image
 
+from mvm import checkpoint
 from mvm.data.prepare import prepare
-from mvm.evaluation.lpips import LPIPS
 from mvm.latent import RAE, load_rae, measure
+from mvm.metrics.lpips import LPIPS
 from mvm.recipes import DecoderRecipe, override, parse_recipe, to_json
-from mvm.training import checkpoint, decoder_preview, decoder_result
+from mvm.training import decoder_preview, decoder_result
 from mvm.training.data import completed, training_store
 from mvm.training.decoder_preview import known_figures, pairs, quality
 from mvm.training.decoder_trainer import HEADS, DecoderTrainer

@@ -10,12 +10,12 @@ import torch
 from tiny_recipe import recipe_with
 from torch.utils.flop_counter import FlopCounterMode
 
+from mvm import checkpoint
+from mvm.distributed.processes import EngineConfig, Processes, determinism, parts_of, precision
 from mvm.recipes import load_recipe, override
-from mvm.training import checkpoint
 from mvm.training.data import training_data
 from mvm.training.engine import compile_mode
 from mvm.training.loop import train
-from mvm.training.runtime import EngineConfig, Processes, determinism, parts_of, precision
 from mvm.training.trainer import Trainer
 
 TINY = {

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+from mvm.checkpoint import sha256
 from mvm.network.pretrained import HALF, Encoder
 from mvm.training import features
-from mvm.training.checkpoint import sha256
 from mvm.training.features import (
     DiskBank,
     LiveBank,

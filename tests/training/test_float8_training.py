@@ -7,13 +7,13 @@ import torch
 from tiny_recipe import recipe_with
 from torch import nn
 
+from mvm import checkpoint
+from mvm.distributed.processes import EngineConfig, Processes
 from mvm.network.branches import SwiGLU
 from mvm.network.float8 import GRANULARITY
-from mvm.training import checkpoint
 from mvm.training.data import training_data
 from mvm.training.engine import Engine
 from mvm.training.loop import train
-from mvm.training.runtime import EngineConfig, Processes
 from mvm.training.trainer import Trainer
 
 TINY = {

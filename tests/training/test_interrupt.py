@@ -7,9 +7,9 @@ import threading
 import pytest
 from tiny_recipe import NETWORK, recipe_with
 
-from mvm.training import checkpoint
+from mvm import checkpoint
+from mvm.optim.ema import Averages
 from mvm.training.data import training_data
-from mvm.training.ema import Averages
 from mvm.training.interrupt import SIGNALS, Terminated, deferred_interrupt
 from mvm.training.loop import train
 from mvm.training.preview import Preview

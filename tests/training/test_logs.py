@@ -10,12 +10,12 @@ import pytest
 import torch
 from tiny_recipe import NETWORK, recipe_with
 
+from mvm import checkpoint
+from mvm.distributed.processes import Processes
 from mvm.network import multiply_adds
 from mvm.recipes import options
-from mvm.training import checkpoint
 from mvm.training.logs import Log, Meter, Record, Window, keep_metrics, matrix_ceiling, read_metrics, training_flops
 from mvm.training.loop import train
-from mvm.training.runtime import Processes
 from mvm.training.track import TensorBoard, parse_trackers, trackers
 
 TINY = {

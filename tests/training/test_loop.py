@@ -11,17 +11,16 @@ import pytest
 import torch
 from tiny_recipe import NETWORK, recipe_with
 
-from mvm import noise
+from mvm import checkpoint, noise
 from mvm.generate import generate_all
 from mvm.model import Model, load
+from mvm.optim.ema import Averages
+from mvm.optim.optimizers import learning_rate
 from mvm.pixels import to_uint8
 from mvm.recipes import parse_recipe
 from mvm.solver import sample
-from mvm.training import checkpoint
 from mvm.training.data import training_data
-from mvm.training.ema import Averages
 from mvm.training.loop import train
-from mvm.training.optim import learning_rate
 from mvm.training.trainer import Trainer
 
 TINY = {

@@ -8,17 +8,17 @@ import torch
 from PIL import Image
 from tiny_recipe import NETWORK, recipe_with
 
-from mvm import noise
+from mvm import checkpoint, noise
 from mvm.data import Images, Resident
-from mvm.evaluation.metrics import frechet_distance, moments, shrunken_features
+from mvm.distributed.processes import Processes
 from mvm.generate import generate_all
+from mvm.metrics.distances import frechet_distance, moments, shrunken_features
 from mvm.model import Model, load
 from mvm.recipes import PreviewConfig
-from mvm.training import checkpoint, preview
+from mvm.training import preview
 from mvm.training.data import training_data
 from mvm.training.loop import train
 from mvm.training.preview import Preview, reference_moments
-from mvm.training.runtime import Processes
 from mvm.training.trainer import Trainer
 
 TINY = {

@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from mvm import checkpoint
 from mvm.recipes import load_recipe, override
-from mvm.training import checkpoint
 from mvm.training.loop import train
 
 PATIENCE = 600  # seconds that a command may take: against a hang, not about speed
@@ -382,7 +382,7 @@ def test_two_nodes_on_loopback_are_one_run(ddp, tmp_path):
 
 @pytest.mark.slow
 def test_a_killed_worker_of_one_node_restarts_both(undisturbed, tmp_path, monkeypatch):
-    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # see mvm.training.runtime: restarts on several nodes
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # restarts on several nodes
     run, place = tmp_path / "nodes", f"127.0.0.1:{free_port()}"
     meet = ("--rdzv-backend", "c10d", "--rdzv-endpoint", place, "--local-addr", "127.0.0.1", "--max-restarts", "2")
     with two_nodes(run, LONG, "--auto-resume", meet=[meet, meet]) as nodes:

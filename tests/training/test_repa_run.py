@@ -6,11 +6,11 @@ import shutil
 import pytest
 import torch
 
+from mvm import checkpoint
 from mvm.data import Resident
 from mvm.model import load
 from mvm.network.pretrained import load_encoder
 from mvm.recipes import load_recipe, override
-from mvm.training import checkpoint
 from mvm.training.data import training_data
 from mvm.training.features import LiveBank
 from mvm.training.loop import train

@@ -9,9 +9,9 @@ import pytest
 import torch
 from tiny_recipe import NETWORK, recipe_with
 
+from mvm import checkpoint
 from mvm.published import export, open_model
 from mvm.recipes import options, override, parse_recipe
-from mvm.training import checkpoint
 from mvm.training.data import training_data
 from mvm.training.loop import train
 from mvm.training.rundir import open_run

@@ -8,13 +8,13 @@ import torch
 from tiny_recipe import NETWORK, recipe_with
 
 import mvm
+from mvm import checkpoint
 from mvm.data import Images, augmentation, augmented, mirror, mirrored
 from mvm.generate import generate_all
 from mvm.model import load
 from mvm.pixels import to_unit
 from mvm.published import export, open_model
 from mvm.recipes import load_recipe, override
-from mvm.training import checkpoint
 from mvm.training.data import training_data
 from mvm.training.loop import train
 from mvm.training.trainer import Trainer

@@ -4,10 +4,11 @@ import pytest
 import torch
 from tiny_recipe import NETWORK, recipe_with
 
+from mvm import checkpoint
 from mvm.model import load
-from mvm.training import checkpoint, power_ema
+from mvm.optim import power_ema
+from mvm.optim.ema import profiles
 from mvm.training.data import training_data
-from mvm.training.ema import profiles
 from mvm.training.loop import train
 from mvm.training.snapshots import export_average, rebuild
 from mvm.training.trainer import Trainer

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from mvm import checkpoint
 from mvm.data import OnHost, Resident
 from mvm.data.prepare import prepare
 from mvm.recipes import DataConfig, load_recipe, override
-from mvm.training import checkpoint
 from mvm.training import data as training
 from mvm.training.data import completed, training_data, training_store
 from mvm.training.loop import train

@@ -11,8 +11,8 @@ from mvm.cli.app import Whole, app, say_from_first
 from mvm.cli.data import data
 
 if TYPE_CHECKING:
+    from mvm.distributed.processes import Processes
     from mvm.evaluation.evaluate import Evaluation, Side
-    from mvm.training.runtime import Processes
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Asked:
     @property
     def count(self) -> int:
         """How many images a run samples."""
-        from mvm.evaluation.moments import PUBLISHED
+        from mvm.metrics.moments import PUBLISHED
 
         return PUBLISHED if self.num is None else self.num
 
@@ -175,15 +175,15 @@ def evaluate(
     json_file
         Also write everything there.
     """
+    from mvm.distributed.processes import processes
     from mvm.evaluation.evaluate import evaluate as run_evaluation
     from mvm.evaluation.gather import Judge
-    from mvm.evaluation.measures import parse_metrics, usual_metric
     from mvm.files import write_text
     from mvm.latent import is_rae
+    from mvm.metrics.measures import parse_metrics, usual_metric
     from mvm.model import choose_device, is_model
     from mvm.options import at_least, choose
     from mvm.precision import PRECISIONS
-    from mvm.training.runtime import processes
 
     names = parse_metrics(metrics) if metrics else ()
     blocks = jackknife_blocks(jackknife)
@@ -220,7 +220,7 @@ def jackknife_blocks(asked: int) -> int:
 
 
 def sources(inception: str, encoder: str) -> Any:
-    from mvm.evaluation.extractors import DINO, Sources
+    from mvm.metrics.extractors import DINO, Sources
 
     return Sources(inception, encoder or DINO)
 
@@ -268,10 +268,10 @@ def stats(
     device
         cpu, cuda, or auto: cuda where there is one.
     """
+    from mvm.distributed.processes import processes
     from mvm.evaluation.evaluate import open_side, write_statistics
     from mvm.evaluation.gather import Judge
     from mvm.model import choose_device, is_model
-    from mvm.training.runtime import processes
 
     if out.suffix != ".npz":
         raise ValueError(f"--out {out}: moments are kept in an .npz file; end the name with .npz")

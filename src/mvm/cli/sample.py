@@ -127,11 +127,11 @@ def sample(
     out
         X.png is one grid, a class a row; X.npz and X.npy are uint8 NHWC; X.parquet, X.zip or a folder holds PNG files.
     """
+    from mvm.distributed.processes import processes
     from mvm.files import remove
     from mvm.generate import class_numbers, compile_network, takes_tuned_times
     from mvm.model import choose_device, load
     from mvm.samples import Draw, check_set, parts_beside, sample_parts, write_set
-    from mvm.training.runtime import processes
 
     check_set(out, num)
     out.resolve().parent.mkdir(parents=True, exist_ok=True)  # if that fails, before the work

@@ -43,12 +43,12 @@ def bench(
     """
     from mvm.bench import bench as run_bench
     from mvm.bench import growth, table
+    from mvm.distributed.processes import processes
     from mvm.files import write_text
     from mvm.model import choose_device
     from mvm.options import at_least
     from mvm.recipes import as_field, load_recipe, override
     from mvm.training.data import completed
-    from mvm.training.runtime import processes
 
     at_least("steps", steps, 0)
     at_least("samples", samples, 0)

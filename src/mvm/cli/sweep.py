@@ -140,14 +140,14 @@ def sweep(
     out
         Folder of the sweep; default runs/sweep-MODEL.
     """
+    from mvm.distributed.processes import processes
     from mvm.evaluation.gather import Judge
-    from mvm.evaluation.measures import parse_metrics
     from mvm.evaluation.sweep import Axes, Sweep, default_metrics
     from mvm.generate import class_numbers, compile_network
+    from mvm.metrics.measures import parse_metrics
     from mvm.model import choose_device, load
     from mvm.options import at_least
     from mvm.samples import Draw
-    from mvm.training.runtime import processes
 
     axes = Axes(
         _values("solvers", solvers or "adams", str),
@@ -267,15 +267,15 @@ def compare(
         Write the figures there as well.
     """
 
+    from mvm.distributed.processes import processes
     from mvm.evaluation.compare import as_table, compare, write
     from mvm.evaluation.gather import Judge
     from mvm.evaluation.images import of_model
-    from mvm.evaluation.measures import parse_metrics
     from mvm.evaluation.sweep import default_metrics
+    from mvm.metrics.measures import parse_metrics
     from mvm.model import choose_device, load
     from mvm.options import at_least
     from mvm.samples import Draw
-    from mvm.training.runtime import processes
 
     at_least("blocks", blocks, 2)
     if json_file is not None:

@@ -64,9 +64,9 @@ def train(
     device
         cpu, cuda, or auto: cuda where there is one.
     """
+    from mvm import checkpoint
     from mvm.model import choose_device
     from mvm.recipes import RECIPE, override
-    from mvm.training import checkpoint
     from mvm.training.interrupt import Terminated
     from mvm.training.loop import train as run_training
 

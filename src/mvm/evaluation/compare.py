@@ -11,10 +11,10 @@ from torch import Tensor
 from mvm.evaluation.evaluate import Reference, Side, check_shapes, look, sampling_notes, software
 from mvm.evaluation.gather import Judge, block_of
 from mvm.evaluation.images import ImageSet
-from mvm.evaluation.measures import MEASURES, Gathered, figures, is_kernel
-from mvm.evaluation.metrics import Leaving, kernel_leaving, paired_difference, student_95
-from mvm.evaluation.moments import Accumulator
 from mvm.files import write_text
+from mvm.metrics.distances import Leaving, kernel_leaving, paired_difference, student_95
+from mvm.metrics.measures import MEASURES, Gathered, figures, is_kernel
+from mvm.metrics.moments import Accumulator
 from mvm.options import at_least
 
 

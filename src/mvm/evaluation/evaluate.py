@@ -14,15 +14,15 @@ import mvm
 from mvm.data.sources.arrays import IMAGE_KEYS
 from mvm.evaluation.gather import Judge
 from mvm.evaluation.images import ImageSet, open_images
-from mvm.evaluation.measures import MEASURES, Figure, Gathered, Key, figures, keys_of
-from mvm.evaluation.moments import (
+from mvm.files import sha256
+from mvm.metrics.measures import MEASURES, Figure, Gathered, Key, figures, keys_of
+from mvm.metrics.moments import (
     SPATIAL,
     load_moments,
     provenance_of,
     save_moments,
     too_few,
 )
-from mvm.files import sha256
 from mvm.model import Model
 
 SUFFIXES = {"pool": "", "spatial": SPATIAL}  # of the moments in files, by part

@@ -9,12 +9,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 from mvm import noise
-from mvm.evaluation.extractors import Extractor, Sources, open_extractor
+from mvm.distributed.processes import Processes
 from mvm.evaluation.images import ImageSet
-from mvm.evaluation.measures import KID_SIZE, MEASURES, Gathered, Key
-from mvm.evaluation.moments import Accumulator
+from mvm.metrics.extractors import Extractor, Sources, open_extractor
+from mvm.metrics.measures import KID_SIZE, MEASURES, Gathered, Key
+from mvm.metrics.moments import Accumulator
 from mvm.options import at_least
-from mvm.training.runtime import Processes
 
 BATCH = 250
 MOST = 1000  # images through a network at a time: Inception's first layers take 15 GB for these, and more are no faster

@@ -17,6 +17,7 @@ from mvm.data.shards import is_prepared
 from mvm.data.sources import Record, Source, open_source
 from mvm.data.sources.arrays import channels_last, keys_of, layout, shape_of, stream_rows
 from mvm.data.sources.records import stamp_of
+from mvm.distributed.processes import Processes
 from mvm.files import sha256
 from mvm.generate import generate_batches, takes_tuned_times
 from mvm.latent import RAE
@@ -25,7 +26,6 @@ from mvm.options import at_least, choose
 from mvm.pixels import to_uint8
 from mvm.recipes import SampleConfig
 from mvm.samples import Draw, Parts
-from mvm.training.runtime import Processes
 
 DECODERS = 8  # threads; Pillow lets go of Python's lock while it unpacks
 GREY = {"1", "L", "LA", "I", "I;16", "I;16B", "I;16L"}

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from mvm import checkpoint
 from mvm.data import DATA_SETS, open_prepared
 from mvm.evaluation.report import (
     Axes,
@@ -31,7 +32,6 @@ from mvm.evaluation.report import (
 )
 from mvm.recipes import FOLDER, RECIPE, AnyRecipe, DecoderRecipe, Recipe, load_recipe, options, parse_recipe, shipped
 from mvm.recipes import to_json as recipe_text
-from mvm.training import checkpoint
 from mvm.training.logs import METRICS, read_metrics
 from mvm.training.preview import QUALITY
 from mvm.training.rundir import INIT

@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mvm.distributed.processes import Processes
 from mvm.evaluation.evaluate import Evaluation, Reference, Side, check_shapes, check_side, evaluate
 from mvm.evaluation.gather import Judge
 from mvm.evaluation.images import ImageSet, of_parts
-from mvm.evaluation.measures import Figure, usual_metric
 from mvm.evaluation.report import provenance, require_plots
 from mvm.evaluation.sweep_report import REAL, Result, write_report
 from mvm.files import alone, mend, put_in_place, remove, temporary_beside, write_text
@@ -37,13 +37,13 @@ from mvm.generate import (
     solver_told,
     takes_tuned_times,
 )
+from mvm.metrics.measures import Figure, usual_metric
 from mvm.model import Model
 from mvm.options import choose
 from mvm.precision import PRECISIONS
 from mvm.recipes import SampleConfig
 from mvm.samples import Draw, Parts, differences, sample_parts
 from mvm.solver import DEFAULT_NFE, DEFAULT_T_MIN
-from mvm.training.runtime import Processes
 from mvm.untrusted import read_json, refusal
 
 SHOWN = 40  # images in a cell's grid: with balanced labels of ten classes, four rows

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from mvm.evaluation.metrics import NORMAL_95, student_95
+from mvm.metrics.distances import NORMAL_95, student_95
 
 
 @dataclass(frozen=True)

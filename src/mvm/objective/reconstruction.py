@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import l1_loss
 
-from mvm.evaluation.lpips import LPIPS, load_lpips
 from mvm.latent.rae import TAU
+from mvm.metrics.lpips import LPIPS, load_lpips
 from mvm.network.pretrained import load_encoder
 from mvm.objective.adversarial import (
     NORMS,

@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import nn
 
+from mvm.checkpoint import Weights
 from mvm.files import sha256
 from mvm.latent import Decoder, DecoderConfig, DecoderOnly, load_decoder_only
 from mvm.latent.fingerprint import Origin
@@ -24,7 +25,6 @@ from mvm.published.diffusers import disagreement, tables
 from mvm.published.files import CODEC, CONFIG, INDEX, MOST_JSON, SCHEDULER, TRANSFORMER, WEIGHTS, check_files
 from mvm.recipes import FOLDER, Recipe, as_field, options
 from mvm.recipes.reading import LONGEST, from_dict, recipe_of
-from mvm.training.checkpoint import Weights
 from mvm.untrusted import cut
 
 LIBRARY, FORMAT = "mvm", 1

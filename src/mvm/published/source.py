@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mvm import checkpoint
 from mvm.options import nearest
 from mvm.published.format import (
     Config,
@@ -17,7 +18,6 @@ from mvm.published.format import (
 from mvm.published.hub import Fetched, as_hub_id, fetch
 from mvm.published.tuned import Entry, Key, read_tuned
 from mvm.recipes import RECIPE, AnyRecipe, parse_recipe
-from mvm.training import checkpoint
 from mvm.untrusted import read_text
 
 

@@ -9,6 +9,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from mvm.checkpoint import Weights
 from mvm.data import open_prepared
 from mvm.files import flush, private_beside, put_in_place, sha256, write_text
 from mvm.latent import load_decoder_only
@@ -30,7 +31,6 @@ from mvm.published.format import (
 from mvm.published.source import Opened, open_model
 from mvm.published.tuned import write_tuned
 from mvm.recipes import FOLDER, Recipe, as_field, load_recipe, shipped
-from mvm.training.checkpoint import Weights
 from mvm.untrusted import read_text
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}

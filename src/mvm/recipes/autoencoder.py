@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass, field
 
+from mvm.distributed.processes import EngineConfig
 from mvm.latent import DecoderConfig, EncoderConfig
 from mvm.objective.reconstruction import ReconstructionConfig
+from mvm.optim.optimizers import TrainConfig
 from mvm.options import at_least
 from mvm.recipes.schema import DataConfig, PreviewConfig, Recipe
-from mvm.training.optim import TrainConfig
-from mvm.training.runtime import EngineConfig
 
 TASK = "task"  # in a recipe: what is trained; without it a field
 DECODER = "decoder"  # the task's name

@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from mvm.data import DATA_SETS, TOLD
+from mvm.distributed.processes import EngineConfig
 from mvm.network import DiTConfig
 from mvm.objective import ObjectiveConfig, RepaConfig
+from mvm.optim.optimizers import TrainConfig
 from mvm.options import at_least, between, choose, finite
 from mvm.path import MEAN_VELOCITY_KINDS, NOISE_KINDS, MeanVelocity, Schedule, TimeLaw, schedule_named
 from mvm.solver import (
@@ -24,8 +26,6 @@ from mvm.solver import (
     Solver,
     solver_named,
 )
-from mvm.training.optim import TrainConfig
-from mvm.training.runtime import EngineConfig
 
 RECIPE = "recipe.json"  # in a run directory
 FOLDER = "folder"  # data.name of a prepared folder that the catalogue does not know

@@ -7,10 +7,10 @@ from typing import TypeVar
 import torch
 
 from mvm.data import DATA_SETS, Images, OnHost, Prepared, Resident, Store, open_prepared
+from mvm.distributed.processes import Processes
 from mvm.latent import RAE, Codec, Latents, LoadedLatents, open_latents, write_latents
 from mvm.recipes import AnyRecipe, DataConfig, Recipe, located
 from mvm.recipes.memory import free_memory
-from mvm.training.runtime import Processes
 
 R = TypeVar("R", bound=AnyRecipe)
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mvm.evaluation.lpips import LPIPS, SMALLEST, load_lpips
-from mvm.evaluation.metrics import frechet_distance, moments
-from mvm.evaluation.restoration import WINDOW, psnr, ssim
 from mvm.files import put_in_place, temporary_beside
+from mvm.metrics.distances import frechet_distance, moments
+from mvm.metrics.lpips import LPIPS, SMALLEST, load_lpips
+from mvm.metrics.restoration import WINDOW, psnr, ssim
 from mvm.objective.reconstruction import Reconstruction
 from mvm.pictures import grid, png_bytes
 from mvm.pixels import to_uint8

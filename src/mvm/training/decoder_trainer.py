@@ -9,19 +9,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from mvm import checkpoint
 from mvm.data import Order, Store, mirror, mirrored, send
+from mvm.distributed.processes import EngineConfig, Processes, autocast, parts_of
 from mvm.latent import RAE, Decoder, LatentEncoder, load_latent_encoder
 from mvm.latent.fingerprint import Origin, require_same
 from mvm.objective import Loss
 from mvm.objective.reconstruction import Reconstruction, build
+from mvm.optim.ema import MAIN, Averages
+from mvm.optim.optimizers import learning_rate, optimizers, set_rate, step_unless
 from mvm.pixels import to_unit
 from mvm.recipes import DecoderRecipe
-from mvm.training import checkpoint
-from mvm.training.ema import MAIN, Averages
 from mvm.training.engine import Engine
 from mvm.training.logs import Record, Window
-from mvm.training.optim import learning_rate, optimizers, set_rate, step_unless
-from mvm.training.runtime import EngineConfig, Processes, autocast, parts_of
 from mvm.training.trainer import checkpoint_of, numbers, require_data, restore_moments
 
 HEADS = "discriminator."  # names of the discriminator's heads: state of the training, kept with the optimizer's

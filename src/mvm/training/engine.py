@@ -11,12 +11,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from mvm.distributed.processes import EngineConfig, Processes, autocast, precision
 from mvm.network import DDT, DiT, blocks_of
 from mvm.network.blocks import use_kernels
 from mvm.network.branches import MLP, Attention
 from mvm.network.float8 import STEP
 from mvm.network.gpu import gpu_kernels
-from mvm.training.runtime import EngineConfig, Processes, autocast, precision
 
 FP8_CAPABILITY = (8, 9)  # of the first GPUs with 8-bit products: Ada; Hopper has 9.0
 

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from mvm.checkpoint import sha256
 from mvm.data.loader import mirror, send
 from mvm.files import put_in_place, temporary_beside, write_text
 from mvm.network.pretrained import Encoder
 from mvm.objective.auxiliary import CACHES, match_grid
 from mvm.options import choose
-from mvm.training.checkpoint import sha256
 from mvm.untrusted import cut, map_npy, read_json, refusal
 
 INDEX = "index.json"

@@ -2,10 +2,10 @@
 
 import torch
 
+from mvm.checkpoint import Weights
 from mvm.network import AUGMENT_MAP, build_network
 from mvm.published import Opened
 from mvm.recipes import Recipe, as_field, options
-from mvm.training.checkpoint import Weights
 
 LABELS = "label.weight"  # (classes + 1, width); the last row is the null class
 # The weights mean something else where these differ. Training goes on, but must learn that first.

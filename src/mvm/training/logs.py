@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from tqdm import tqdm
 
+from mvm.distributed.processes import Processes
 from mvm.files import write_text
 from mvm.recipes import AnyRecipe
 from mvm.recipes.page import training_flops
-from mvm.training.runtime import Processes
 from mvm.training.track import Tracker
 from mvm.untrusted import MOST_TEXT, cut
 

@@ -11,30 +11,30 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from mvm import checkpoint
 from mvm.data import Store
+from mvm.distributed.processes import Processes, autocast, determinism, precision, processes
+from mvm.distributed.sharding import whole
 from mvm.files import write_text
 from mvm.latent import RAE
 from mvm.model import Model
 from mvm.network.pretrained import load_encoder
+from mvm.optim.ema import MAIN
 from mvm.options import at_least
 from mvm.published import open_model
 from mvm.recipes import RECIPE, AnyRecipe, DecoderRecipe, Recipe, as_field, to_json
 from mvm.recipes.memory import Memory, fit_memory
-from mvm.training import checkpoint
 from mvm.training.data import completed, training_store
 from mvm.training.decoder_preview import DecoderPreview
 from mvm.training.decoder_preview import quality as restoration_quality
 from mvm.training.decoder_result import autoencoder
 from mvm.training.decoder_trainer import DecoderTrainer
-from mvm.training.ema import MAIN
 from mvm.training.features import FeatureBank, open_bank
 from mvm.training.finetune import fit
 from mvm.training.interrupt import Request, deferred_interrupt
 from mvm.training.logs import METRICS, Log, Meter, OnLog, Record, due, keep_metrics, matrix_ceiling, warn
 from mvm.training.preview import QUALITY, Preview
 from mvm.training.rundir import INIT, held, note_changes, note_origin, open_run
-from mvm.training.runtime import Processes, autocast, determinism, precision, processes
-from mvm.training.sharding import whole
 from mvm.training.snapshots import averages_snapshot
 from mvm.training.track import AUTO, parse_trackers, trackers
 from mvm.training.trainer import Trainer

@@ -7,12 +7,12 @@ from torch import Tensor
 
 from mvm import noise
 from mvm.data import Store
-from mvm.evaluation.metrics import Moments, frechet_distance, moments, shrunken_features
+from mvm.distributed.processes import Processes
 from mvm.generate import cycle_labels, generate_all, write_images
+from mvm.metrics.distances import Moments, frechet_distance, moments, shrunken_features
 from mvm.model import Model
 from mvm.recipes import PreviewConfig
 from mvm.training.logs import warn
-from mvm.training.runtime import Processes
 
 QUALITY = "fd_pixels"
 REFERENCE = 10_000  # images of the data that the figure compares with

@@ -5,10 +5,10 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mvm import checkpoint
 from mvm.files import alone, is_leftover, mend, write_text
 from mvm.published import run_recipe
 from mvm.recipes import PLACES, RECIPE, AnyRecipe, located, options
-from mvm.training import checkpoint
 from mvm.untrusted import parse_json, read_text
 
 INIT, CHANGES = "init.json", "changes.json"

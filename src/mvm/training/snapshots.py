@@ -3,12 +3,13 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from mvm import checkpoint
 from mvm.files import write_text
+from mvm.optim import power_ema
+from mvm.optim.ema import MAIN, power_name
+from mvm.optim.power_ema import Snapshot
 from mvm.recipes import RECIPE, AnyRecipe, parse_recipe, to_json
-from mvm.training import checkpoint, power_ema
 from mvm.training.decoder_trainer import DecoderTrainer
-from mvm.training.ema import MAIN, power_name
-from mvm.training.power_ema import Snapshot
 from mvm.training.trainer import Trainer
 
 

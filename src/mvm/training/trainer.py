@@ -10,21 +10,21 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from mvm import checkpoint
 from mvm.data import Images, Order, Resident, Store, augmentation, augmented, mirror, mirrored, send
+from mvm.distributed.processes import Processes, parts_of
+from mvm.distributed.sharding import like_parameter, whole
 from mvm.model import Model, require_codec
 from mvm.network import AUGMENT_MAP
 from mvm.objective import Batch, Matching, Projector
+from mvm.optim.ema import Averages
+from mvm.optim.optimizers import learning_rate, optimizers, set_rate, step_unless
 from mvm.recipes import AnyRecipe, Recipe
-from mvm.training import checkpoint
 from mvm.training.data import training_latents
-from mvm.training.ema import Averages
 from mvm.training.engine import Engine
 from mvm.training.features import FeatureBank
 from mvm.training.learner import PROJECTOR, Learner, projector_weights
 from mvm.training.logs import Record, Window, warn
-from mvm.training.optim import learning_rate, optimizers, set_rate, step_unless
-from mvm.training.runtime import Processes, parts_of
-from mvm.training.sharding import like_parameter, whole
 
 
 def build_projector(recipe: Recipe, width: int) -> Projector:

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mvm.evaluation import metrics
-from mvm.evaluation.moments import (
+from mvm.metrics import distances as metrics
+from mvm.metrics.moments import (
     Accumulator,
     Moments,
     accumulate_blocks,

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from mvm.training import power_ema
-from mvm.training.sharding import joined, like_parameter, local, whole
+from mvm.distributed.sharding import joined, like_parameter, local, whole
+from mvm.optim import power_ema
 
 MAIN = "ema"  # the average that is sampled from unless another is asked for
 

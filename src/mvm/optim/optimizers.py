@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from mvm.optim.muon import Muon
+from mvm.optim.power_ema import exponent
 from mvm.options import at_least, between, choose
-from mvm.training.muon import Muon
-from mvm.training.power_ema import exponent
 
 # How far the rate has come on its way from lr to final * lr, for the share in [0, 1] of the falling steps that is done.
 DECAYS: dict[str, Callable[[float], float]] = {

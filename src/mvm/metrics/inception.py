@@ -1,6 +1,6 @@
 """The InceptionV3 of 2015-12-05 behind every published FID: uint8 images -> features.
 
-    network = mvm.evaluation.weights.load_inception("pt_inception-2015-12-05-6726825d.pth")
+    network = mvm.metrics.weights.load_inception("pt_inception-2015-12-05-6726825d.pth")
     pool, spatial, logits = network(images)    # FID and KID, sFID, Inception Score
 
 Parameters have the names of pytorch-fid. Of torchvision's InceptionV3 the weights, two kinds of pools, the resize and

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from mvm.evaluation.evaluate import Side, evaluate
-from mvm.evaluation.extractors import EXTRACTORS, Extractor
 from mvm.evaluation.gather import Judge
 from mvm.evaluation.images import of_tensor
-from mvm.evaluation.measures import Key
-from mvm.evaluation.metrics import kernel_distance
-from mvm.evaluation.weights import load_inception
+from mvm.metrics.distances import kernel_distance
+from mvm.metrics.extractors import EXTRACTORS, Extractor
+from mvm.metrics.measures import Key
+from mvm.metrics.weights import load_inception
 
 fid = pytest.importorskip("torchmetrics.image.fid", reason="torchmetrics is not installed")
 kid = pytest.importorskip("torchmetrics.image.kid", reason="torchmetrics is not installed")

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from mvm.evaluation.inception import CLASSIFIER, COUNTER, Inception
 from mvm.files import put_in_place, sha256, temporary_beside
+from mvm.metrics.inception import CLASSIFIER, COUNTER, Inception
 from mvm.options import install
 from mvm.untrusted import check_pth, cut, is_named_tensor, plain_name, read_json
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from mvm.evaluation.metrics import (
+from mvm.metrics.distances import (
     density_coverage,
     frechet_distance,
     inception_score,
@@ -15,7 +15,7 @@ from mvm.evaluation.metrics import (
     precision_recall,
     sampling_bias,
 )
-from mvm.evaluation.moments import Accumulator, Moments
+from mvm.metrics.moments import Accumulator, Moments
 from mvm.options import choose
 
 KID_SUBSETS, KID_SIZE = 100, 1000

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from mvm.evaluation import measures, metrics
-from mvm.evaluation.measures import MEASURES, Figure, Gathered, Key, figures, keys_of, parse_metrics
-from mvm.evaluation.metrics import (
+from mvm.metrics import distances as metrics
+from mvm.metrics import measures
+from mvm.metrics.distances import (
     Leaving,
     frechet_distance,
     jackknife_error,
@@ -18,7 +18,8 @@ from mvm.evaluation.metrics import (
     paired_difference,
     sampling_bias,
 )
-from mvm.evaluation.moments import SPATIAL, Accumulator, Moments, load_moments, save_moments
+from mvm.metrics.measures import MEASURES, Figure, Gathered, Key, figures, keys_of, parse_metrics
+from mvm.metrics.moments import SPATIAL, Accumulator, Moments, load_moments, save_moments
 
 POOL, PIXELS = Key("inception", "pool"), Key("pixels", "pool")
 

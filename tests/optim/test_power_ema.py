@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from mvm.training.power_ema import (
+from mvm.optim.power_ema import (
     WIDEST,
     Snapshot,
     coefficients,

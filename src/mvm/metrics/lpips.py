@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import max_pool2d
 
-from mvm.evaluation.inception import fingerprint
-from mvm.evaluation.weights import cache_folder, read_tensors
+from mvm.metrics.inception import fingerprint
+from mvm.metrics.weights import cache_folder, read_tensors
 from mvm.pixels import to_unit
 from mvm.precision import full_float32
 

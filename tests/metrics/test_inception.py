@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import avg_pool2d, batch_norm, conv2d, max_pool2d, pad
 
-from mvm.evaluation import inception
-from mvm.evaluation import weights as published
-from mvm.evaluation.inception import Inception, fingerprint, resize_tf1
-from mvm.evaluation.metrics import frechet_distance, kernel_distance, moments
-from mvm.evaluation.weights import load_inception
+from mvm.metrics import inception
+from mvm.metrics import weights as published
+from mvm.metrics.distances import frechet_distance, kernel_distance, moments
+from mvm.metrics.inception import Inception, fingerprint, resize_tf1
+from mvm.metrics.weights import load_inception
 
 ASSETS = Path(os.environ.get("MVM_ASSETS", "no assets")) / "inception"
 needs_weights = pytest.mark.skipif(not ASSETS.is_dir(), reason="MVM_ASSETS names no folder with inception/")

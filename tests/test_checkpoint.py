@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
+from mvm import checkpoint
+from mvm.checkpoint import DamagedCheckpoint, Writer
 from mvm.recipes import load_recipe, override
-from mvm.training import checkpoint
-from mvm.training.checkpoint import DamagedCheckpoint, Writer
 from mvm.training.loop import train
 
 PARTS = ("model", "ema", "optimizer")

@@ -13,8 +13,8 @@ from sklearn.metrics.pairwise import polynomial_kernel
 from sklearn.neighbors import NearestNeighbors
 
 from mvm.data import digits
-from mvm.evaluation import metrics
-from mvm.evaluation.metrics import (
+from mvm.metrics import distances as metrics
+from mvm.metrics.distances import (
     Moments,
     density_coverage,
     frechet_distance,
@@ -27,7 +27,7 @@ from mvm.evaluation.metrics import (
     precision_recall,
     shrunken_features,
 )
-from mvm.evaluation.moments import Accumulator, accumulate_blocks, random_blocks
+from mvm.metrics.moments import Accumulator, accumulate_blocks, random_blocks
 
 
 def draw(count, d, seed, scale=1.0, shift=0.0):

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
-from mvm.evaluation.moments import Accumulator, Moments, random_blocks
-from mvm.evaluation.moments import moments as moments  # one import for those who have features and want a figure
+from mvm.metrics.moments import Accumulator, Moments, random_blocks
+from mvm.metrics.moments import moments as moments  # one import for those who have features and want a figure
 from mvm.pixels import to_unit
 
 TILE = 1024  # rows and columns of a distance or kernel matrix in memory at once: 8 MB, which malloc reuses; 34 it maps

@@ -5,10 +5,10 @@ import torch
 from torch import nn
 from torch.nn.functional import interpolate
 
-from mvm.evaluation import extractors
-from mvm.evaluation.extractors import EXTRACTORS, Extractor, Sources, open_extractor
-from mvm.evaluation.inception import Features, fingerprint
-from mvm.evaluation.metrics import shrunken_features
+from mvm.metrics import extractors
+from mvm.metrics.distances import shrunken_features
+from mvm.metrics.extractors import EXTRACTORS, Extractor, Sources, open_extractor
+from mvm.metrics.inception import Features, fingerprint
 from mvm.network import efficientnet
 from mvm.network.pretrained import IMAGENET, ConvTokens, Encoder, load_encoder
 

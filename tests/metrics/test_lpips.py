@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import conv2d, max_pool2d
 
-from mvm.evaluation import lpips as module
-from mvm.evaluation.lpips import FINGERPRINT, LPIPS, load_lpips
+from mvm.metrics import lpips as module
+from mvm.metrics.lpips import FINGERPRINT, LPIPS, load_lpips
 from mvm.pixels import to_unit
 
 ASSETS = Path(os.environ.get("MVM_ASSETS", "no assets"))

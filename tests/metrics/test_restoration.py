@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.ndimage import gaussian_filter
 
-from mvm.evaluation.restoration import psnr, ssim
+from mvm.metrics.restoration import psnr, ssim
 
 
 def pictures(count=2, channels=3, height=16, width=19, seed=0):

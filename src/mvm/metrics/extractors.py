@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mvm.evaluation.inception import SIDE, Inception, fingerprint
-from mvm.evaluation.metrics import shrunken_features
-from mvm.evaluation.weights import load_inception
+from mvm.metrics.distances import shrunken_features
+from mvm.metrics.inception import SIDE, Inception, fingerprint
+from mvm.metrics.weights import load_inception
 from mvm.network.pretrained import EFFICIENTNET, Encoder, load_encoder
 from mvm.options import choose
 from mvm.precision import full_float32

@@ -11,9 +11,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from mvm.network import DiT, DiTConfig
-from mvm.training import ema, power_ema
-from mvm.training import muon as muon_module
-from mvm.training.optim import DECAYS, TrainConfig, learning_rate, optimizers, set_rate, step_unless
+from mvm.optim import ema, power_ema
+from mvm.optim import muon as muon_module
+from mvm.optim.optimizers import DECAYS, TrainConfig, learning_rate, optimizers, set_rate, step_unless
 
 
 def test_warmup_then_linear_fall():

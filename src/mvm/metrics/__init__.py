@@ -1,0 +1,1 @@
+"""Metrics: pure functions of features, and the networks that compute features."""

@@ -1,0 +1,1 @@
+"""Optimizers, and averages of the weights."""
