@@ -23,7 +23,7 @@ from mvm.pictures import WRITERS, check_output, grid, png_bytes, to_pillow, writ
 from mvm.precision import arithmetic
 from mvm.recipes import SampleConfig
 from mvm.replay import Replays, arriving, surroundings
-from mvm.solver import Adams, Adaptive, Solver, check_request, integrate, solve
+from mvm.solver import Adams, Solver, check_request, integrate
 from mvm.solver.sampling import solver_for, warn_of_noise
 from mvm.solver.sharing import SharingPlan, best_steps, shared, similarity
 
@@ -154,10 +154,7 @@ def sharing_plan(model: Model, settings: SampleConfig) -> SharingPlan:
 def check_settings(model: Model, settings: SampleConfig) -> None:
     """Refuse settings that a model cannot be sampled with, before anything is made of it."""
     solver, recipe = settings.build_solver(), model.recipe
-    if not isinstance(solver, Adaptive):
-        solver.plan(model.schedule, settings.nfe, settings.rho)
-    elif settings.rho:
-        raise ValueError(f"rho={settings.rho}: solver '{settings.solver}' is an ODE solver; use rho=0")
+    solver.plan(model.schedule, settings.nfe, settings.rho)
     if settings.internal != 1 and not recipe.network.inner_block:
         raise ValueError(f"internal={settings.internal} needs a network with an inner head (network.inner_block)")
     if settings.share and not isinstance(model.network, DDT):
@@ -165,14 +162,12 @@ def check_settings(model: Model, settings: SampleConfig) -> None:
     recipe.objective.require_guidance("cfg", settings.cfg)
 
 
-def solver_of(model: Model, settings: SampleConfig) -> Solver | Adaptive:
+def solver_of(model: Model, settings: SampleConfig) -> Solver:
     """Return the solver that samples the model: as the settings name it, or the default with the model's tuned times.
 
     A backbone that is shared between steps is another field than the one that times were fitted to.
     """
     solver = None if settings.unnamed and not settings.share else settings.build_solver()
-    if isinstance(solver, Adaptive):
-        return solver
     size = math.prod(model.sample_shape)
     return solver_for(solver, model, size, settings.nfe, settings.rho, settings.guidance())
 
@@ -190,8 +185,6 @@ def solver_told(model: Model, settings: SampleConfig) -> str:
     machines differ in the last ones.
     """
     solver = solver_of(model, settings)
-    if isinstance(solver, Adaptive):
-        return repr(solver)
     plan = solver.plan(model.schedule, settings.nfe, settings.rho)
     told = re.sub(r"\d+\.?\d*(e[+-]?\d+)?", lambda found: f"{float(found[0]):.9g}", repr(plan))
     return f"{solver!r}, plan {hashlib.sha256(told.encode()).hexdigest()[:12]}"
@@ -219,10 +212,10 @@ class Underway(NamedTuple):
 OnStep = Callable[[int, int], None]  # steps done of a batch, and of how many
 
 
-def _by_steps(
+def _start(
     model: Model, labels: Tensor, seeds: Tensor, settings: SampleConfig, solver: Solver, on_step: OnStep | None
 ) -> Underway:
-    """Return a batch by a solver of fixed steps: launches that wait for no device, so that they can be recorded."""
+    """Return a batch under way. By a solver of fixed steps its launches wait for no device: they can be recorded."""
     how: dict[str, Any] = {"schedule": model.schedule, "nfe": settings.nfe, "rho": settings.rho}
     guidance = settings.guidance()
     check_request(model, model.schedule, settings.nfe, settings.rho, labels)
@@ -234,7 +227,9 @@ def _by_steps(
     def made(labels: Tensor, seeds: Tensor) -> Tensor:
         with _field(model, settings) as field:
             x = draw(seeds, noise.INITIAL, model.sample_shape)
-            done = None if on_step is None else (lambda state: on_step(state.index, settings.nfe))
+            done = (
+                None if on_step is None or solver.by_tolerance else (lambda state: on_step(state.index, settings.nfe))
+            )
             solution = integrate(
                 field, x, solver, seeds, condition=labels, guidance=guidance, draw=draw, on_step=done, **how
             )
@@ -242,22 +237,11 @@ def _by_steps(
             return model.codec.decode(solution.x)
 
     inputs = labels.to(model.device), seeds.to(model.device)
-    if model.replays is None:
+    if model.replays is None or solver.by_tolerance:
         images = made(*inputs)
     else:
         images = model.replays((settings, surroundings(model, model.device)), made, *inputs)
     return Underway(arriving(images), labels, seeds, *model.costs[settings])
-
-
-def _by_tolerance(model: Model, labels: Tensor, seeds: Tensor, settings: SampleConfig) -> Underway:
-    x = noise.initial(seeds.to(model.device), model.sample_shape)
-    how: dict[str, Any] = {
-        "schedule": model.schedule,
-        "solver": solver_of(model, settings),
-        "guidance": settings.guidance(),
-    }
-    solution = solve(model, x, condition=labels.to(model.device), seeds=seeds, rho=settings.rho, **how)
-    return Underway(arriving(model.codec.decode(solution.x)), labels, seeds, solution.nfe, solution.passes)
 
 
 def _launch(
@@ -272,9 +256,7 @@ def _launch(
         raise ValueError("precision='int8' is for a network that is not compiled; leave out --compile")
     solver = solver_of(model, settings)
     with sampling_precision(precision, model.device), torch.no_grad():
-        if isinstance(solver, Adaptive):
-            return _by_tolerance(model, labels, seeds, settings)
-        return _by_steps(model, labels, seeds, settings, solver, on_step)
+        return _start(model, labels, seeds, settings, solver, on_step)
 
 
 def generate_batch(
@@ -301,9 +283,7 @@ def generate_batches(
     A GPU works on the next batch while the host has the last one in hand, to write it or to hand it on. Too much noise
     is warned of here, once for all batches: every stream of images passes.
     """
-    solver = solver_of(model, settings)
-    if not isinstance(solver, Adaptive):
-        warn_of_noise(solver, settings.nfe, settings.rho)
+    warn_of_noise(solver_of(model, settings), settings.nfe, settings.rho)
     underway: deque[Underway] = deque()
     for labels, seeds in batches:
         told = on_step if model.device.type == "cpu" else None  # a GPU's launches run ahead of its steps

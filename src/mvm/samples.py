@@ -281,9 +281,9 @@ def sample_parts(
 def _filled(span: slice, draw: Draw, settings: SampleConfig) -> Tensor:
     """Return the places of a part's images, filled up from the first image on to the size of the first part.
 
-    Then all batches have one shape, for the compiler's sake; the adaptive solver takes images one by one anyway.
+    Then all batches have one shape, for the compiler's sake; a solver that takes images one by one needs none.
     """
-    size = span.stop - span.start if settings.solver == "adaptive" else min(draw.batch, draw.num)
+    size = span.stop - span.start if settings.build_solver().apart else min(draw.batch, draw.num)
     return torch.arange(span.start, span.start + size) % draw.num
 
 

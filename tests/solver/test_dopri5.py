@@ -5,8 +5,8 @@ import torch
 
 from mvm import noise
 from mvm.oracle import gaussian, mixture
-from mvm.path import LinearFlow, MeanVelocity, VariancePreserving, convert
-from mvm.solver import Adaptive, ClassifierFree, solve
+from mvm.path import LinearFlow, MeanVelocity, VariancePreserving, convert, full_time
+from mvm.solver import Adaptive, ClassifierFree, no_noise, run, solve
 
 odeint = pytest.importorskip("torchdiffeq").odeint
 
@@ -118,3 +118,16 @@ def test_it_agrees_with_solving_one_by_one(schedule):
     one = solve(field, start(), schedule=schedule, solver=Adaptive(1e-7, 1e-7), condition=LABELS)
     all_ = solve(field, start(), schedule=schedule, solver=Adaptive(1e-7, 1e-7, joint=True), condition=LABELS)
     torch.testing.assert_close(all_.x, one.x, rtol=0, atol=1e-4)
+
+
+def test_it_is_a_solver_like_the_others():
+    """Its plan runs by `run`; other times than its own, and noise, are refused with the option named."""
+    schedule, solver, field = LinearFlow(), Adaptive(1e-4, 1e-4, joint=True), DATA.field(LinearFlow())
+    plan = solver.plan(schedule, 7, 0.0)
+    found = run(plan, lambda x, t: field(x, full_time(x, t), LABELS), start(), no_noise)
+    assert (plan.nfe, plan.steps, found.index) == (0, 2, 2)
+    assert torch.equal(found.x, solve(field, start(), schedule=schedule, solver=solver, condition=LABELS).x)
+    with pytest.raises(ValueError, match="solver='adaptive' chooses its own times.*adams"):
+        solver.plan_times(schedule, (1.0, 0.5, 0.0), 0.0)
+    with pytest.raises(ValueError, match=r"rho=0\.5.*'adaptive'.*rho=0.*adams"):
+        solver.plan(schedule, 7, 0.5)

@@ -15,7 +15,7 @@ from mvm.model import Model
 from mvm.path import MEAN_VELOCITY, Field, Schedule
 from mvm.recipes import SampleConfig
 from mvm.samples import Draw
-from mvm.solver import Adaptive, State, run
+from mvm.solver import State, run
 from mvm.solver.sampling import evaluator, in_solver_time, metered, solver_for, step_noise
 
 REFERENCE_NFE = 104  # of the long run: four times the default
@@ -47,8 +47,8 @@ def moments(
 ) -> Iterator[Moment]:
     """Yield the noise, then every step of `mvm.solver.solve`, which ends with the very same numbers."""
     solver, meter = None if settings.unnamed else settings.build_solver(), metered(base)
-    assert not isinstance(solver, Adaptive), "solvers that go by tolerance have no steps to show"
     chosen = solver_for(solver, base, x[0].numel(), settings.nfe, settings.rho, settings.guidance())
+    assert not chosen.by_tolerance, "solvers that go by tolerance have no steps to show"
     plan = chosen.plan(schedule, settings.nfe, settings.rho)
     evaluate, x = in_solver_time(chosen, evaluator(meter, schedule, condition, settings.guidance()), x, schedule)
     state, seconds = State(0, x), 0.0

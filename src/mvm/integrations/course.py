@@ -33,9 +33,7 @@ def build_solver(name: str, options: dict[str, float | str]) -> Solver:
                 f"solver_options: '{option}' is unknown to '{name}'{nearest(option, known)}; "
                 f"allowed: {', '.join(known) or 'none'}"
             )
-    solver = make(**options)
-    assert isinstance(solver, Solver)
-    return solver
+    return make(**options)
 
 
 @dataclass(frozen=True)

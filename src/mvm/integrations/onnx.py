@@ -23,7 +23,6 @@ from mvm.model import Model
 from mvm.options import needs
 from mvm.path import to_x0
 from mvm.recipes import SampleConfig
-from mvm.solver import Solver
 from mvm.solver.adams import TablePlan
 from mvm.solver.guidance import Interval
 from mvm.solver.table import Row
@@ -97,7 +96,6 @@ def sampler_tables(model: Model, settings: SampleConfig) -> dict[str, Any]:
     require_unit_scale(model.codec, "the exported sampler")
     build_solver(settings.solver, {})  # refuses what evaluates more than once a step
     solver = solver_of(model, settings)
-    assert isinstance(solver, Solver)
     plan = solver.plan(model.schedule, settings.nfe, settings.rho)
     if not isinstance(plan, TablePlan):
         raise ValueError(f"solver='{settings.solver}' has no table in x0_hat to write; use 'adams', 'sa' or 'dpm++2m'")

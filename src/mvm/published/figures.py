@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mvm.solver import Adaptive, solver_named
+from mvm.solver import solver_named
 from mvm.untrusted import cut, read_json
 
 
@@ -34,7 +34,7 @@ class Figures(NamedTuple):
 
 def _cost(settings: Mapping[str, Any]) -> str:
     solver = solver_named(settings["solver"].partition(",")[0])  # a sweep adds what is shared
-    if isinstance(solver, Adaptive) and "tolerance" in settings:
+    if solver.by_tolerance and "tolerance" in settings:
         return f"tolerance {settings['tolerance']:g}"
     return f"{settings.get('evaluations', settings['nfe']):g} evaluations"
 

@@ -146,7 +146,7 @@ class PathConfig:
         return schedule_named(self.schedule, self.T)
 
 
-def _lam_grid(solver: Solver | Adaptive) -> LamGrid | None:
+def _lam_grid(solver: Solver) -> LamGrid | None:
     """Return the grid of a solver whose last time can be chosen; None of any other."""
     return solver.grid if isinstance(solver, PredictorCorrector) and isinstance(solver.grid, LamGrid) else None
 
@@ -193,7 +193,7 @@ class SampleConfig:
         self.guidance()
         self.build_solver()
 
-    def build_solver(self) -> Solver | Adaptive:
+    def build_solver(self) -> Solver:
         """Return the solver."""
         solver = solver_named(self.solver)
         if isinstance(solver, Adaptive):
@@ -214,13 +214,12 @@ class SampleConfig:
     @property
     def takes_tolerance(self) -> bool:
         """Whether the solver goes by tolerance and reports its nfe, instead of being given one."""
-        return isinstance(self.build_solver(), Adaptive)
+        return self.build_solver().by_tolerance
 
     @property
     def takes_noise(self) -> bool:
         """Whether the solver solves the SDE too."""
-        solver = self.build_solver()
-        return isinstance(solver, Solver) and solver.weak_order > 0
+        return self.build_solver().weak_order > 0
 
     @property
     def takes_t_min(self) -> bool:

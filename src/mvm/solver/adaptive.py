@@ -1,18 +1,40 @@
 """Adaptive Runge-Kutta by torchdiffeq (optional extra `adaptive`)."""
 
 import importlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from mvm.options import at_least, needs
 from mvm.path import Schedule
-from mvm.solver.base import Evaluate
+from mvm.solver.base import Evaluate, NoiseSource, Plan, Solver, State, require_ode
 from mvm.solver.onestep import drift
 
 
 @dataclass(frozen=True)
-class Adaptive:
+class TolerancePlan(Plan):
+    """Two steps: dopri5 from the schedule's end to t_min, then x0_hat there."""
+
+    schedule: Schedule
+    solver: "Adaptive"
+
+    @property
+    def nfe(self) -> int:
+        return 0
+
+    @property
+    def uncounted(self) -> int:
+        return int(self.solver.joint)  # evaluations are then those of the ODE, as the literature counts
+
+    def step(self, state: State, evaluate: Evaluate, noise: NoiseSource) -> State:
+        if state.index == 0:
+            return State(1, self.solver.integrate(self.schedule, evaluate, state.x))
+        x0 = evaluate(state.x, self.times[1])
+        return State(2, x0, (x0,))
+
+
+@dataclass(frozen=True)
+class Adaptive(Solver):
     """Dormand-Prince 5(4) to a tolerance, ODE only; it has no nfe to give, it reports the one it took.
 
     It integrates from the schedule's end to t_min, where x0_hat is the image; t_min and the variables below are shares
@@ -24,7 +46,7 @@ class Adaptive:
     rtol: float = 1e-5
     atol: float = 1e-5
     t_min: float = 1e-5
-    name: str = "adaptive"
+    name: str = field(default="adaptive", kw_only=True)
     joint: bool = False
 
     def __post_init__(self) -> None:
@@ -32,6 +54,35 @@ class Adaptive:
             at_least(option, getattr(self, option), 1e-12)
         if self.t_min >= 1:
             raise ValueError(f"t_min={self.t_min} must lie below 1: it is a share of the schedule's end")
+
+    @property
+    def order(self) -> int:
+        return 5
+
+    @property
+    def weak_order(self) -> int:
+        return 0
+
+    @property
+    def by_tolerance(self) -> bool:
+        return True
+
+    @property
+    def apart(self) -> bool:
+        return not self.joint
+
+    @property
+    def own_time(self) -> bool:
+        return True
+
+    def plan(self, schedule: Schedule, nfe: int, rho: float) -> Plan:
+        return self.plan_times(schedule, (schedule.end, self.t_min * schedule.end, 0.0), rho)
+
+    def plan_times(self, schedule: Schedule, times: tuple[float, ...], rho: float) -> Plan:
+        require_ode(self.name, rho)
+        if times != (schedule.end, self.t_min * schedule.end, 0.0):
+            raise ValueError(f"solver='{self.name}' chooses its own times; to give some, use adams")
+        return TolerancePlan(times, schedule, self)
 
     def integrate(self, schedule: Schedule, evaluate: Evaluate, x: Tensor) -> Tensor:
         """Return the state at t_min of the schedule's end; x (B, ...) is solved as one."""

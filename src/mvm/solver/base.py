@@ -39,7 +39,12 @@ class Plan(ABC):
     @property
     @abstractmethod
     def nfe(self) -> int:
-        """Field evaluations of the whole plan."""
+        """Field evaluations of the whole plan; 0 where a tolerance decides."""
+
+    @property
+    def uncounted(self) -> int:
+        """Evaluations that are passes, but do not count as evaluations."""
+        return 0
 
     @property
     def steps(self) -> int:
@@ -67,6 +72,16 @@ class Solver(ABC):
         """Order of convergence of the sampled law at rho > 0; 0 where only the ODE is solved."""
 
     @property
+    def by_tolerance(self) -> bool:
+        """Whether it takes a tolerance in place of a number of evaluations, and reports how many it took."""
+        return False
+
+    @property
+    def apart(self) -> bool:
+        """Whether each sample is solved by itself, with steps of its own."""
+        return False
+
+    @property
     def own_time(self) -> bool:
         """Whether times are those of the field's own schedule, not of MeanVelocity(T=1) at equal SNR."""
         return False
@@ -90,7 +105,7 @@ def require_ode(name: str, rho: float) -> None:
         return
     from mvm.solver.sampling import SOLVERS  # where every solver is known; it imports this module
 
-    noisy = [known for known, build in SOLVERS.items() if isinstance(found := build(), Solver) and found.weak_order]
+    noisy = [known for known, build in SOLVERS.items() if build().weak_order]
     raise ValueError(f"rho={rho}: solver '{name}' is an ODE solver; use rho=0, or one of: {', '.join(noisy)}")
 
 

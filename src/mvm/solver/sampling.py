@@ -33,7 +33,7 @@ from mvm.solver.meter import Meter, metered
 from mvm.solver.onestep import Euler, EulerMaruyama, Heun
 from mvm.solver.peers import PEERS
 
-SOLVERS: dict[str, Callable[[], Solver | Adaptive]] = {
+SOLVERS: dict[str, Callable[[], Solver]] = {
     "adams": adams,
     "adams-power": adams_power,
     "sa": sa,
@@ -50,11 +50,11 @@ MAX_RHO = 5.0  # beyond it the noise of a step drowns the state, and tables over
 NOISE_NFE = 10  # evaluations that a rho of 1 and more needs, over rho^2: tests/solver/test_sampling.py
 
 
-def solver_named(solver: str | Solver | Adaptive) -> Solver | Adaptive:
+def solver_named(solver: str | Solver) -> Solver:
     """Return a solver from its name, or the solver itself."""
     if isinstance(solver, str):
         return choose("solver", solver, SOLVERS)()
-    if not isinstance(solver, Solver | Adaptive):
+    if not isinstance(solver, Solver):
         raise ValueError(f"solver={solver!r} must be a name ({', '.join(SOLVERS)}) or a solver of mvm.solver")
     return solver
 
@@ -62,10 +62,8 @@ def solver_named(solver: str | Solver | Adaptive) -> Solver | Adaptive:
 PROBE = 4  # evaluations: enough to see whether a solver makes more than one a step
 
 
-def once_a_step(solver: Solver | Adaptive) -> bool:
+def once_a_step(solver: Solver) -> bool:
     """Return whether a solver evaluates the field once a step, which is what a scheduler can do."""
-    if isinstance(solver, Adaptive):
-        return False
     plan = solver.plan(MEAN_VELOCITY, PROBE, 0.0)
     return plan.nfe == plan.steps
 
@@ -158,26 +156,6 @@ def _check_labels(field: Field, condition: Tensor | None) -> None:
         raise ValueError(f"condition holds labels outside 0 to {field.num_classes - 1}, the classes of this model")
 
 
-def _solve_adaptively(
-    solver: Adaptive, field: Field, noise: Tensor, schedule: Schedule, condition: Tensor | None, guidance: Rules
-) -> tuple[Tensor, int, int]:
-    """Return images, and evaluations and passes, on average over what is solved apart: every sample, or the batch.
-
-    A joint solver's evaluations are those of its ODE, as the literature counts; x0_hat at the end is one more pass.
-    """
-    size = noise.shape[0] if solver.joint else 1
-    out, evaluations, passes = [], 0, 0
-    for start in range(0, noise.shape[0], size):
-        part = slice(start, start + size)
-        meter = metered(field)
-        evaluate = evaluator(meter, schedule, rows(condition, part), guidance)
-        state = solver.integrate(schedule, evaluate, noise[part])
-        in_ode = meter.evaluations
-        out.append(evaluate(state, solver.t_min * schedule.end))
-        evaluations, passes = evaluations + (in_ode if solver.joint else meter.evaluations), passes + meter.passes
-    return torch.cat(out), math.ceil(evaluations / len(out)), math.ceil(passes / len(out))
-
-
 def in_solver_time(solver: Solver, evaluate: Evaluate, x: Tensor, schedule: Schedule) -> tuple[Evaluate, Tensor]:
     """Return the evaluation and the noise in the solver's coordinates: the schedule's own, or MeanVelocity(T=1)'s."""
     if solver.own_time:
@@ -232,16 +210,25 @@ def integrate(
     on_step: Callable[[State], None] | None = None,
     grad: bool = False,
 ) -> Solution:
-    """Return `solve`'s answer by a solver of fixed steps, unchecked: a stream of launches that waits for no device."""
+    """Return `solve`'s answer, unchecked; by a solver of fixed steps a stream of launches that waits for no device.
+
+    Evaluations and passes of a solver that takes samples apart are their mean over samples, rounded up.
+    """
     # half-precision states lose the image in rounding: the loop runs in float32 at least
     with torch.set_grad_enabled(grad):
-        x = noise if noise.dtype == torch.float64 else noise.float()
-        meter = metered(field)
+        wide = noise if noise.dtype == torch.float64 else noise.float()
         chosen = solver_for(solver, field, noise[0].numel(), nfe, rho, guidance)
-        evaluate, x = in_solver_time(chosen, evaluator(meter, schedule, condition, guidance), x, schedule)
         plan = chosen.plan(schedule, int(nfe), rho)
-        x = run(plan, evaluate, x, step_noise(seeds, x, draw), on_step=on_step).x
-        return Solution(x.to(noise.dtype), meter.evaluations, meter.passes, seeds)
+        size = 1 if chosen.apart else len(noise)
+        images, evaluations, passes = [], 0, 0
+        for part in (slice(start, start + size) for start in range(0, len(noise), size)):
+            meter = metered(field)
+            evaluate = evaluator(meter, schedule, rows(condition, part) if chosen.apart else condition, guidance)
+            evaluate, x = in_solver_time(chosen, evaluate, wide[part], schedule)
+            images.append(run(plan, evaluate, x, step_noise(seeds[part], x, draw), on_step=on_step).x)
+            evaluations, passes = evaluations + meter.evaluations - plan.uncounted, passes + meter.passes
+        x = torch.cat(images) if chosen.apart else images[0]
+        return Solution(x.to(noise.dtype), -(-evaluations // len(images)), -(-passes // len(images)), seeds)
 
 
 def solve(
@@ -249,7 +236,7 @@ def solve(
     noise: Tensor,
     *,
     schedule: Schedule = MEAN_VELOCITY,
-    solver: str | Solver | Adaptive | None = None,
+    solver: str | Solver | None = None,
     nfe: int = DEFAULT_NFE,
     rho: float = 0.0,
     condition: Condition = None,
@@ -272,31 +259,25 @@ def solve(
     check_request(field, schedule, nfe, rho, condition)
     chosen = None if solver is None else solver_named(solver)
     seeds = counter_noise.as_seeds(seeds, noise.shape[0], noise.device)
-    if not isinstance(chosen, Adaptive):
-        warn_of_noise(chosen or adams(), nfe, rho)
-        return integrate(
-            field,
-            noise,
-            chosen,
-            seeds,
-            schedule=schedule,
-            nfe=nfe,
-            rho=rho,
-            condition=condition,
-            guidance=guidance,
-            on_step=on_step,
-            grad=grad,
-        )
-    if rho != 0 or on_step is not None:
+    if chosen is not None and chosen.by_tolerance and (on_step is not None or grad):
+        option = "on_step" if on_step is not None else f"grad={grad}"
         raise ValueError(
-            f"rho={rho}, on_step: solver '{chosen.name}' is an ODE solver with no steps to show; use rho=0"
+            f"{option}: solver '{chosen.name}' goes by tolerance, with no steps to show and no gradient; use adams"
         )
-    if grad:
-        raise ValueError(f"grad={grad}: solver '{chosen.name}' goes by tolerance, which has no gradient; use adams")
-    with torch.no_grad():
-        x = noise if noise.dtype == torch.float64 else noise.float()
-        x, evaluations, passes = _solve_adaptively(chosen, field, x, schedule, condition, guidance)
-    return Solution(x.to(noise.dtype), evaluations, passes, seeds)
+    warn_of_noise(chosen or adams(), nfe, rho)
+    return integrate(
+        field,
+        noise,
+        chosen,
+        seeds,
+        schedule=schedule,
+        nfe=nfe,
+        rho=rho,
+        condition=condition,
+        guidance=guidance,
+        on_step=on_step,
+        grad=grad,
+    )
 
 
 def sample(
@@ -304,7 +285,7 @@ def sample(
     noise: Tensor,
     *,
     schedule: Schedule = MEAN_VELOCITY,
-    solver: str | Solver | Adaptive | None = None,
+    solver: str | Solver | None = None,
     nfe: int = DEFAULT_NFE,
     rho: float = 0.0,
     condition: Condition = None,
