@@ -127,7 +127,7 @@ def test_it_is_a_solver_like_the_others():
     found = run(plan, lambda x, t: field(x, full_time(x, t), LABELS), start(), no_noise)
     assert (plan.nfe, plan.steps, found.index) == (0, 2, 2)
     assert torch.equal(found.x, solve(field, start(), schedule=schedule, solver=solver, condition=LABELS).x)
-    with pytest.raises(ValueError, match="solver='adaptive' chooses its own times.*adams"):
+    with pytest.raises(ValueError, match=r"solver='adaptive' chooses its own times.*adams"):
         solver.plan_times(schedule, (1.0, 0.5, 0.0), 0.0)
     with pytest.raises(ValueError, match=r"rho=0\.5.*'adaptive'.*rho=0.*adams"):
         solver.plan(schedule, 7, 0.5)

@@ -8,7 +8,7 @@ from typing import Any
 from mvm.noise import MAX_SEED
 from mvm.recipes import SampleConfig
 from mvm.samples import Draw
-from mvm.solver import PEERS, SOLVERS, Solver
+from mvm.solver import PEERS, SOLVERS
 
 ODE, SDE = "ODE", "SDE"
 GUIDED = "progress from noise (0) to image (1)"
@@ -57,7 +57,7 @@ COMPARED = {*PEERS, "adams-power"}  # solvers to compare with, not to choose fro
 
 def step_solvers() -> list[str]:
     """Return our solvers with a number of evaluations, whose steps can be shown; published peers are for sweeps."""
-    return [name for name, build in SOLVERS.items() if name not in COMPARED and isinstance(build(), Solver)]
+    return [name for name, build in SOLVERS.items() if name not in COMPARED and not build().by_tolerance]
 
 
 def takes_noise(solver: str) -> bool:
