@@ -23,9 +23,9 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from mvm.network.dit import SIZES
-from mvm.network.float8 import VALUES
-from mvm.network.kernels import cast, gelu, local, parts, residual, rotary, swiglu
-from mvm.network.kernels.tiles import Tiles
+from mvm.network.fast.float8 import VALUES
+from mvm.network.fast.kernels import cast, gelu, local, parts, residual, rotary, swiglu
+from mvm.network.fast.kernels.tiles import Tiles
 from mvm.network.layers import NORM_EPS, Local, add_gated, modulate, norm_rotate, rotary_table, rotary_waves
 
 SIDE = 16

@@ -14,7 +14,7 @@ from mvm.model import Model
 from mvm.network import DDT
 from mvm.network.blocks import use_kernels
 from mvm.network.branches import Attention, SwiGLU
-from mvm.network.gpu import gpu_kernels
+from mvm.network.fast.gpu import gpu_kernels
 from mvm.options import at_least, nearest
 from mvm.pictures import WRITERS, check_output, grid, png_bytes, to_pillow, write_images
 from mvm.precision import arithmetic

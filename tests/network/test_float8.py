@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
-from mvm.network import float8
 from mvm.network.blocks import Block
-from mvm.network.float8 import GRADIENTS, GRANULARITY, ONE_SCALE, VALUES, products
+from mvm.network.fast import float8
+from mvm.network.fast.float8 import GRADIENTS, GRANULARITY, ONE_SCALE, VALUES, products
 from mvm.network.layers import rotary_table, rotary_waves
 
 LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}

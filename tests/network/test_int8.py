@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from mvm.network import int8
-from mvm.network.int8 import products, rounded, rounded_weight
+from mvm.network.fast import int8
+from mvm.network.fast.int8 import products, rounded, rounded_weight
 
 
 def draw(*shape, seed=0):

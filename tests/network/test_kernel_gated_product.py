@@ -14,7 +14,7 @@ from torch.nn.functional import linear, silu
 
 from mvm.network import branches
 from mvm.network.branches import SwiGLU
-from mvm.network.float8 import product_dtype
+from mvm.network.fast.float8 import product_dtype
 
 BF16 = torch.bfloat16
 
@@ -88,8 +88,8 @@ def test_autocast_decides_the_dtype_and_a_compiler_can_look_into_it(layer, compi
 # Where it can be had, and is faster: most of the GPU must have work. Its operator knows the shape of its answer.
 CHOICE = """
 import sys, torch
-from mvm.network.kernels import gated_product, takes_gated_product
-module = sys.modules["mvm.network.kernels.gated_product"]
+from mvm.network.fast.kernels import gated_product, takes_gated_product
+module = sys.modules["mvm.network.fast.kernels.gated_product"]
 
 def takes(rows, width=384, hidden=1024):
     return takes_gated_product(torch.empty(rows, width, device="meta"), hidden)
@@ -117,8 +117,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
-from mvm.network.kernels.gated_product import OTHERS, RINGS
-from mvm.network.kernels.gated_product_gluon import TILES, gated_product_kernel as kernel
+from mvm.network.fast.kernels.gated_product import OTHERS, RINGS
+from mvm.network.fast.kernels.gated_product_gluon import TILES, gated_product_kernel as kernel
 
 ptxas = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
 tiles = [f"tensordesc<bf16{shape},{layout!r}>" for shape, layout in TILES]

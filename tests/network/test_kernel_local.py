@@ -11,8 +11,8 @@ from mvm.network.layers import Local
 
 CODE = """
 import torch
-from mvm.network import kernels
-from mvm.network.kernels import local
+from mvm.network.fast import kernels
+from mvm.network.fast.kernels import local
 from mvm.network.layers import Local
 
 def plain(x, weight):
@@ -44,7 +44,7 @@ assert (out != cut(plain(x.float(), weight))).float().mean() < 0.01
 MUTATIONS = (
     WRITTEN
     + """
-from mvm.network.kernels import add_local
+from mvm.network.fast.kernels import add_local
 assert written(add_local, r(2, 16, 48), r(3, 3, 48)) == [["out"], ["out", "partial"]]
 """
 )

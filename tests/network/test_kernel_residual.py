@@ -13,7 +13,7 @@ from mvm.network.layers import NORM_EPS, add_gated, modulate
 
 CODE = """
 import torch
-from mvm.network.kernels import residual
+from mvm.network.fast.kernels import residual
 from mvm.network.layers import NORM_EPS, add_gated, modulate
 
 def check(found, wanted):

@@ -20,7 +20,7 @@ from mvm.network.layers import NORM_EPS, ByKernels, norm_rotate, rotary_table, r
 CODE = """
 import torch, triton
 from torch.nn.functional import silu
-from mvm.network.kernels import rotary, swiglu
+from mvm.network.fast.kernels import rotary, swiglu
 from mvm.network.layers import NORM_EPS, norm_rotate, rotary_table, rotary_waves
 
 def check(pairs, within):
@@ -61,7 +61,7 @@ for rows, width in ((100, 48), (256, 128), (300, 70)):
     check(zip((out, back, partial.sum(0)), (wanted, *(t.grad for t in given))), 1e-4)
 
 # the functions that layers call, gradients and all, from inputs that are not contiguous too
-from mvm.network import kernels
+from mvm.network.fast import kernels
 from mvm.network.layers import add_gated, modulate
 
 def compare(kernel, plain, *inputs):
@@ -107,7 +107,7 @@ for centred in (False, True):
 MUTATIONS = (
     WRITTEN
     + """
-from mvm.network.kernels import add_modulate, gated, norm_modulate, placed
+from mvm.network.fast.kernels import add_modulate, gated, norm_modulate, placed
 
 parts = r(2, 16, 48), *r(3, 2, 1, 48)
 assert written(gated, r(2, 16, 64), r(64)) == [["out"], ["both_out", "partial"]]

@@ -5,7 +5,8 @@ from kernel_code import run
 
 CODE = """
 import copy, sys, torch
-from mvm.network import DiT, DiTConfig, blocks, branches, dit, kernels, layers
+from mvm.network import DiT, DiTConfig, blocks, branches, dit, layers
+from mvm.network.fast import kernels
 
 CASES = {
     "plain": ({}, 0, False, ()),

@@ -8,7 +8,7 @@ from tiny_recipe import recipe_with
 from torch import nn
 
 from mvm.network.branches import SwiGLU
-from mvm.network.float8 import GRANULARITY
+from mvm.network.fast.float8 import GRANULARITY
 from mvm.training import checkpoint
 from mvm.training.data import training_data
 from mvm.training.engine import Engine

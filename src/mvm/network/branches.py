@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention, silu
 
-from mvm.network.float8 import product_dtype
+from mvm.network.fast.float8 import product_dtype
 from mvm.network.layers import (
     NORM_EPS,
     ByKernels,

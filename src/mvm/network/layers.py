@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, layer_norm, linear, pad, rms_norm, silu
 
-from mvm.network.float8 import products as float8_products
-from mvm.network.int8 import products as int8_products
+from mvm.network.fast.float8 import products as float8_products
+from mvm.network.fast.int8 import products as int8_products
 from mvm.precision import way_of
 
 NORM_EPS = 1e-6

@@ -14,8 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 from mvm.network import DDT, DiT, blocks_of
 from mvm.network.blocks import use_kernels
 from mvm.network.branches import MLP, Attention
-from mvm.network.float8 import STEP
-from mvm.network.gpu import gpu_kernels
+from mvm.network.fast.float8 import STEP
+from mvm.network.fast.gpu import gpu_kernels
 from mvm.training.runtime import EngineConfig, Processes, autocast, precision
 
 FP8_CAPABILITY = (8, 9)  # of the first GPUs with 8-bit products: Ada; Hopper has 9.0

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mvm.network.gpu import TRITON
+from mvm.network.fast.gpu import TRITON
 
 # Of the scales: one for a tensor; one for a tensor from some of its rows; one for each row of the left, column of the
 # right. "partly": by row, and the gradients of weights, which need every operand transposed and scaled once more, are
@@ -76,7 +76,7 @@ def _on_gpu(x: Tensor) -> bool:
 def scaled_both_ways(x: Tensor, granularity: str, dtype: torch.dtype) -> tuple[Scaled, Scaled]:
     """Return x and its transpose, each as `scaled` would; a scale for all of x serves both."""
     if granularity in ONE_SCALE and _on_gpu(x):
-        from mvm.network.kernels import rounded_both_ways
+        from mvm.network.fast.kernels import rounded_both_ways
 
         factor = _factor(x, granularity, dtype)
         values, turned = rounded_both_ways(x, factor, dtype)

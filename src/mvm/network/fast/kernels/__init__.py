@@ -5,14 +5,14 @@ tests/network/test_kernel*.py compare them in Triton's interpreter where Triton 
 benchmarks/device_parity.py on a GPU. Imported on a GPU alone. Inputs are copied where they are not contiguous.
 """
 
-from mvm.network.kernels.cast import rounded_both_ways
-from mvm.network.kernels.gated_product import gated_product, takes_gated_product
-from mvm.network.kernels.gelu import biased_gelu
-from mvm.network.kernels.local import add_local
-from mvm.network.kernels.parts import parted
-from mvm.network.kernels.residual import add_modulate, norm_modulate
-from mvm.network.kernels.rotary import placed
-from mvm.network.kernels.swiglu import gated
+from mvm.network.fast.kernels.cast import rounded_both_ways
+from mvm.network.fast.kernels.gated_product import gated_product, takes_gated_product
+from mvm.network.fast.kernels.gelu import biased_gelu
+from mvm.network.fast.kernels.local import add_local
+from mvm.network.fast.kernels.parts import parted
+from mvm.network.fast.kernels.residual import add_modulate, norm_modulate
+from mvm.network.fast.kernels.rotary import placed
+from mvm.network.fast.kernels.swiglu import gated
 
 __all__ = [
     "add_local",

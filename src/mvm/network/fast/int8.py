@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from mvm.network.float8 import SMALLEST
+from mvm.network.fast.float8 import SMALLEST
 
 LARGEST = 127.0
 

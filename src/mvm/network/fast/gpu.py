@@ -11,9 +11,9 @@ TRITON = find_spec("triton") is not None  # found out at import: a compiler cann
 
 @cache
 def gpu_kernels() -> ModuleType | None:
-    """Return mvm.network.kernels, or None where there is no GPU or no Triton."""
+    """Return mvm.network.fast.kernels, or None where there is no GPU or no Triton."""
     if not torch.cuda.is_available() or not TRITON:
         return None
-    from mvm.network import kernels
+    from mvm.network.fast import kernels
 
     return kernels
