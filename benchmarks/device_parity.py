@@ -20,7 +20,7 @@ import mvm
 from mvm import noise
 from mvm.data import digits
 from mvm.likelihood import bits_per_dim
-from mvm.network.layers import NORM_EPS, Local, add_gated, modulate, norm_rotate, rotary_table, rotary_waves
+from mvm.network.layers import NORM_EPS, Local, modulate, norm_rotate, rotary_table, rotary_waves
 from mvm.path import MeanVelocity
 from mvm.recipes import load_recipe, override
 from mvm.solver import SOLVERS, sample
@@ -189,7 +189,7 @@ def residual_gaps(width: int, dtype: torch.dtype, centred: bool = False) -> list
 
     def plain(x: Tensor, y: Tensor, bias: Tensor, modulation: Tensor) -> tuple[Tensor, Tensor]:
         shift, scale, gate = modulation.chunk(6, dim=-1)[:3]
-        x = add_gated(x, gate, y + bias)
+        x = x + gate * (y + bias)
         return x, modulate(x, shift, scale, centred)
 
     def by_kernel(x: Tensor, y: Tensor, bias: Tensor, modulation: Tensor) -> tuple[Tensor, Tensor]:

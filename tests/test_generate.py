@@ -30,9 +30,7 @@ from mvm.generate import (
     write_images,
 )
 from mvm.model import Model, load
-from mvm.network.blocks import Block
-from mvm.network.branches import RotaryAttention, SwiGLU
-from mvm.network.layers import ByKernels
+from mvm.network.fast.gpu import ByKernels, GpuRotaryAttention, GpuSwiGLU
 from mvm.precision import full_float32
 from mvm.recipes import SampleConfig, load_recipe, override
 
@@ -275,15 +273,14 @@ ASKED = [("cuda", {}, True), ("cuda", {"kernels": False}, False), ("cpu", {}, Fa
 @pytest.mark.parametrize(("device", "how", "asked"), ASKED)
 def test_kernels_are_for_a_gpu_and_can_be_left_out(monkeypatch, device, how, asked):
     by_hand = SimpleNamespace()
-    monkeypatch.setattr("mvm.generate.gpu_kernels", lambda: by_hand)
+    monkeypatch.setattr("mvm.generate.gpu.gpu_kernels", lambda: by_hand)
     monkeypatch.setattr("torch.nn.Module.compile", lambda module, **how: None)
     monkeypatch.setattr(Model, "device", torch.device(device))
     model = load("digits")
     assert computed_by(model, "bf16") == {"precision": "bf16", "compiled": False}
     compile_network(model, **how)
     found = {type(module): module.kernels for module in model.network.modules() if isinstance(module, ByKernels)}
-    given = by_hand if asked else None
-    assert found == {Block: None, RotaryAttention: given, SwiGLU: given}
+    assert found == ({GpuRotaryAttention: by_hand, GpuSwiGLU: by_hand} if asked else {})
     told = {"kernels": True} if asked else {}
     assert computed_by(model, "bf16") == {"precision": "bf16", "compiled": True, **told}
     assert computed_by(model, "fp32") == {"precision": "fp32", "compiled": True}

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.functional import linear
 
 from mvm.network.blocks import Block
-from mvm.network.fast import float8
+from mvm.network.fast import float8, gpu
 from mvm.network.fast.float8 import GRADIENTS, GRANULARITY, ONE_SCALE, VALUES, products
 from mvm.network.layers import rotary_table, rotary_waves
 
@@ -227,7 +227,7 @@ def test_a_gpu_is_handed_what_it_takes(granularity):
 def block(granularity):
     torch.manual_seed(0)
     found = Block(32, 2)
-    found.attention.fp8 = found.mlp.fp8 = granularity
+    gpu.apply(found, fp8=granularity)
     return found
 
 

@@ -1,12 +1,11 @@
 """The local convolution by a kernel: in Triton's interpreter against the plain code, and the layer that calls it."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from kernel_code import WRITTEN, run
+from stand_ins import Counted
 
-from mvm.network import layers
+from mvm.network.fast import gpu
 from mvm.network.layers import Local
 
 CODE = """
@@ -55,11 +54,12 @@ def test_the_kernel_equals_the_plain_code_and_writes_to_no_input(code, interpret
     run(code, interpreted=interpreted)
 
 
-def test_the_layer_asks_its_kernel_where_it_may(monkeypatch):
+def test_the_layer_asks_its_kernel_where_it_may():
     asked = []
+    add_local = lambda x, weight: asked.append(weight) or x + 1  # noqa: E731
     layer, x = Local(8, 4), torch.randn(2, 16, 8)
-    layer.kernels = SimpleNamespace(add_local=lambda x, weight: asked.append(weight) or x + 1)
+    gpu.apply(layer, Counted(add_local=add_local, takes=lambda x: x.is_cuda))
     assert torch.equal(layer(x), x)  # weights begin as zeros; a CPU takes no kernel
-    monkeypatch.setattr(layers, "takes_kernels", lambda kernels, x: True)
+    gpu.apply(layer, Counted(add_local=add_local))
     assert torch.equal(layer(x), x + 1)
     assert asked[0] is layer.weight

@@ -26,7 +26,7 @@ from mvm.evaluation.measures import Figure, usual_metric
 from mvm.evaluation.report import provenance, require_plots
 from mvm.evaluation.sweep_report import REAL, Result, write_report
 from mvm.files import alone, mend, put_in_place, remove, temporary_beside, write_text
-from mvm.generate import check_settings, computed_by, generate_batch, grid, png_bytes, sampling_precision, sharing_plan
+from mvm.generate import check_settings, computed_by, computing, generate_batch, grid, png_bytes, sharing_plan
 from mvm.model import Model
 from mvm.options import choose
 from mvm.precision import PRECISIONS
@@ -174,7 +174,7 @@ class Sweep:
         """Compile, and plan encoder sharing, so that no cell's seconds hold what is done once."""
         if cells and self.model.compiled:
             self._compile()
-        with sampling_precision(self.precision, self.model.device):
+        with computing(self.model, self.precision):
             for settings in cells:
                 if settings.share:
                     sharing_plan(self.model, settings)

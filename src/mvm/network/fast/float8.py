@@ -10,13 +10,14 @@ products, both directions in one pass, and a scale may come from a sample, which
 """
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mvm.network.fast.gpu import TRITON
+TRITON = find_spec("triton") is not None  # found out at import: a compiler cannot look into a search for modules
 
 # Of the scales: one for a tensor; one for a tensor from some of its rows; one for each row of the left, column of the
 # right. "partly": by row, and the gradients of weights, which need every operand transposed and scaled once more, are
