@@ -30,6 +30,8 @@ from mvm.generate import (
     write_images,
 )
 from mvm.model import Model, load
+from mvm.network.blocks import Block
+from mvm.network.fast import swap
 from mvm.network.fast.gpu import ByKernels, GpuRotaryAttention, GpuSwiGLU
 from mvm.precision import full_float32
 from mvm.recipes import SampleConfig, load_recipe, override
@@ -265,6 +267,29 @@ def test_compiled_network_sees_one_shape(monkeypatch):
     assert model.compiled
     assert torch.equal(generate_all(model, labels, seeds, SETTINGS["ode"], batch=4, progress=False).images, want)
     assert shapes == [(4, 1, 8, 8)] * 10
+
+
+def test_a_cpu_samples_in_its_fastest_way_and_leaves_the_network_as_it_was():
+    seeds, labels = seeds_and_labels(4)
+    model = load("digits")
+    kinds = list(map(type, model.network.modules()))
+
+    def images(precision=None):
+        found = generate_all(model, labels, seeds, SETTINGS["ode"], precision=precision, progress=False).images
+        assert list(map(type, model.network.modules())) == kinds
+        return found.int()
+
+    lean, coarse = images("fp32"), images("int8")
+    assert torch.equal(images(), lean)
+    assert 0 < int((lean - coarse).abs().max()) < 64
+    swap.plain(model.network)
+    kinds = list(map(type, model.network.modules()))
+    assert torch.equal(images(), lean)  # applied for the while
+    seen = []
+    model.network.blocks[0].register_forward_pre_hook(lambda module, given: seen.append(type(module)))
+    model.fast = False
+    assert int((images() - lean).abs().max()) <= 1
+    assert set(seen) == {Block}
 
 
 ASKED = [("cuda", {}, True), ("cuda", {"kernels": False}, False), ("cpu", {}, False)]
