@@ -38,7 +38,10 @@ def plain(network: nn.Module) -> None:
 
 @contextmanager
 def swapped(network: nn.Module, swaps: Swaps) -> Generator[None]:
-    """Swap for a while; every module leaves with the class it came with."""
+    """Swap for a while; every module leaves with the class it came with.
+
+    All threads see the swap. Where it changes nothing, because it was applied before, threads may share the network.
+    """
     before = [(module, type(module)) for module in network.modules()]
     swap(network, swaps)
     try:
