@@ -23,23 +23,21 @@ import torch
 
 from mvm.generate import cycle_labels, generate_batch
 from mvm.model import Model, load
-from mvm.precision import CPU_WAYS, cpu_way
+from mvm.network.fast import swap
 from mvm.recipes import SampleConfig
 
 
 def sampled(model: Model, num: int, settings: SampleConfig, way: str) -> tuple[float, torch.Tensor]:
     """Return the seconds that the images took, and the images."""
     labels, seeds = cycle_labels((), num, model.num_classes), torch.arange(num)
-    with cpu_way(way):
-        start = time.perf_counter()
-        images = generate_batch(model, labels, seeds, settings).images
-        return time.perf_counter() - start, images
+    model.fast = way != "plain"
+    swap.plain(model.network)  # what `load` applied; a fast model applies it again
+    start = time.perf_counter()
+    images = generate_batch(model, labels, seeds, settings, "int8" if way == "int8" else "fp32").images
+    return time.perf_counter() - start, images
 
 
-PLAIN = (
-    "import mvm.process, mvm.precision; mvm.process.keep_freed_memory = bool; "
-    "mvm.precision.way_of = lambda x: 'plain'; "
-)
+PLAIN = "import mvm.process, mvm.model; mvm.process.keep_freed_memory = bool; mvm.model.Model.fast = False; "
 COMMANDS = {"plain": (PLAIN, "fp32"), "lean": ("", "fp32"), "int8": ("", "int8")}
 
 
@@ -125,13 +123,13 @@ def main() -> None:
         return
     model = load(options.model)
     settings = replace(model.recipe.sample, nfe=options.nfe)
-    images = {way: sampled(model, options.num, settings, way)[1].int() for way in CPU_WAYS}  # warm besides
-    rounds = [{way: sampled(model, options.num, settings, way)[0] for way in CPU_WAYS} for _ in range(options.rounds)]
+    images = {way: sampled(model, options.num, settings, way)[1].int() for way in COMMANDS}  # warm besides
+    rounds = [{way: sampled(model, options.num, settings, way)[0] for way in COMMANDS} for _ in range(options.rounds)]
     print(f"{torch.get_num_threads()} threads, {options.num} images of {options.model}, nfe {options.nfe}\n")
     print(
         "| way | seconds, median | fastest | over plain | largest pixel difference | mean |\n|---|---|---|---|---|---|"
     )
-    for way in CPU_WAYS:
+    for way in COMMANDS:
         times = [each[way] for each in rounds]
         faster = statistics.median(each["plain"] / each[way] for each in rounds)
         apart = (images[way] - images["plain"]).abs()

@@ -20,7 +20,7 @@ import mvm
 from mvm import noise
 from mvm.data import digits
 from mvm.likelihood import bits_per_dim
-from mvm.network.layers import NORM_EPS, Local, add_gated, modulate, norm_rotate, rotary_table, rotary_waves
+from mvm.network.layers import NORM_EPS, Local, modulate, norm_rotate, rotary_table, rotary_waves
 from mvm.optim.optimizers import optimizers, step_unless
 from mvm.path import MeanVelocity
 from mvm.recipes import load_recipe, override
@@ -114,7 +114,7 @@ def _listed(gaps: Sequence[float]) -> str:
 
 def placed_gaps(head: int, dtype: torch.dtype) -> list[float]:
     """Return the gaps of placed: its three values, gradients of the product and of both weights."""
-    from mvm.network.kernels import placed
+    from mvm.network.fast.kernels import placed
 
     draw = torch.Generator(device="cuda").manual_seed(0)
     qkv = torch.randn(64, 256, 3, 12, head, generator=draw, device="cuda").to(dtype)
@@ -132,7 +132,7 @@ def placed_gaps(head: int, dtype: torch.dtype) -> list[float]:
 
 def gated_gaps(width: int, dtype: torch.dtype) -> list[float]:
     """Return the gaps of gated: its value, gradients of both halves and of the bias."""
-    from mvm.network.kernels import gated
+    from mvm.network.fast.kernels import gated
 
     draw = torch.Generator(device="cuda").manual_seed(0)
     both = torch.randn(64, 256, 2 * width, generator=draw, device="cuda").to(dtype)
@@ -148,7 +148,7 @@ def gated_gaps(width: int, dtype: torch.dtype) -> list[float]:
 
 def gated_product_gaps(width: int, hidden: int, rows: int) -> list[float]:
     """Return the gaps of gated_product in bf16: its value with a float32 bias, and with one in bf16."""
-    from mvm.network.kernels import gated_product
+    from mvm.network.fast.kernels import gated_product
 
     draw = torch.Generator(device="cuda").manual_seed(0)
     x, weight = (torch.randn(n, width, generator=draw, device="cuda").bfloat16() for n in (rows, 2 * hidden))
@@ -164,7 +164,7 @@ def gated_product_gaps(width: int, hidden: int, rows: int) -> list[float]:
 
 def gelu_gaps(width: int, dtype: torch.dtype) -> list[float]:
     """Return the gaps of biased_gelu: its value, gradients of the product and of the bias."""
-    from mvm.network.kernels import biased_gelu
+    from mvm.network.fast.kernels import biased_gelu
 
     draw = torch.Generator(device="cuda").manual_seed(0)
     x, grad = (torch.randn(64, 256, width, generator=draw, device="cuda").to(dtype) for _ in range(2))
@@ -174,7 +174,7 @@ def gelu_gaps(width: int, dtype: torch.dtype) -> list[float]:
 
 def parted_gaps(head: int, dtype: torch.dtype) -> list[float]:
     """Return the gaps of parted: its three values, gradients of the product and of the bias that is in it."""
-    from mvm.network.kernels import parted
+    from mvm.network.fast.kernels import parted
 
     draw = torch.Generator(device="cuda").manual_seed(0)
     qkv = torch.randn(64, 256, 3, 12, head, generator=draw, device="cuda").to(dtype)
@@ -185,11 +185,11 @@ def parted_gaps(head: int, dtype: torch.dtype) -> list[float]:
 
 def residual_gaps(width: int, dtype: torch.dtype, centred: bool = False) -> list[float]:
     """Return the gaps of add_modulate: the sum, its modulated norm, gradients of both terms, bias and modulation."""
-    from mvm.network.kernels import add_modulate
+    from mvm.network.fast.kernels import add_modulate
 
     def plain(x: Tensor, y: Tensor, bias: Tensor, modulation: Tensor) -> tuple[Tensor, Tensor]:
         shift, scale, gate = modulation.chunk(6, dim=-1)[:3]
-        x = add_gated(x, gate, y + bias)
+        x = x + gate * (y + bias)
         return x, modulate(x, shift, scale, centred)
 
     def by_kernel(x: Tensor, y: Tensor, bias: Tensor, modulation: Tensor) -> tuple[Tensor, Tensor]:
@@ -205,7 +205,7 @@ def residual_gaps(width: int, dtype: torch.dtype, centred: bool = False) -> list
 
 def norm_modulate_gaps(width: int, dtype: torch.dtype, centred: bool = False) -> list[float]:
     """Return the gaps of norm_modulate: its value, gradients of the tokens and of the modulation."""
-    from mvm.network.kernels import norm_modulate
+    from mvm.network.fast.kernels import norm_modulate
 
     draw = torch.Generator(device="cuda").manual_seed(0)
     x, grad = (torch.randn(64, 256, width, generator=draw, device="cuda").to(dtype) for _ in range(2))
@@ -221,7 +221,7 @@ def norm_modulate_gaps(width: int, dtype: torch.dtype, centred: bool = False) ->
 
 def local_gaps(width: int, dtype: torch.dtype, side: int = 16, images: int = 64) -> list[float]:
     """Return the gaps of add_local: its value, gradients of the tokens and of the weight."""
-    from mvm.network.kernels import add_local
+    from mvm.network.fast.kernels import add_local
 
     draw = torch.Generator(device="cuda").manual_seed(0)
     x, grad = (torch.randn(images, side**2, width, generator=draw, device="cuda").to(dtype) for _ in range(2))
@@ -236,7 +236,7 @@ def local_gaps(width: int, dtype: torch.dtype, side: int = 16, images: int = 64)
 
 def cast_mismatches(rows: int, width: int, source: torch.dtype, dtype: torch.dtype) -> int:
     """Return how many bytes of rounded_both_ways differ from torch's own, of a random matrix and its transpose."""
-    from mvm.network.kernels import rounded_both_ways
+    from mvm.network.fast.kernels import rounded_both_ways
 
     draw = torch.Generator(device="cuda").manual_seed(0)
     x = torch.randn(rows, width, generator=draw, device="cuda")

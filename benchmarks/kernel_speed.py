@@ -22,11 +22,11 @@ import triton  # ty: ignore[import-not-found]
 from torch import Tensor
 from torch.nn.functional import silu
 
-from mvm.network.dit import SIZES
-from mvm.network.float8 import VALUES
-from mvm.network.kernels import cast, gelu, local, parts, residual, rotary, swiglu
-from mvm.network.kernels.tiles import Tiles
-from mvm.network.layers import NORM_EPS, Local, add_gated, modulate, norm_rotate, rotary_table, rotary_waves
+from mvm.network import SIZES
+from mvm.network.fast.float8 import VALUES
+from mvm.network.fast.kernels import cast, gelu, local, parts, residual, rotary, swiglu
+from mvm.network.fast.kernels.tiles import Tiles
+from mvm.network.layers import NORM_EPS, Local, modulate, norm_rotate, rotary_table, rotary_waves
 
 SIDE = 16
 HEAD = 64
@@ -74,7 +74,7 @@ def residual_case(batch: int, width: int, centred: bool = False) -> tuple[Pair, 
     condition = [normal(batch, 1, width) for _ in range(3)]
 
     def plain(x: Tensor, y: Tensor, bias: Tensor, gate: Tensor, shift: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-        x = add_gated(x, gate, y + bias.to(y.dtype))
+        x = x + gate * (y + bias.to(y.dtype))
         return x, modulate(x, shift, scale, centred)
 
     def kernel(*inputs: Tensor) -> tuple[Tensor, Tensor]:

@@ -24,7 +24,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from mvm.metrics.distances import student_95
-from mvm.network.dit import DiT, DiTConfig
+from mvm.network import DiT, DiTConfig
 from mvm.path import LinearFlow, MeanVelocity, Schedule
 from mvm.pixels import to_unit
 

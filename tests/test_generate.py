@@ -32,8 +32,8 @@ from mvm.generate import (
 )
 from mvm.model import Model, load
 from mvm.network.blocks import Block
-from mvm.network.branches import RotaryAttention, SwiGLU
-from mvm.network.layers import ByKernels
+from mvm.network.fast import swap
+from mvm.network.fast.gpu import ByKernels, GpuRotaryAttention, GpuSwiGLU
 from mvm.precision import full_float32
 from mvm.recipes import SampleConfig, load_recipe, override
 from mvm.samples import Draw
@@ -271,21 +271,43 @@ def test_compiled_network_sees_one_shape(monkeypatch):
     assert shapes == [(4, 1, 8, 8)] * 10
 
 
+def test_a_cpu_samples_in_its_fastest_way_and_leaves_the_network_as_it_was():
+    seeds, labels = seeds_and_labels(4)
+    model = load("digits")
+    kinds = list(map(type, model.network.modules()))
+
+    def images(precision=None):
+        found = generate_all(model, labels, seeds, SETTINGS["ode"], precision=precision, progress=False).images
+        assert list(map(type, model.network.modules())) == kinds
+        return found.int()
+
+    lean, coarse = images("fp32"), images("int8")
+    assert torch.equal(images(), lean)
+    assert 0 < int((lean - coarse).abs().max()) < 64
+    swap.plain(model.network)
+    kinds = list(map(type, model.network.modules()))
+    assert torch.equal(images(), lean)  # applied for the while
+    seen = []
+    model.network.blocks[0].register_forward_pre_hook(lambda module, given: seen.append(type(module)))
+    model.fast = False
+    assert int((images() - lean).abs().max()) <= 1
+    assert set(seen) == {Block}
+
+
 ASKED = [("cuda", {}, True), ("cuda", {"kernels": False}, False), ("cpu", {}, False)]
 
 
 @pytest.mark.parametrize(("device", "how", "asked"), ASKED)
 def test_kernels_are_for_a_gpu_and_can_be_left_out(monkeypatch, device, how, asked):
     by_hand = SimpleNamespace()
-    monkeypatch.setattr("mvm.generate.gpu_kernels", lambda: by_hand)
+    monkeypatch.setattr("mvm.generate.gpu.gpu_kernels", lambda: by_hand)
     monkeypatch.setattr("torch.nn.Module.compile", lambda module, **how: None)
     monkeypatch.setattr(Model, "device", torch.device(device))
     model = load("digits")
     assert computed_by(model, "bf16") == {"precision": "bf16", "compiled": False}
     compile_network(model, **how)
     found = {type(module): module.kernels for module in model.network.modules() if isinstance(module, ByKernels)}
-    given = by_hand if asked else None
-    assert found == {Block: None, RotaryAttention: given, SwiGLU: given}
+    assert found == ({GpuRotaryAttention: by_hand, GpuSwiGLU: by_hand} if asked else {})
     told = {"kernels": True} if asked else {}
     assert computed_by(model, "bf16") == {"precision": "bf16", "compiled": True, **told}
     assert computed_by(model, "fp32") == {"precision": "fp32", "compiled": True}

@@ -150,7 +150,7 @@ MUTANTS = [
     *of(
         "solver/sampling.py",
         "solver/test_dopri5.py",
-        ("in_ode if solver.joint else", "meter.evaluations if solver.joint else"),
+        ("meter.evaluations - plan.uncounted", "meter.evaluations"),
     ),
     *of(
         "solver/sampling.py",

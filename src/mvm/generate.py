@@ -4,8 +4,8 @@ import hashlib
 import math
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -15,9 +15,7 @@ from tqdm import tqdm
 from mvm import noise
 from mvm.model import Model
 from mvm.network import DDT
-from mvm.network.blocks import use_kernels
-from mvm.network.branches import Attention, SwiGLU
-from mvm.network.gpu import gpu_kernels
+from mvm.network.fast import cpu, gpu, int8
 from mvm.options import at_least, nearest
 from mvm.pictures import WRITERS, check_output, grid, png_bytes, to_pillow, write_images
 from mvm.precision import arithmetic
@@ -35,6 +33,7 @@ __all__ = [
     "class_numbers",
     "compile_network",
     "computed_by",
+    "computing",
     "cycle_labels",
     "generate",
     "generate_all",
@@ -108,6 +107,15 @@ def sampling_precision(name: str | None, device: torch.device) -> AbstractContex
     return nullcontext() if name is None else arithmetic(name, device)
 
 
+@contextmanager
+def computing(model: Model, precision: str | None) -> Generator[None]:
+    """Compute a model's network in that precision, as `sampling_precision` has it, and on a CPU in the fastest way."""
+    way = int8 if precision == "int8" else cpu
+    faster = model.fast and model.device.type == "cpu"
+    with sampling_precision(precision, model.device), way.applied(model.network) if faster else nullcontext():
+        yield
+
+
 def compile_network(model: Model, replay: bool = True, kernels: bool = True) -> None:
     """Compile the network in place, once per shape of a batch: pays on a GPU when many batches have one shape.
 
@@ -116,9 +124,9 @@ def compile_network(model: Model, replay: bool = True, kernels: bool = True) -> 
     a GPU, norm and positions of queries and keys by a kernel written by hand, and a SwiGLU's product with its gate by
     another, on Hopper; the compiler does the rest as well.
     """
-    found = gpu_kernels() if kernels and model.device.type == "cuda" else None
+    found = gpu.gpu_kernels() if kernels and model.device.type == "cuda" else None
     if found is not None:
-        use_kernels(model.network, found, of=(Attention, SwiGLU))
+        gpu.apply(model.network, found, sampling=True)
     if isinstance(model.network, DDT):
         for half in ("condition", "head"):
             setattr(model.network, half, torch.compile(getattr(model.network, half), dynamic=False))
@@ -255,7 +263,7 @@ def _launch(
     if precision == "int8" and model.compiled:
         raise ValueError("precision='int8' is for a network that is not compiled; leave out --compile")
     solver = solver_of(model, settings)
-    with sampling_precision(precision, model.device), torch.no_grad():
+    with computing(model, precision), torch.no_grad():
         return _start(model, labels, seeds, settings, solver, on_step)
 
 

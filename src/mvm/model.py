@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from mvm import checkpoint
 from mvm.latent import Codec, Pixels, load_decoder_only, load_rae
 from mvm.network import DDT, Condition, Output, build_network
+from mvm.network.fast import cpu
 from mvm.path import Schedule, to_x0
 from mvm.published import Opened, is_published, open_model, read_codec, shipped_models
 from mvm.published.hub import as_hub_id
@@ -80,8 +81,10 @@ class Model(nn.Module):
 
     A JoinedField: few images on a GPU are guided in one call of the network.
     Of a DDT also a SharedField: its backbone may be computed on some evaluations only (mvm.solver.sharing).
-    codec: in place of the recipe's own.
+    codec: in place of the recipe's own. fast: False samples on a CPU by the plain formulas (mvm.network.fast.cpu).
     """
+
+    fast = True
 
     def __init__(self, recipe: Recipe, codec: Codec | None = None) -> None:
         super().__init__()
@@ -210,6 +213,8 @@ def build(opened: Opened, *, encoder: bool = False) -> Model:
     recipe = as_field(opened.recipe, opened.origin["run"])
     codec = read_codec(opened.folder, recipe) if opened.config is not None else build_codec(recipe, encoder)
     model = _filled(Model(recipe, codec), opened.weights, opened.folder)
+    if model.fast:
+        cpu.apply(model.network)
     require_codec(opened.folder, {"codec": opened.codec}, model.codec)
     model.classes = opened.classes
     model.tuned = {key: entry.solver for key, entry in opened.tuned.items()}

@@ -7,7 +7,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mvm.network import DDT, DDTConfig, DiT, DiTConfig, build_network
 from mvm.network.cost import HEAD, multiply_adds, multiply_adds_by_part, parameters
-from mvm.precision import cpu_way
 
 CASES = [
     ({"size": "tiny", "patch": 2}, (1, 8, 8), 10),
@@ -24,7 +23,7 @@ def test_multiply_adds_are_half_the_flops_that_torch_counts(options, shape, num_
     network = DiT(config, shape, num_classes)
     # torch's counter has no entry for the CPU's flash attention; the math backend is two products that it sees
     counter = FlopCounterMode(display=False)
-    with torch.no_grad(), cpu_way("plain"), sdpa_kernel(SDPBackend.MATH), counter:  # plain: no convolution
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
         network(torch.randn(1, *shape), torch.rand(1), torch.zeros(1, dtype=torch.long))
     assert 2 * multiply_adds(config, shape, num_classes) == counter.get_total_flops()
 

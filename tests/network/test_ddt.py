@@ -5,6 +5,7 @@ import torch
 from torch.nn.functional import silu
 
 from mvm.network import DDT, DDTConfig, DiT, DiTConfig, build_network
+from mvm.network.fast import recompute as selective
 from mvm.network.layers import patchify, unpatchify
 
 SMALL = {
@@ -229,7 +230,9 @@ def test_recompute_changes_neither_answers_nor_gradients(recompute, keep_product
     grads, outputs, calls = [], [], []
     for blocks in (0, recompute):
         network = shaken(inner_block=1, conditioning=conditioning)
-        network.recompute, network.keep_products = blocks, keep_products
+        network.blocks.recompute = blocks
+        if keep_products:
+            selective.apply(network)
         network.blocks[0].attention.register_forward_pre_hook(lambda *_: calls.append(1))
         out = network(*inputs(), taps=(1, 2, 3))
         loss = out.prediction.square().mean() + out.inner.square().mean()

@@ -5,8 +5,8 @@ import torch
 from torch.nn.functional import conv2d, silu
 
 from mvm.network import SIZES, DDTConfig, DiT, DiTConfig
+from mvm.network.fast import recompute as selective
 from mvm.network.layers import Local, patchify, unpatchify
-from mvm.precision import cpu_way
 
 SMALL = {"size": "tiny", "depth": 3, "width": 16, "heads": 2, "patch": 2}
 
@@ -77,7 +77,9 @@ def test_taps_with_recompute_are_the_same_and_carry_the_same_gradient(recompute,
     grads, outputs = [], []
     for blocks in (0, recompute):
         network = shaken(inner_block=1)
-        network.recompute, network.keep_products = blocks, keep_products
+        network.blocks.recompute = blocks
+        if keep_products:
+            selective.apply(network)
         out = network(*inputs(), taps=(1, 2, 3))
         (out.prediction.square().mean() + sum(f.sin().mean() for f in out.features.values())).backward()
         grads.append({name: p.grad for name, p in network.named_parameters() if p.grad is not None})
@@ -92,11 +94,11 @@ def test_taps_with_recompute_are_the_same_and_carry_the_same_gradient(recompute,
 
 def test_nothing_is_recomputed_without_a_gradient():
     network, calls = shaken(), []
-    network.recompute = 3
+    network.blocks.recompute = 3
     network.blocks[0].register_forward_pre_hook(lambda *_: calls.append(1))
-    with torch.no_grad(), cpu_way("plain"):
+    with torch.no_grad():
         found = network(*inputs()).prediction
-    network.recompute = 0
+    network.blocks.recompute = 0
     assert torch.equal(found, network(*inputs()).prediction)
     assert len(calls) == 2
 

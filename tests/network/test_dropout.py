@@ -7,7 +7,8 @@ import torch
 
 from mvm import noise
 from mvm.network import DDTConfig, DiT, DiTConfig
-from mvm.network.layers import add_gated, drop, modulate, patchify
+from mvm.network.fast import recompute
+from mvm.network.layers import drop, modulate, patchify
 
 SMALL = {"size": "tiny", "depth": 3, "width": 16, "heads": 2, "patch": 2}
 SEEDS = torch.tensor([5, 1, 2**40, 7])
@@ -81,9 +82,9 @@ def test_the_network_by_hand(changes):
     for n, block in enumerate(network.blocks):
         shift, scale, gate, shift_m, scale_m, gate_m = block.modulated(condition).chunk(6, dim=-1)
         seen = kept[:, n, :1] * modulate(tokens, shift, scale, block.centred)
-        tokens = add_gated(tokens, gate, block.attention(seen, network.cos, network.sin))
+        tokens = tokens + gate * block.attention(seen, network.cos, network.sin)
         seen = kept[:, n, 1:] * modulate(tokens, shift_m, scale_m, block.centred)
-        tokens = add_gated(tokens, gate_m, block.mlp(seen))
+        tokens = tokens + gate_m * block.mlp(seen)
     found = network(x, level, labels, taps=(3,), seeds=SEEDS)
     torch.testing.assert_close(found.features[3], tokens, rtol=0, atol=2e-5)
 
@@ -111,9 +112,9 @@ def test_channels_are_dropped_of_all_tokens_and_others_in_every_branch():
 
 def test_a_mask_depends_on_the_seed_alone():
     network = shaken(dropout=0.4)
-    together = torch.stack(list(network._kept(SEEDS)))
+    together = torch.stack(list(network.kept(SEEDS)))
     for place, seed in enumerate(SEEDS):
-        assert torch.equal(torch.stack(list(network._kept(seed[None])))[:, 0], together[:, place])
+        assert torch.equal(torch.stack(list(network.kept(seed[None])))[:, 0], together[:, place])
     given = inputs()
     want = network(*given, seeds=SEEDS).prediction
     order = torch.tensor([2, 0, 3])
@@ -126,7 +127,9 @@ def test_what_is_computed_again_drops_the_same(keep_products):
     grads = []
     for blocks in (0, 3):
         network = shaken(dropout=0.5)
-        network.recompute, network.keep_products = blocks, keep_products
+        network.blocks.recompute = blocks
+        if keep_products:
+            recompute.apply(network)
         network(*inputs(), seeds=SEEDS).prediction.square().mean().backward()
         grads.append([parameter.grad for parameter in network.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))

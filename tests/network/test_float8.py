@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import linear
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from mvm.network import float8
 from mvm.network.blocks import Block
-from mvm.network.float8 import GRADIENTS, GRANULARITY, ONE_SCALE, VALUES, products
+from mvm.network.fast import float8, gpu
+from mvm.network.fast.float8 import GRADIENTS, GRANULARITY, ONE_SCALE, VALUES, products
 from mvm.network.layers import rotary_table, rotary_waves
 
 LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
@@ -227,7 +228,7 @@ def test_a_gpu_is_handed_what_it_takes(granularity):
 def block(granularity):
     torch.manual_seed(0)
     found = Block(32, 2)
-    found.attention.fp8 = found.mlp.fp8 = granularity
+    gpu.apply(found, fp8=granularity)
     return found
 
 
@@ -254,9 +255,22 @@ def test_without_a_gradient_a_block_is_not_rounded():
         assert torch.equal(exact(x, condition, *waves), coarse(x, condition, *waves))
 
 
-def test_activations_are_rounded_once_for_all_weights(monkeypatch):
-    seen, scaled = [], float8.scaled
-    monkeypatch.setattr(float8, "scaled", lambda x, *rest: (seen.append(tuple(x.shape)), scaled(x, *rest))[1])
+class Roundings(TorchDispatchMode):
+    """Shapes of what is cast to 8 bits."""
+
+    def __init__(self):
+        super().__init__()
+        self.shapes = []
+
+    def __torch_dispatch__(self, function, types, given=(), named=None):
+        found = function(*given, **(named or {}))
+        if function is torch.ops.aten._to_copy.default and found.dtype == VALUES:
+            self.shapes.append(tuple(found.shape))
+        return found
+
+
+def test_activations_are_rounded_once_for_all_weights():
     x, *weights = draw((32, 64), (16, 64), (16, 64), (16, 64))
-    products(x, weights, (None,) * 3, "tensor")
-    assert seen == [(32, 64), (16, 64), (16, 64), (16, 64)]
+    with Roundings() as seen:
+        products(x, weights, (None,) * 3, "tensor")
+    assert seen.shapes == [(32, 64), (16, 64), (16, 64), (16, 64)]

@@ -7,8 +7,8 @@ from kernel_code import NAMED_GPU, run
 # are compared in other formats too. How a GPU rounds is in its instruction, below, and in benchmarks/device_parity.py.
 CODE = """
 import torch
-from mvm.network import float8
-from mvm.network.kernels import cast, rounded_both_ways
+from mvm.network.fast import float8
+from mvm.network.fast.kernels import cast, rounded_both_ways
 
 def compare(x, factor, dtype):
     before = x.clone()
@@ -62,7 +62,7 @@ for dtype in kinds:
 MUTATIONS = """
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
-from mvm.network import float8
+from mvm.network.fast import float8
 
 float8._on_gpu = lambda x: True
 graphs = []
@@ -91,7 +91,7 @@ INSTRUCTIONS = """
 import re, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from mvm.network.kernels.cast import TILE, cast_kernel
+from mvm.network.fast.kernels.cast import TILE, cast_kernel
 
 names = cast_kernel.arg_names
 *tile, warps = TILE

@@ -6,9 +6,9 @@ from kernel_code import WRITTEN, run
 CODE = """
 import torch
 from torch.nn.functional import gelu
-from mvm.network.kernels import biased_gelu, parted
-from mvm.network.kernels.gelu import biased_gelu_backward
-from mvm.network.kernels.parts import join
+from mvm.network.fast.kernels import biased_gelu, parted
+from mvm.network.fast.kernels.gelu import biased_gelu_backward
+from mvm.network.fast.kernels.parts import join
 
 def check(found, wanted, within=2e-6):
     assert found.dtype == wanted.dtype and found.shape == wanted.shape
@@ -95,7 +95,7 @@ for kind in (torch.float32, torch.bfloat16):
 MUTATIONS = (
     WRITTEN
     + """
-from mvm.network.kernels import biased_gelu, parted
+from mvm.network.fast.kernels import biased_gelu, parted
 
 assert written(biased_gelu, r(2, 16, 64), r(64)) == [["out"], ["partial", "x_out"]]
 assert written(lambda *given: sum(parted(*given)), r(2, 16, 3, 2, 16), r(96)) == [["out", "partial"]]

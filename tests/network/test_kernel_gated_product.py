@@ -6,48 +6,25 @@ Its values need a Hopper GPU: benchmarks/device_parity.py compares them there.
 import os
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.nn.functional import linear, silu
+from stand_ins import Counted
 
-from mvm.network import branches
-from mvm.network.branches import SwiGLU
-from mvm.network.float8 import product_dtype
+from mvm.network.blocks import SwiGLU
+from mvm.network.fast import gpu
+from mvm.network.fast.float8 import product_dtype
 
 BF16 = torch.bfloat16
 
 
-def halved(both):
-    gate, up = both.chunk(2, dim=-1)
-    return silu(gate) * up
-
-
-def stand_ins(suits=True):
-    """Return kernels in plain torch, and the list of those that were called."""
-    called = []
-
-    def gated(both, bias):
-        called.append("gated")
-        return halved(both + bias)
-
-    def gated_product(x, weight, bias):
-        called.append("gated_product")
-        assert x.dtype == weight.dtype == BF16
-        return halved(linear(x.float(), weight.float(), bias.float())).to(BF16)
-
-    def takes_gated_product(x, hidden):
-        assert (x.shape[-1], hidden) == (32, 96)
-        return suits
-
-    kernels = SimpleNamespace(gated=gated, gated_product=gated_product, takes_gated_product=takes_gated_product)
-    return kernels, called
+def suits(x, hidden):
+    assert (x.shape[-1], hidden) == (32, 96)
+    return True
 
 
 @pytest.fixture
-def layer(monkeypatch):
-    monkeypatch.setattr(branches, "takes_kernels", lambda kernels, x: True)
+def layer():
     torch.manual_seed(0)
     return SwiGLU(32)
 
@@ -55,41 +32,43 @@ def layer(monkeypatch):
 def test_it_is_for_sampling(layer):
     x = torch.randn(2, 9, 32, dtype=BF16)
     wanted = layer.to(BF16).hidden(x)
-    layer.kernels, called = stand_ins()
+    kernels = Counted(takes_gated_product=suits)
+    gpu.apply(layer, kernels, sampling=True)
     with torch.no_grad():
         found = layer.hidden(x)
-    assert called == ["gated_product"]
+    assert kernels.calls == {"gated_product": 1}
     torch.testing.assert_close(found, wanted, rtol=0.02, atol=0.01)
     layer.hidden(x)
-    assert called == ["gated_product", "gated"]
+    assert kernels.calls == {"gated_product": 1, "gated": 1}
 
 
 def test_where_it_does_not_suit_there_is_no_kernel_without_a_gradient(layer):
-    x = torch.randn(2, 9, 32, dtype=BF16)
+    x, kernels = torch.randn(2, 9, 32, dtype=BF16), Counted(takes_gated_product=lambda x, hidden: False)
     layer.to(BF16)
     with torch.no_grad():
         wanted = layer.hidden(x)
-        layer.kernels, called = stand_ins(suits=False)
+        gpu.apply(layer, kernels)
         assert torch.equal(layer.hidden(x), wanted)
-    assert called == []
+    assert not kernels.calls
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize(("dtype", "taken"), [(BF16, ["gated_product"]), (torch.float16, [])])
+@pytest.mark.parametrize(("dtype", "taken"), [(BF16, {"gated_product": 1}), (torch.float16, {})])
 def test_autocast_decides_the_dtype_and_a_compiler_can_look_into_it(layer, compiled, dtype, taken):
-    layer.kernels, called = stand_ins()
+    kernels = Counted(takes_gated_product=suits)
+    gpu.apply(layer, kernels)
     hidden = torch.compile(layer.hidden, backend="eager", fullgraph=True) if compiled else layer.hidden
     with torch.no_grad(), torch.autocast("cpu", dtype):
         assert product_dtype(torch.zeros(1)) == dtype
         hidden(torch.randn(2, 9, 32))
-    assert called == taken
+    assert kernels.calls == taken
 
 
 # Where it can be had, and is faster: most of the GPU must have work. Its operator knows the shape of its answer.
 CHOICE = """
 import sys, torch
-from mvm.network.kernels import gated_product, takes_gated_product
-module = sys.modules["mvm.network.kernels.gated_product"]
+from mvm.network.fast.kernels import gated_product, takes_gated_product
+module = sys.modules["mvm.network.fast.kernels.gated_product"]
 
 def takes(rows, width=384, hidden=1024):
     return takes_gated_product(torch.empty(rows, width, device="meta"), hidden)
@@ -117,8 +96,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
-from mvm.network.kernels.gated_product import OTHERS, RINGS
-from mvm.network.kernels.gated_product_gluon import TILES, gated_product_kernel as kernel
+from mvm.network.fast.kernels.gated_product import OTHERS, RINGS
+from mvm.network.fast.kernels.gated_product_gluon import TILES, gated_product_kernel as kernel
 
 ptxas = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
 tiles = [f"tensordesc<bf16{shape},{layout!r}>" for shape, layout in TILES]

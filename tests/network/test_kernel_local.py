@@ -1,18 +1,17 @@
 """The local convolution by a kernel: in Triton's interpreter against the plain code, and the layer that calls it."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from kernel_code import WRITTEN, run
+from stand_ins import Counted
 
-from mvm.network import layers
+from mvm.network.fast import gpu
 from mvm.network.layers import Local
 
 CODE = """
 import torch
-from mvm.network import kernels
-from mvm.network.kernels import local
+from mvm.network.fast import kernels
+from mvm.network.fast.kernels import local
 from mvm.network.layers import Local
 
 def plain(x, weight):
@@ -44,7 +43,7 @@ assert (out != cut(plain(x.float(), weight))).float().mean() < 0.01
 MUTATIONS = (
     WRITTEN
     + """
-from mvm.network.kernels import add_local
+from mvm.network.fast.kernels import add_local
 assert written(add_local, r(2, 16, 48), r(3, 3, 48)) == [["out"], ["out", "partial"]]
 """
 )
@@ -55,11 +54,12 @@ def test_the_kernel_equals_the_plain_code_and_writes_to_no_input(code, interpret
     run(code, interpreted=interpreted)
 
 
-def test_the_layer_asks_its_kernel_where_it_may(monkeypatch):
+def test_the_layer_asks_its_kernel_where_it_may():
     asked = []
+    add_local = lambda x, weight: asked.append(weight) or x + 1  # noqa: E731
     layer, x = Local(8, 4), torch.randn(2, 16, 8)
-    layer.kernels = SimpleNamespace(add_local=lambda x, weight: asked.append(weight) or x + 1)
+    gpu.apply(layer, Counted(add_local=add_local, takes=lambda x: x.is_cuda))
     assert torch.equal(layer(x), x)  # weights begin as zeros; a CPU takes no kernel
-    monkeypatch.setattr(layers, "takes_kernels", lambda kernels, x: True)
+    gpu.apply(layer, Counted(add_local=add_local))
     assert torch.equal(layer(x), x + 1)
     assert asked[0] is layer.weight

@@ -1,20 +1,20 @@
 """The residual stream by kernels: in Triton's interpreter against the plain code, and a DiT that hands sums on."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 import torch._dynamo
 from kernel_code import run
+from stand_ins import Counted, StandIns
 
-from mvm.network import DDT, DDTConfig, DiT, DiTConfig, blocks, dit
-from mvm.network.blocks import ModulatedBlock
-from mvm.network.layers import NORM_EPS, add_gated, modulate
+from mvm.network import DDT, DDTConfig, DiT, DiTConfig
+from mvm.network.blocks import Block
+from mvm.network.fast import gpu, recompute
+from mvm.network.layers import rotary_table, rotary_waves
 
 CODE = """
 import torch
-from mvm.network.kernels import residual
-from mvm.network.layers import NORM_EPS, add_gated, modulate
+from mvm.network.fast.kernels import residual
+from mvm.network.layers import NORM_EPS, modulate
 
 def check(found, wanted):
     torch.testing.assert_close(found, wanted.detach(), rtol=1e-5, atol=1e-5)
@@ -37,7 +37,7 @@ for images, tokens, width, length, tile, centred in (
     given = [t.clone().requires_grad_() for t in (x, y, modulation)]
     shift, scale, gate = modulation.chunk(6, dim=-1)[1:4]
     plain = given[2].chunk(6, dim=-1)[1:4]
-    z = add_gated(given[0], plain[2], given[1])
+    z = given[0] + plain[2] * given[1]
     wanted = z, modulate(z, *plain[:2], centred)
     torch.autograd.backward(wanted, grads)
     count, runs, constants = residual._cover(x, length, tile, 4, 1)
@@ -106,52 +106,6 @@ CASES = {
 }
 
 
-class StandIn:
-    """Kernels in plain torch that count their calls."""
-
-    def __init__(self):
-        self.calls = {"add": 0, "norm": 0}
-
-    def add_modulate(self, *given):
-        self.calls["add"] += 1
-        return _add_modulate(*given)
-
-    def norm_modulate(self, *given):
-        self.calls["norm"] += 1
-        return _norm_modulate(*given)
-
-
-class BiasElsewhere(torch.autograd.Function):
-    """y, in which a bias is that was detached: its gradient is had here."""
-
-    @staticmethod
-    def forward(ctx, y, bias):
-        return y.clone()
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, grad.sum((0, 1))
-
-
-def _add_modulate(x, y, bias, gate, shift, scale, eps, centred):
-    assert eps == NORM_EPS
-    x = add_gated(x, gate, BiasElsewhere.apply(y, bias))
-    return x, modulate(x, shift, scale, centred)
-
-
-def _norm_modulate(x, shift, scale, eps, centred):
-    assert eps == NORM_EPS
-    return modulate(x, shift, scale, centred)
-
-
-@pytest.fixture
-def kernels(monkeypatch):
-    """A stand-in that is taken on a CPU by the blocks that have it; attention and MLP stay plain."""
-    for module in (blocks, dit):
-        monkeypatch.setattr(module, "takes_kernels", lambda kernels, x: kernels is not None)
-    return StandIn()
-
-
 def shaken(network):
     torch.manual_seed(1)
     with torch.no_grad():
@@ -160,10 +114,15 @@ def shaken(network):
     return network
 
 
-def use(kernels, network):
-    for module in network.modules():
-        if isinstance(module, ModulatedBlock):
-            module.kernels = kernels
+def built(kernels, config, again=0, keep_products=False):
+    """A DiT with these kernels, and some blocks computed again."""
+    network = shaken(DiT(config, (1, 8, 8), 5))
+    network.blocks.recompute = again
+    if keep_products:
+        recompute.apply(network)
+    if kernels is not None:
+        gpu.apply(network, kernels)
+    return network
 
 
 def inputs(batch=3, side=8, channels=1):
@@ -191,48 +150,45 @@ def equal(found, wanted, within=2e-6):
         torch.testing.assert_close(found[1][name], grad, rtol=0, atol=within * size, msg=lambda m, n=name: f"{n}: {m}")
 
 
+def residual(kernels):
+    """How often the two kernels of the residual stream were called."""
+    return {"norm": kernels.calls["norm_modulate"], "add": kernels.calls["add_modulate"]}
+
+
 @pytest.mark.parametrize("case", CASES)
-def test_a_dit_that_hands_sums_on_is_the_plain_one(kernels, case):
+def test_a_dit_that_hands_sums_on_is_the_plain_one(case):
     changes, how = CASES[case]
     found = []
-    for given in (None, kernels):
-        network = shaken(DiT(DiTConfig(**SMALL, **changes), (1, 8, 8), 5))
-        network.recompute, network.keep_products = how.get("recompute", 0), how.get("keep_products", False)
-        use(given, network)
+    for kernels in (None, StandIns):
+        config = DiTConfig(**SMALL, **changes)
+        network = built(kernels, config, how.get("recompute", 0), how.get("keep_products", False))
         found.append(values_and_gradients(network, how.get("taps", ()), **how.get("told", {})))
-    equal(found[1], found[0])
+    equal(found[1], found[0], 5e-6)
 
 
 @pytest.mark.parametrize(
     ("case", "starts"),  # blocks that nothing was left for
     [("plain", 1), ("taps", 3), ("inner", 2), ("shared", 1), ("skip and local", 4), ("keep products", 1)],
 )
-def test_an_addition_is_left_wherever_the_tokens_are_not_read(kernels, case, starts):
-    changes, how = CASES[case]
-    network = shaken(DiT(DiTConfig(**SMALL, **changes), (1, 8, 8), 5))
-    network.recompute, network.keep_products = how.get("recompute", 0), how.get("keep_products", False)
-    use(kernels, network)
+def test_an_addition_is_left_wherever_the_tokens_are_not_read(case, starts):
+    (changes, how), kernels = CASES[case], Counted()
+    config = DiTConfig(**SMALL, **changes)
+    network = built(kernels, config, how.get("recompute", 0), how.get("keep_products", False))
     network(*inputs(), taps=how.get("taps", ()))
-    assert kernels.calls == {"norm": starts, "add": 2 * 4 - starts}
+    assert residual(kernels) == {"norm": starts, "add": 2 * 4 - starts}
 
 
-def test_a_block_computed_again_keeps_one_tensor_not_two(kernels):
-    network = shaken(DiT(DiTConfig(**SMALL), (1, 8, 8), 5))
-    network.recompute = 3
-    use(kernels, network)
-    given = []
-    for block in network.blocks:
-        block.register_forward_pre_hook(lambda _, arguments: given.append(arguments[4] is None))
-    network(*inputs())
-    assert given == [True, True, True, False]
+def test_a_block_computed_again_keeps_one_tensor_not_two():
+    kernels = Counted()
+    built(kernels, DiTConfig(**SMALL), again=3)(*inputs())
+    assert residual(kernels) == {"norm": 3, "add": 5}  # to the last block alone something is left
 
 
-def test_sampling_leaves_nothing(kernels):
-    network = shaken(DiT(DiTConfig(**SMALL), (1, 8, 8), 5))
-    use(kernels, network)
+def test_sampling_leaves_nothing():
+    kernels = Counted()
     with torch.no_grad():
-        network(*inputs())
-    assert kernels.calls == {"norm": 4, "add": 4}
+        built(kernels, DiTConfig(**SMALL))(*inputs())
+    assert residual(kernels) == {"norm": 4, "add": 4}
 
 
 COMPILED = {
@@ -243,15 +199,13 @@ COMPILED = {
 
 @pytest.mark.parametrize("mode", COMPILED)
 @torch._dynamo.config.patch(fail_on_recompile_limit_hit=True)
-def test_compiled_it_is_the_same(kernels, mode):
+def test_compiled_it_is_the_same(mode):
     """Compiled whole, a DiT breaks at no block, whatever it hands on; blocks alone stay below the limit of graphs."""
-    (recompute, keep_products), compile_ = COMPILED[mode]
+    (again, keep_products), compile_ = COMPILED[mode]
     torch._dynamo.reset()
     found = []
     for compiled in (False, True):
-        network = shaken(DiT(DiTConfig(**{**SMALL, "depth": 3}), (1, 8, 8), 5))
-        network.recompute, network.keep_products = recompute, keep_products
-        use(SimpleNamespace(add_modulate=_add_modulate, norm_modulate=_norm_modulate), network)
+        network = built(StandIns, DiTConfig(**{**SMALL, "depth": 3}), again, keep_products)
         if compiled:
             compile_(network)
         found.append(values_and_gradients(network))
@@ -262,31 +216,33 @@ def test_compiled_it_is_the_same(kernels, mode):
                 network(*inputs(batch))
 
 
-def test_blocks_with_a_condition_for_every_token_stay_plain(kernels):
+def test_blocks_with_a_condition_for_every_token_stay_plain():
     config = DDTConfig(size="tiny", depth=2, width=16, heads=2, head_depth=2, head_width=24, head_heads=2)
-    found = []
+    found, kernels = [], Counted()
     for given in (None, kernels):
         network = shaken(DDT(config, (1, 8, 8), 5))
-        use(given, network)
+        if given is not None:
+            gpu.apply(network, given)
         found.append(values_and_gradients(network))
-    equal(found[1], found[0])
-    assert kernels.calls == {"norm": 2, "add": 2}  # of the backbone's two blocks
+    equal(found[1], found[0], 5e-6)
+    assert residual(kernels) == {"norm": 2, "add": 2}  # of the backbone's two blocks
 
 
 @pytest.mark.parametrize(
     "told", [{"leave": True}, {"pending": (torch.zeros(1, 4, 8), torch.zeros(8), torch.zeros(1, 1, 8))}]
 )
-def test_a_block_without_kernels_takes_and_leaves_nothing(told):
-    block = blocks.Block(8, 2)
-    cos, sin = dit.rotary_waves(dit.rotary_table(2, 4))
+def test_where_kernels_are_not_taken_a_block_takes_and_leaves_nothing(told):
+    block = Block(8, 2)
+    gpu.apply(block, Counted(takes=lambda x: False))
+    cos, sin = rotary_waves(rotary_table(2, 4))
     with pytest.raises(ValueError, match="pending and leave are for kernels"):
         block(torch.zeros(1, 4, 8), torch.zeros(1, 8), cos, sin, **told)
 
 
-def test_a_block_hands_on_no_parameter(kernels):
+def test_a_block_hands_on_no_parameter():
     """FSDP hangs hooks on what a block returns; on a parameter, which stays, they would be one more at every step."""
-    block = blocks.Block(8, 2)
-    block.kernels = kernels
-    cos, sin = dit.rotary_waves(dit.rotary_table(2, 4))
+    block = Block(8, 2)
+    gpu.apply(block, StandIns)
+    cos, sin = rotary_waves(rotary_table(2, 4))
     tokens, left = block(torch.randn(1, 4, 8), torch.randn(1, 8), cos, sin, leave=True)
     assert not any(value.is_leaf for value in (tokens, *left))

@@ -5,22 +5,21 @@ And, everywhere, the layers that use them: with stand-ins in plain torch they an
 
 import copy
 import pickle
-from types import SimpleNamespace
 
 import pytest
 import torch
 from kernel_code import WRITTEN, run
-from torch.nn.functional import gelu, silu
+from stand_ins import StandIns
 
-from mvm.network import DiT, DiTConfig, branches
-from mvm.network.blocks import use_kernels
-from mvm.network.branches import GELU, Attention, PlainAttention, RotaryAttention, SwiGLU
-from mvm.network.layers import NORM_EPS, ByKernels, norm_rotate, rotary_table, rotary_waves
+from mvm.network import DDTConfig, DiTConfig, build_network
+from mvm.network.blocks import GELU, Attention, PlainAttention, RotaryAttention, SwiGLU
+from mvm.network.fast import gpu, swap
+from mvm.network.layers import rotary_table, rotary_waves
 
 CODE = """
 import torch, triton
 from torch.nn.functional import silu
-from mvm.network.kernels import rotary, swiglu
+from mvm.network.fast.kernels import rotary, swiglu
 from mvm.network.layers import NORM_EPS, norm_rotate, rotary_table, rotary_waves
 
 def check(pairs, within):
@@ -61,8 +60,8 @@ for rows, width in ((100, 48), (256, 128), (300, 70)):
     check(zip((out, back, partial.sum(0)), (wanted, *(t.grad for t in given))), 1e-4)
 
 # the functions that layers call, gradients and all, from inputs that are not contiguous too
-from mvm.network import kernels
-from mvm.network.layers import add_gated, modulate
+from mvm.network.fast import kernels
+from mvm.network.layers import modulate
 
 def compare(kernel, plain, *inputs):
     found = []
@@ -90,7 +89,7 @@ def residual(centred, add=kernels.add_modulate):
     return work
 
 def plain_sum(x, y, bias, gate, shift, scale, eps, centred):
-    x = add_gated(x, gate, y + bias)
+    x = x + gate * (y + bias)
     return x, modulate(x, shift, scale, centred)
 
 waves, r = rotary_waves(rotary_table(3, 16)), torch.randn
@@ -107,7 +106,7 @@ for centred in (False, True):
 MUTATIONS = (
     WRITTEN
     + """
-from mvm.network.kernels import add_modulate, gated, norm_modulate, placed
+from mvm.network.fast.kernels import add_modulate, gated, norm_modulate, placed
 
 parts = r(2, 16, 48), *r(3, 2, 1, 48)
 assert written(gated, r(2, 16, 64), r(64)) == [["out"], ["both_out", "partial"]]
@@ -126,71 +125,103 @@ def test_kernels_equal_the_plain_code_and_write_to_no_input(code, interpreted):
     run(code, interpreted=interpreted)
 
 
-def placed(qkv, q_weight, k_weight, cos, sin, eps):
-    query, key, value = qkv.unbind(2)
-    assert eps == NORM_EPS
-    assert qkv.is_contiguous()
-    return norm_rotate(query, q_weight, cos, sin), norm_rotate(key, k_weight, cos, sin), value
+LAYERS = [RotaryAttention, SwiGLU, PlainAttention, GELU]
+NETWORKS = {
+    "modern": DiTConfig(size="tiny", depth=2, width=32, heads=2),
+    "classic": DiTConfig(size="tiny", depth=2, width=32, heads=2, design="classic", modulation="shared"),
+    "all": DiTConfig(size="tiny", depth=3, width=32, heads=2, skip=True, local=True, inner_block=2),
+    "ddt": DDTConfig(size="tiny", depth=2, width=32, heads=2, patch=2),
+}
 
 
-def gated(both, bias):
-    gate, up = (both + bias).chunk(2, dim=-1)
-    return silu(gate) * up
-
-
-class Parted(torch.autograd.Function):
-    """parted in plain torch: the bias, which the product has added, gets its gradient here."""
-
-    @staticmethod
-    def forward(ctx, qkv, bias):
-        return tuple(part.clone() for part in qkv.unbind(2))
-
-    @staticmethod
-    def backward(ctx, *grads):
-        joined = torch.stack(grads, dim=2)
-        return joined, joined.sum((0, 1)).flatten()
-
-
-def biased_gelu(x, bias):
-    return gelu(x + bias, approximate="tanh")
-
-
-STAND_INS = SimpleNamespace(placed=placed, gated=gated, parted=Parted.apply, biased_gelu=biased_gelu)
-LAYERS = [RotaryAttention(32, 2), SwiGLU(32), PlainAttention(32, 2), GELU(32)]
-
-
-@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: type(layer).__name__)
-def test_one_product_by_kernels_is_several_without(layer, monkeypatch):
-    monkeypatch.setattr(branches, "takes_kernels", lambda kernels, x: True)
+def shaken(module):
     torch.manual_seed(0)
     with torch.no_grad():
-        for parameter in layer.parameters():
-            parameter.normal_(0, 0.3)
+        for parameter in module.parameters():
+            parameter.normal_(0, 0.2)  # some begin as zeros, and so would the answer
+    return module
+
+
+def network_of(name):
+    network = shaken(build_network(NETWORKS[name], (1, 8, 8), 10))
+    return network, (torch.randn(2, 1, 8, 8), torch.rand(2), torch.arange(2))
+
+
+@pytest.mark.parametrize("kind", LAYERS, ids=lambda kind: kind.__name__)
+def test_one_product_by_kernels_is_several_without(kind):
+    layer = shaken(kind(32) if kind in (SwiGLU, GELU) else kind(32, 2))
     x, waves = torch.randn(2, 16, 32, requires_grad=True), rotary_waves(rotary_table(4, 16))
     given = (x, *waves) if isinstance(layer, Attention) else (x,)
     found = []
-    for kernels in (None, STAND_INS):
-        layer.kernels = kernels
+    for kernels in (None, StandIns):
+        gpu.apply(layer, kernels)
         answer = layer(*given)
         found.append((answer, *torch.autograd.grad(answer.sin().sum(), (x, *layer.parameters()))))
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=2e-6 * float(other.detach().abs().max()))
 
 
+class Elsewhere(StandIns):
+    """Kernels for another device."""
+
+    @staticmethod
+    def takes(x):
+        return False
+
+
+APPLIED = {
+    "kernels": {"kernels": StandIns},
+    "sampling": {"kernels": StandIns, "sampling": True},
+    "float8": {"fp8": "tensor"},
+    "both": {"kernels": StandIns, "fp8": "row"},
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("how", [{}, {"kernels": Elsewhere}], ids=["none", "for another device"])
+def test_where_kernels_are_not_for_x_nothing_changes(name, how):
+    network, given = network_of(name)
+    found = []
+    for applied in (False, True):
+        if applied:
+            gpu.apply(network, **how)
+        network.zero_grad()
+        out = network(*given, taps=(1,))
+        (out.prediction.square().sum() + out.features[1].sum()).backward()
+        with torch.no_grad():
+            sampled = network(*given).prediction
+        learned = [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
+        found.append([sampled, out.prediction, *learned])
+    assert len(found[0]) > 20
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("how", APPLIED)
+def test_state_dict_stays_and_undone_it_is_the_plain_network(name, how):
+    network, given = network_of(name)
+    plain, keys, kinds = network(*given).prediction, list(network.state_dict()), list(map(type, network.modules()))
+    held = [vars(module).keys() for module in network.modules()]
+    gpu.apply(network, **APPLIED[how])
+    assert list(map(type, network.modules())) != kinds
+    assert list(network.state_dict()) == keys
+    gap = float(((network(*given).prediction - plain).norm() / plain.norm()).detach())
+    assert 1e-3 < gap < 0.3 if "fp8" in APPLIED[how] else gap < 1e-5
+    swap.plain(network)
+    assert list(map(type, network.modules())) == kinds
+    assert [vars(module).keys() for module in network.modules()] == held
+    assert torch.equal(network(*given).prediction, plain)
+
+
 @pytest.mark.parametrize("way", [copy.deepcopy, lambda network: pickle.loads(pickle.dumps(network))])
-@pytest.mark.parametrize("kernels", [None, branches])  # any Python module stands for them
-def test_a_network_is_copied_with_its_kernels(way, kernels):
-    torch.manual_seed(0)
-    network = DiT(DiTConfig(size="tiny", depth=2, width=32, heads=2), (1, 8, 8), 10)
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter.normal_(0, 0.2)  # some begin as zeros, and so would the answer
-    use_kernels(network, kernels)
+@pytest.mark.parametrize("how", APPLIED)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_network_is_copied_with_its_kernels(way, how, name):
+    network, given = network_of(name)
+    gpu.apply(network, **APPLIED[how])
     network.compile(backend="eager")
     other = way(network)
-    asked = [module.kernels for module in other.modules() if isinstance(module, ByKernels)]
-    assert asked == [kernels] * 6  # a block, its attention and its MLP, twice
-    given = torch.randn(2, 1, 8, 8), torch.rand(2), torch.tensor([3, 7])
+    assert list(map(type, other.modules())) == list(map(type, network.modules()))
     assert torch.equal(other(*given).prediction, network(*given).prediction)
     with torch.no_grad():
         next(other.parameters()).add_(1.0)

@@ -5,7 +5,11 @@ from kernel_code import run
 
 CODE = """
 import copy, sys, torch
-from mvm.network import DiT, DiTConfig, blocks, branches, dit, kernels, layers
+from mvm.network import DiT, DiTConfig
+from mvm.network.fast import gpu, kernels, recompute
+
+class Everywhere(kernels.Kernels):
+    takes = staticmethod(lambda x: True)
 
 CASES = {
     "plain": ({}, 0, False, ()),
@@ -23,17 +27,17 @@ def gradients(network, taps):
     sum(part.square().sum() for part in parts).backward()
     return [found.prediction, *(parameter.grad for parameter in network.parameters())]
 
-for changes, recompute, keep, taps in CASES.values():
+for changes, again, keep, taps in CASES.values():
     torch.manual_seed(0)
     network = DiT(DiTConfig(size="tiny", depth=4, width=32, heads=2, design=sys.argv[1], **changes), (1, 8, 8), 10)
-    network.recompute, network.keep_products = recompute, keep
+    network.blocks.recompute = again
+    if keep:
+        recompute.apply(network)
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.normal_(0, 0.2)
     wanted = gradients(copy.deepcopy(network), taps)
-    for module in (branches, blocks, dit, layers):
-        module.takes_kernels = lambda kernels, x: kernels is not None
-    blocks.use_kernels(network, kernels)
+    gpu.apply(network, Everywhere)
     for found, want in zip(gradients(network, taps), wanted, strict=True):
         torch.testing.assert_close(found, want, rtol=0, atol=2e-5 * float(want.abs().max()))
 """

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import silu
 
-from mvm.network.branches import GELU, PlainAttention, RotaryAttention, SwiGLU
+from mvm.network.blocks import GELU, PlainAttention, RotaryAttention, SwiGLU
 from mvm.network.layers import (
     NORM_EPS,
     LevelEmbedding,

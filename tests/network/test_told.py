@@ -5,6 +5,7 @@ import torch
 from torch.nn.functional import silu
 
 from mvm.network import AUGMENT_MAP, DDTConfig, DiT, DiTConfig, build_network, parameters
+from mvm.network.fast import cpu
 from mvm.network.layers import patchify, unpatchify
 
 CONFIG = DiTConfig(size="tiny", depth=2, width=16, heads=2, patch=2)
@@ -50,8 +51,11 @@ def test_told_nothing_it_is_the_network_without():
     network = shaken(3)
     assert torch.equal(network(*inputs()).prediction, want)
     assert torch.equal(network(*inputs(), augment=torch.zeros(4, 3)).prediction, want)
-    with torch.no_grad():  # in the ways of sampling, too
-        assert torch.equal(network(*inputs()).prediction, shaken(0)(*inputs()).prediction)
+    with torch.no_grad(), cpu.applied(network):  # as a CPU samples, too
+        found = network(*inputs()).prediction
+    without = shaken(0)
+    with torch.no_grad(), cpu.applied(without):
+        assert torch.equal(found, without(*inputs()).prediction)
     assert not torch.allclose(network(*inputs(), augment=numbers()).prediction, want, atol=1e-2)
 
 

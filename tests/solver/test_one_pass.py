@@ -10,7 +10,6 @@ from mvm import noise
 from mvm.generate import generate_all, sharing_plan
 from mvm.model import ONE_PASS, Model, one_pass_pays
 from mvm.path import JoinedField, MeanVelocity, joined_for
-from mvm.precision import cpu_way
 from mvm.recipes import SampleConfig, load_recipe, override
 from mvm.replay import Replays
 from mvm.solver import Auto, ClassifierFree, Internal, Interval, guided, integrate, solve, solver_named
@@ -42,7 +41,7 @@ def made(**changes):
 
 @pytest.fixture(autouse=True)
 def plainly():
-    with torch.no_grad(), cpu_way("plain"):
+    with torch.no_grad():
         yield
 
 

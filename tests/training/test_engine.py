@@ -485,6 +485,6 @@ def test_kernels_need_a_gpu_and_16_bits(monkeypatch):
     images = training_data(recipe)
     with pytest.raises(ValueError, match=r"engine\.kernels=True needs a GPU and Triton"):
         Trainer(recipe, images, Processes())
-    monkeypatch.setattr("mvm.training.engine.gpu_kernels", lambda: object())
+    monkeypatch.setattr("mvm.network.fast.gpu.gpu_kernels", lambda: object())
     with pytest.raises(ValueError, match=r"does not go with engine\.precision='fp32'; use bf16"):
         Trainer(recipe, images, Processes())

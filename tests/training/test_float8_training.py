@@ -9,8 +9,8 @@ from torch import nn
 
 from mvm import checkpoint
 from mvm.distributed.processes import EngineConfig, Processes
-from mvm.network.branches import SwiGLU
-from mvm.network.float8 import GRANULARITY
+from mvm.network.blocks import SwiGLU
+from mvm.network.fast.float8 import GRANULARITY
 from mvm.training.data import training_data
 from mvm.training.engine import Engine
 from mvm.training.loop import train
@@ -66,25 +66,13 @@ def test_the_loss_falls_as_without(full, fp8):
     assert late == pytest.approx(sum(full[0][-5:]) / 5, rel=0.02)
 
 
-def test_off_is_what_a_block_of_plain_layers_computes(monkeypatch):
-    """The code before 8-bit products were there, to the bit."""
-    found = after(3)
-
-    def swiglu(self, x):
-        gate, up = (
-            nn.functional.linear(x, weight, bias)
-            for weight, bias in zip(self.gate_up.weight.chunk(2), self.gate_up.bias.chunk(2), strict=True)
-        )
-        return self.down(nn.functional.silu(gate) * up)
-
-    monkeypatch.setattr(SwiGLU, "forward", swiglu)
-    monkeypatch.setattr("mvm.network.branches.product", lambda x, layer, fp8: layer(x))
-    monkeypatch.setattr(
-        "mvm.network.branches.products", lambda x, weights, biases, fp8: [nn.functional.linear(x, w) for w in weights]
-    )
-    want = after(3)
-    assert found[0] == want[0]
-    assert same(found[1], want[1])
+def test_off_is_a_network_of_plain_layers():
+    recipe = tiny()
+    mlp = Trainer(recipe, training_data(recipe)).model.network.blocks[0].mlp
+    x, (gate, up) = torch.randn(2, 16, 32), mlp.gate_up.weight.chunk(2)
+    hidden = nn.functional.silu(x @ gate.T + mlp.gate_up.bias[: len(gate)]) * (x @ up.T + mlp.gate_up.bias[len(gate) :])
+    assert isinstance(mlp, SwiGLU)
+    torch.testing.assert_close(mlp(x), mlp.down(hidden), rtol=1e-5, atol=1e-6)
 
 
 @both

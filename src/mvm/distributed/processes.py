@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
-from mvm.network.float8 import GRANULARITY
+from mvm.network.fast.float8 import GRANULARITY
 from mvm.options import at_least, between, choose
 
 PRECISIONS: dict[str, torch.dtype | None] = {"auto": None, "fp32": torch.float32, "bf16": torch.bfloat16}

@@ -29,10 +29,10 @@ from mvm.files import alone, mend, put_in_place, remove, temporary_beside, write
 from mvm.generate import (
     check_settings,
     computed_by,
+    computing,
     generate_batch,
     grid,
     png_bytes,
-    sampling_precision,
     sharing_plan,
     solver_told,
     takes_tuned_times,
@@ -186,7 +186,7 @@ class Sweep:
         """Compile, and plan encoder sharing, so that no cell's seconds hold what is done once."""
         if cells and self.model.compiled:
             self._compile()
-        with sampling_precision(self.precision, self.model.device):
+        with computing(self.model, self.precision):
             for settings in cells:
                 if settings.share:
                     sharing_plan(self.model, settings)

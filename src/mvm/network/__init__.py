@@ -1,8 +1,9 @@
 """Networks: network(x, level, condition, taps) -> Output. They know nothing of paths or solvers."""
 
+from mvm.network.config import SIZES, DDTConfig, DiTConfig
 from mvm.network.cost import multiply_adds, parameters
-from mvm.network.ddt import DDT, Condition, DDTConfig, blocks_of, build_network
-from mvm.network.dit import AUGMENT_MAP, SIZES, DiT, DiTConfig, Output
+from mvm.network.ddt import DDT, Condition, blocks_of, build_network
+from mvm.network.dit import AUGMENT_MAP, DiT, Output
 
 __all__ = [
     "AUGMENT_MAP",

@@ -1,14 +1,116 @@
-"""Blocks of a DiT and the head after them: attention and MLP, modulated and gated by the condition (adaLN-Zero)."""
+"""Transformer blocks, the stack of them and the head after it.
 
+A block is attention and an MLP, each modulated and gated by the condition (adaLN-Zero), in one of two designs.
+modern: RMSNorm, norm of queries and keys, rotary positions, SwiGLU. classic, as DiT and SiT have it: LayerNorm, a bias
+with queries, keys and values, no positions here (tokens have theirs from the start), GELU. Both cost the same.
+"""
+
+import math
 from abc import ABC, abstractmethod
-from types import ModuleType
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import gelu, scaled_dot_product_attention, silu
+from torch.utils.checkpoint import checkpoint
 
-from mvm.network.branches import GELU, MLP, Attention, PlainAttention, RotaryAttention, SwiGLU
-from mvm.network.layers import NORM_EPS, ByKernels, add_gated, drop, modulate, product_bias_apart, takes_kernels
+from mvm.network.layers import AugmentMap, Local, RMSNorm, drop, linear_parts, modulate, norm_rotate
+
+
+class Attention(nn.Module, ABC):
+    """Multi-head self-attention: x (B, N, d), cos and sin (N, head) from rotary_waves -> (B, N, d)."""
+
+    qkv: nn.Linear
+    out: nn.Linear
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+
+    def products(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return queries, keys and values as the first layer gives them, each (B, N, heads, head)."""
+        return tuple(part.unflatten(-1, (self.heads, -1)) for part in linear_parts(x, self.qkv, 3))
+
+    @abstractmethod
+    def placed(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+        """Return queries, keys and values as they are compared, each (B, N, heads, head)."""
+
+    def mixed(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Return what the last layer is given."""
+        query, key, value = (part.transpose(1, 2) for part in self.placed(x, cos, sin))
+        return scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return self.out(self.mixed(x, cos, sin))
+
+
+class RotaryAttention(Attention):
+    """Attention with QK-norm and rotary positions."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__(width, heads)
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.query_norm = RMSNorm(width // heads)
+        self.key_norm = RMSNorm(width // heads)
+        self.out = nn.Linear(width, width)
+
+    def placed(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+        query, key, value = self.products(x)
+        query = norm_rotate(query, self.query_norm.weight, cos, sin)
+        return query, norm_rotate(key, self.key_norm.weight, cos, sin), value
+
+
+class PlainAttention(Attention):
+    """Attention of the classic design: it reads no positions."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__(width, heads)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+
+    def placed(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+        return self.products(x)
+
+
+class MLP(nn.Module, ABC):
+    """Two layers for each token; a subclass has them, and says what lies between."""
+
+    down: nn.Linear
+
+    @abstractmethod
+    def hidden(self, x: Tensor) -> Tensor:
+        """Return what the last layer is given."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.hidden(x))
+
+
+class SwiGLU(MLP):
+    """down(silu(gate(x)) * up(x)); hidden is 2/3 of ratio * width, so that it costs what a plain MLP does."""
+
+    def __init__(self, width: int, ratio: float = 4.0) -> None:
+        super().__init__()
+        hidden = 16 * math.ceil(2 / 3 * ratio * width / 16)
+        self.gate_up = nn.Linear(width, 2 * hidden)
+        self.down = nn.Linear(hidden, width)
+
+    def hidden(self, x: Tensor) -> Tensor:
+        gate, up = linear_parts(x, self.gate_up, 2)
+        return silu(gate) * up
+
+
+class GELU(MLP):
+    """down(gelu(up(x))), gelu by tanh: the classic design's."""
+
+    def __init__(self, width: int, ratio: float = 4.0) -> None:
+        super().__init__()
+        hidden = 16 * math.ceil(ratio * width / 16)
+        self.up = nn.Linear(width, hidden)
+        self.down = nn.Linear(hidden, width)
+
+    def hidden(self, x: Tensor) -> Tensor:
+        return gelu(self.up(x), approximate="tanh")
 
 
 class Design(NamedTuple):
@@ -24,11 +126,13 @@ DESIGNS = {
     "classic": Design(PlainAttention, GELU, centred=True),
 }
 
-# Still to be added to the tokens: a branch's answer y, the bias that is in it detached, and its gate: gate y.
-Pending = tuple[Tensor, Tensor, Tensor]
+
+def for_tokens(modulation: Tensor) -> Tensor:
+    """Return a modulation (B, k) as (B, 1, k), for all tokens of an image; one for each, (B, N, k), stays."""
+    return modulation[:, None] if modulation.dim() == 2 else modulation
 
 
-class ModulatedBlock(ByKernels, ABC):
+class ModulatedBlock(nn.Module, ABC):
     """Attention and MLP, each modulated and gated by the condition (adaLN-Zero)."""
 
     def __init__(self, width: int, heads: int, design: str = "modern") -> None:
@@ -39,63 +143,32 @@ class ModulatedBlock(ByKernels, ABC):
 
     @abstractmethod
     def modulated(self, condition: Tensor) -> Tensor:
-        """Return shifts, scales and gates side by side (B, 1, 6 d): those of an image serve all its tokens."""
+        """Return shifts, scales and gates side by side (B, 1 or N, 6 d)."""
 
-    def forward(
-        self,
-        x: Tensor,
-        condition: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        pending: Pending | None = None,
-        leave: bool = False,
-        kept: Tensor | None = None,
-    ) -> Tensor | tuple[Tensor, Pending]:
-        """Return the tokens after the block; with kernels also (tokens, pending), if it is to leave its last addition.
-
-        pending: what the block before left. An addition and the norm after it are one kernel, across blocks too.
-        kept: dropout's factors of the channels that the two branches see (B, 2, d); None: all are 1.
-        """
-        modulation = self.modulated(condition)
-        shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = modulation.chunk(6, dim=-1)
+    def modulations(self, condition: Tensor, kept: Tensor | None) -> tuple[Tensor, ...]:
+        """Return shift, scale and gate of attention, then of the MLP; see forward."""
+        shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = self.modulated(condition).chunk(6, dim=-1)
         if kept is not None:
             shift_a, scale_a = drop(shift_a, scale_a, kept[:, :1])
             shift_m, scale_m = drop(shift_m, scale_m, kept[:, 1:])
-        kernels, centred = self.kernels, self.centred
-        by_kernels = kernels is not None and takes_kernels(kernels, x)
-        if not by_kernels or modulation.shape[1] > 1:  # they know no modulation of every token
-            if pending is not None or leave:
-                raise ValueError("a block without kernels adds what it has itself; pending and leave are for kernels")
-            x = add_gated(x, gate_a, self.attention(modulate(x, shift_a, scale_a, centred), cos, sin))
-            return add_gated(x, gate_m, self.mlp(modulate(x, shift_m, scale_m, centred)))
-        if pending is None:
-            normed = kernels.norm_modulate(x, shift_a, scale_a, NORM_EPS, centred)
-        else:
-            x, normed = kernels.add_modulate(x, *pending, shift_a, scale_a, NORM_EPS, centred)
-        answer = _bias_apart(self.attention.mixed(normed, cos, sin), self.attention.out, self.attention.fp8)
-        x, normed = kernels.add_modulate(x, *answer, gate_a, shift_m, scale_m, NORM_EPS, centred)
-        if not leave:
-            return add_gated(x, gate_m, self.mlp(normed))
-        return x, (*_bias_apart(self.mlp.hidden(normed), self.mlp.down, self.mlp.fp8), gate_m)
+        return shift_a, scale_a, gate_a, shift_m, scale_m, gate_m
 
-
-def _bias_apart(x: Tensor, layer: nn.Linear, fp8: str) -> tuple[Tensor, Tensor]:
-    """Return the layer's answer with its bias detached, and the bias, whose gradient add_modulate has at hand.
-
-    The bias as a view: FSDP hangs a hook on all that a block returns, and on a parameter they would never be taken off.
-    """
-    return product_bias_apart(x, layer, fp8), layer.bias.view_as(layer.bias)
+    def forward(self, x: Tensor, condition: Tensor, cos: Tensor, sin: Tensor, kept: Tensor | None = None) -> Tensor:
+        """Return the tokens after the block; kept: dropout's factors of the channels that branches see (B, 2, d)."""
+        shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = self.modulations(condition, kept)
+        x = x + gate_a * self.attention(modulate(x, shift_a, scale_a, self.centred), cos, sin)
+        return x + gate_m * self.mlp(modulate(x, shift_m, scale_m, self.centred))
 
 
 class Block(ModulatedBlock):
-    """A block with a modulation of its own; condition (B, d)."""
+    """A block with a modulation of its own; condition (B, d), or (B, N, d): one for every token."""
 
     def __init__(self, width: int, heads: int, design: str = "modern") -> None:
         super().__init__(width, heads, design)
         self.modulation = nn.Linear(width, 6 * width)
 
     def modulated(self, condition: Tensor) -> Tensor:
-        return self.modulation(condition)[:, None]
+        return for_tokens(self.modulation(condition))
 
 
 class SharedBlock(ModulatedBlock):
@@ -106,14 +179,14 @@ class SharedBlock(ModulatedBlock):
         self.offset = nn.Parameter(torch.zeros(6 * width))
 
     def modulated(self, condition: Tensor) -> Tensor:
-        return (condition + self.offset.to(condition.dtype))[:, None]
+        return for_tokens(condition + self.offset.to(condition.dtype))
 
 
 BLOCKS: dict[str, type[ModulatedBlock]] = {"own": Block, "shared": SharedBlock}
 
 
 class Head(nn.Module):
-    """Modulated norm and a linear map to pixels."""
+    """Modulated norm and a linear map to pixels; condition (B, d), or (B, N, d): one for every token."""
 
     def __init__(self, width: int, out: int, design: str = "modern") -> None:
         super().__init__()
@@ -121,17 +194,101 @@ class Head(nn.Module):
         self.modulation = nn.Linear(width, 2 * width)
         self.linear = nn.Linear(width, out)
 
-    def modulated(self, condition: Tensor) -> Tensor:
-        """Return shift and scale side by side (B, 1, 2 d)."""
-        return self.modulation(condition)[:, None]
-
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
-        shift, scale = self.modulated(condition).chunk(2, dim=-1)
+        shift, scale = for_tokens(self.modulation(condition)).chunk(2, dim=-1)
         return self.linear(modulate(x, shift, scale, self.centred))
 
 
-def use_kernels(network: nn.Module, kernels: ModuleType, of: tuple[type[ByKernels], ...] = (ByKernels,)) -> None:
-    """Compute modules `of` these classes by kernels written by hand, where precision suits them."""
+class Skip(nn.Linear):
+    """What an early block's output adds to the tokens of a late one."""
+
+
+def images(tokens: Tensor, image: int | None) -> Tensor:
+    """Return the tokens that are an image's: the first so many, or all."""
+    return tokens if image is None else tokens[:, :image]
+
+
+class Passed(NamedTuple):
+    """tokens (B, N, d) after the last block; what the inner head said, or None; block outputs asked for by taps."""
+
+    tokens: Tensor
+    inner: Tensor | None
+    features: dict[int, Tensor]
+
+
+class Stack(nn.ModuleList):
+    """Blocks, numbered from 1, one after the other; with `recompute` the first ones by activation checkpointing."""
+
+    def __init__(self, blocks: Iterable[nn.Module] = ()) -> None:
+        super().__init__(blocks)
+        self.recompute = 0  # blocks, from the first, whose activations the backward pass computes again
+        self.keeping: Callable[[], Any] | None = None  # checkpoint's context_fn: what is kept of them all the same
+
+    def forward(
+        self,
+        tokens: Tensor,
+        condition: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        *,
+        image: int | None = None,
+        taps: Sequence[int] = (),
+        inner_block: int = 0,
+        inner_head: Callable[[Tensor], Tensor] | None = None,
+        skips: nn.ModuleList | None = None,
+        locals: nn.ModuleList | None = None,
+        kept: Sequence[Tensor] | None = None,
+    ) -> Passed:
+        """Return the tokens after all blocks, and what was read on the way.
+
+        image: the first so many tokens are the image's, which taps and the inner head after `inner_block` read; None:
+        all are.
+        skips: the n-th maps the output of block n to what is added before block depth + 1 - n. locals: one for each
+        block, before it. kept: dropout's factors, for each block.
+        """
+        self.check(taps)
+        outputs, features, inner = [], {}, None
+        for number, block in enumerate(self, start=1):
+            mirrored = len(self) + 1 - number
+            if skips is not None and mirrored < number:
+                tokens = tokens + skips[mirrored - 1](outputs[mirrored - 1])
+            if locals is not None:
+                tokens = locals[number - 1](tokens)
+            tokens = self.run(number, block, tokens, condition, cos, sin, kept and kept[number - 1])
+            if skips is not None and number <= len(skips):  # nothing else is kept: sampling frees it
+                outputs.append(tokens)
+            if number in taps:
+                features[number] = images(tokens, image)
+            if inner_head is not None and number == inner_block:
+                inner = inner_head(images(tokens, image))
+        return Passed(images(tokens, image), inner, features)
+
+    def check(self, taps: Sequence[int]) -> None:
+        """Refuse taps of blocks that are not there."""
+        if any(not 1 <= tap <= len(self) for tap in taps):
+            raise ValueError(f"taps={tuple(taps)} must be block numbers, 1 to {len(self)}")
+
+    def run(self, number: int, block: nn.Module, *given: Any) -> Any:
+        """Return the block's answer, by checkpointing where it is among those that are computed again."""
+        if number > self.recompute or not torch.is_grad_enabled():
+            return block(*given)
+        keeping: dict[str, Any] = {} if self.keeping is None else {"context_fn": self.keeping}
+        return checkpoint(block, *given, use_reentrant=False, **keeping)
+
+
+def initialise(network: nn.Module) -> None:
+    """Xavier everywhere, zero biases; zero all that adds to the tokens: modulations, skips, locals."""
     for module in network.modules():
-        if isinstance(module, of):
-            module.kernels = kernels
+        if isinstance(module, nn.Linear):
+            nn.init.xavier_uniform_(module.weight)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+    for module in network.modules():
+        if isinstance(module, Block | Head):
+            nn.init.zeros_(module.modulation.weight)
+        if isinstance(module, Head):
+            nn.init.zeros_(module.linear.weight)
+        if isinstance(module, SharedBlock):
+            nn.init.zeros_(module.offset)
+        if isinstance(module, Local | Skip | AugmentMap):
+            nn.init.zeros_(module.weight)

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from mvm.network.blocks import Block, ModulatedBlock
-from mvm.network.ddt import DDT, PlainBlock, TokenBlock, WideHead, build_network
-from mvm.network.dit import DiT, DiTConfig, Skip
+from mvm.network.blocks import Block, ModulatedBlock, Skip
+from mvm.network.config import DiTConfig
+from mvm.network.ddt import DDT, PlainBlock, WideHead, build_network
+from mvm.network.dit import DiT
 
 HEAD = "head "  # begins the names of a DDT's head's parts; what has another name is the backbone's
 
@@ -69,30 +70,23 @@ def _of_wide(wide: WideHead, tokens: int) -> dict[str, int]:
     return {
         "embed": tokens * _products(wide.embed),
         "project": tokens * _products(wide.project),
-        **_of_blocks(wide.blocks, tokens),
+        **_of_blocks(wide.blocks, tokens, conditions=tokens),
         "last": tokens * _products(wide.out.modulation, wide.out.linear),
     }
 
 
-def _of_blocks(blocks: nn.ModuleList, tokens: int) -> dict[str, int]:
-    """Return the multiply-adds of equal blocks on so many tokens."""
+def _of_blocks(blocks: nn.ModuleList, tokens: int, conditions: int = 1) -> dict[str, int]:
+    """Return the multiply-adds of equal blocks on so many tokens, told so many conditions: one an image, or a token."""
     depth, block = len(blocks), blocks[0]
     assert isinstance(block, ModulatedBlock | PlainBlock)
     return {
-        "modulation": depth * _modulation(block, tokens),
+        "modulation": depth * conditions * (_products(block.modulation) if isinstance(block, Block) else 0),
         "qkv": depth * tokens * _products(block.attention.qkv),
         # scores q k^T and their mix of v, each (N, N, d) over all heads together
         "attention": depth * 2 * tokens**2 * block.attention.out.in_features,
         "out": depth * tokens * _products(block.attention.out),
         "mlp": depth * tokens * _products(*(layer for layer in block.mlp.children() if isinstance(layer, nn.Linear))),
     }
-
-
-def _modulation(block: ModulatedBlock | PlainBlock, tokens: int) -> int:
-    """Return a block's products for its own modulation: none, of one vector an image, or of one a token."""
-    if not isinstance(block, Block):
-        return 0
-    return _products(block.modulation) * (tokens if isinstance(block, TokenBlock) else 1)
 
 
 def _products(*layers: nn.Linear) -> int:

@@ -1,18 +1,10 @@
-"""What the Transformers are made of: norms, positions, products, local convolutions, embeddings, patches."""
+"""What the Transformers are made of: norms, positions, local convolutions, embeddings, patches."""
 
 import math
-from collections.abc import Sequence
-from importlib import import_module
-from types import ModuleType
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import conv2d, layer_norm, linear, pad, rms_norm, silu
-
-from mvm.network.float8 import products as float8_products
-from mvm.network.int8 import products as int8_products
-from mvm.precision import way_of
+from torch.nn.functional import layer_norm, linear, pad, rms_norm, silu
 
 NORM_EPS = 1e-6
 
@@ -28,17 +20,8 @@ class RMSNorm(nn.Module):
         return rms_norm(x, self.weight.shape, self.weight, NORM_EPS)
 
 
-def _inverse_rms(x: Tensor) -> Tensor:
-    """Return 1 / rms of the last dimension, kept; by a norm: one pass of a CPU, and no copy of squares."""
-    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return norm.square_().div_(x.shape[-1]).add_(NORM_EPS).rsqrt_()
-
-
 def modulate(x: Tensor, shift: Tensor, scale: Tensor, centred: bool = False) -> Tensor:
     """Return norm(x) (1 + scale) + shift; x (B, N, d), shift and scale (B, 1 or N, d). centred: by LayerNorm."""
-    if way_of(x) != "plain":
-        normed = layer_norm(x, x.shape[-1:], eps=NORM_EPS) if centred else x * _inverse_rms(x)
-        return torch.addcmul(shift, normed, 1 + scale)
     norm = layer_norm if centred else rms_norm
     return norm(x, x.shape[-1:], eps=NORM_EPS) * (1 + scale) + shift
 
@@ -46,14 +29,9 @@ def modulate(x: Tensor, shift: Tensor, scale: Tensor, centred: bool = False) -> 
 def drop(shift: Tensor, scale: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
     """Return the shift and scale by which `modulate` gives kept (norm(x) (1 + scale) + shift); all (B, 1, d).
 
-    Whole channels are dropped for that: a mask of tokens would not go into a modulation, nor through our kernels.
+    Whole channels are dropped for that: a mask of tokens would not go into a modulation.
     """
     return (kept * shift).to(shift.dtype), (kept * (1 + scale) - 1).to(scale.dtype)
-
-
-def add_gated(x: Tensor, gate: Tensor, y: Tensor) -> Tensor:
-    """Return x + gate y."""
-    return x + gate * y if way_of(x) == "plain" else torch.addcmul(x, gate, y)
 
 
 def rotary_table(side: int, head_width: int, base: float = 100.0) -> Tensor:
@@ -96,83 +74,27 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + swapped * sin
 
 
-class ByKernels(nn.Module):
-    """A module that kernels written by hand may compute, where an engine asks for them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.kernels: ModuleType | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy, or a pickle, is made of: Python modules go by their names."""
-        return {**super().__getstate__(), "kernels": self.kernels and self.kernels.__name__}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        name = state["kernels"]
-        super().__setstate__({**state, "kernels": name and import_module(name)})
-
-
-def takes_kernels(kernels: ModuleType | None, x: Tensor) -> bool:
-    """Return whether kernels by hand, where they are asked for, are for x: on a GPU, where products are of 16 bits."""
-    return kernels is not None and x.is_cuda and (x.dtype == torch.bfloat16 or torch.is_autocast_enabled("cuda"))
-
-
 def norm_rotate(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Return rotate(norm(x) * weight) in x's dtype; x (B, N, heads, head), cos and sin (N, head)."""
-    if way_of(x) != "plain":
-        return _lean_norm_rotate(x, weight, cos, sin)
     wide = torch.promote_types(x.dtype, torch.float32)
     normed = rms_norm(x.to(wide), weight.shape, weight.to(wide), NORM_EPS)
     return rotate(normed, cos[:, None], sin[:, None]).to(x.dtype)
 
 
-def _lean_norm_rotate(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return norm_rotate with the weight in the waves, and halves that are swapped by no copy."""
-    half = x.shape[-1] // 2
-    cos, sin = (cos * weight)[:, None], (sin * weight.roll(half))[:, None]
-    turned = x * cos
-    turned[..., :half].addcmul_(x[..., half:], sin[..., :half])
-    turned[..., half:].addcmul_(x[..., :half], sin[..., half:])
-    return turned.mul_(_inverse_rms(x))
+def linear_parts(x: Tensor, layer: nn.Linear, parts: int) -> tuple[Tensor, ...]:
+    """Return the layer's answer in equal parts.
 
-
-def products(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], fp8: str) -> tuple[Tensor, ...]:
-    """Return x w^T + b for each weight and bias: a block's large products, all through here unless they are of int8.
-
-    fp8: "off", or a granularity of float8. Without a gradient it is off: what is sampled during training is then what
-    the stored network draws later, which knows nothing of it.
+    Several products with parts of one matrix, not parts of one product: its gradient would have to be put together
+    again from its parts', which costs more on a GPU than the larger product saves.
     """
-    if fp8 == "off" or not torch.is_grad_enabled():
-        return tuple(linear(x, weight, bias) for weight, bias in zip(weights, biases, strict=True))
-    return float8_products(x, weights, biases, fp8)
-
-
-def product(x: Tensor, layer: nn.Linear, fp8: str) -> Tensor:
-    """Return the layer's answer by `products`."""
-    if way_of(x) == "int8":
-        return int8_products(x, layer.weight, layer.bias, 1)[0]
-    return products(x, (layer.weight,), (layer.bias,), fp8)[0]
-
-
-def product_bias_apart(x: Tensor, layer: nn.Linear, fp8: str) -> Tensor:
-    """Return the layer's answer with its bias detached: the kernel that takes it has the bias's gradient at hand."""
-    assert layer.bias is not None
-    return products(x, (layer.weight,), (layer.bias.detach(),), fp8)[0]
-
-
-def products_of(x: Tensor, layer: nn.Linear, parts: int, fp8: str) -> tuple[Tensor, ...]:
-    """Return the layer's answer in equal parts, by `products` with parts of its weight and bias."""
-    if way_of(x) == "int8":
-        return int8_products(x, layer.weight, layer.bias, parts)
     biases = (None,) * parts if layer.bias is None else layer.bias.chunk(parts)
-    return products(x, layer.weight.chunk(parts), biases, fp8)
+    return tuple(linear(x, weight, bias) for weight, bias in zip(layer.weight.chunk(parts), biases, strict=True))
 
 
-class Local(ByKernels):
+class Local(nn.Module):
     """Tokens on their grid, and a depthwise 3x3 convolution of them added: (B, side^2, d) -> the same; zero outside.
 
-    A sum of nine shifted products, which a compiler fuses; a library's depthwise convolution is slow backwards, but
-    without a gradient on a CPU it is ten times as fast.
+    A sum of nine shifted products, which a compiler fuses; a library's depthwise convolution is slow backwards.
     """
 
     def __init__(self, width: int, side: int) -> None:
@@ -181,21 +103,11 @@ class Local(ByKernels):
         self.weight = nn.Parameter(torch.zeros(3, 3, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.kernels is not None and takes_kernels(self.kernels, x):
-            return self.kernels.add_local(x, self.weight)
-        return x + (self._shifted(x) if way_of(x) == "plain" else self._by_library(x))
-
-    def _shifted(self, x: Tensor) -> Tensor:
         side = self.side
         padded = pad(x.unflatten(1, (side, side)), (0, 0, 1, 1, 1, 1))
         weight = self.weight.to(x.dtype)
         shifted = (weight[i, j] * padded[:, i : i + side, j : j + side] for i in range(3) for j in range(3))
-        return sum(shifted, start=torch.zeros_like(x[:, :1, None])).flatten(1, 2)
-
-    def _by_library(self, x: Tensor) -> Tensor:
-        grid = x.unflatten(1, (self.side, self.side)).permute(0, 3, 1, 2)  # channels innermost in memory, as they are
-        mixed = conv2d(grid, self.weight.permute(2, 0, 1)[:, None], padding=1, groups=x.shape[-1])
-        return mixed.permute(0, 2, 3, 1).flatten(1, 2)
+        return x + sum(shifted, start=torch.zeros_like(x[:, :1, None])).flatten(1, 2)
 
 
 class LevelEmbedding(nn.Module):

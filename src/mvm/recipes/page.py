@@ -5,8 +5,7 @@ import textwrap
 from typing import Any
 
 from mvm.latent.decoder import decoder_cost
-from mvm.network import multiply_adds, parameters
-from mvm.network.dit import SIZES
+from mvm.network import SIZES, multiply_adds, parameters
 from mvm.recipes.autoencoder import TASK, DecoderRecipe
 from mvm.recipes.docs import meanings, option_docs, table_docs
 from mvm.recipes.memory import training_memory

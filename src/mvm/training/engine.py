@@ -13,10 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mvm.distributed.processes import EngineConfig, Processes, autocast, precision
 from mvm.network import DDT, DiT, blocks_of
-from mvm.network.blocks import use_kernels
-from mvm.network.branches import MLP, Attention
-from mvm.network.float8 import STEP
-from mvm.network.gpu import gpu_kernels
+from mvm.network.fast import cpu, gpu, recompute
 
 FP8_CAPABILITY = (8, 9)  # of the first GPUs with 8-bit products: Ada; Hopper has 9.0
 
@@ -60,15 +57,18 @@ def _shard(config: EngineConfig, learner: nn.Module, network: DiT | DDT, place: 
         fully_shard(child, mesh=mesh, reshard_after_forward=True)
 
 
-def _use_kernels(config: EngineConfig, network: DiT | DDT, place: Processes) -> None:
-    kernels = gpu_kernels()
+def _kernels(config: EngineConfig, place: Processes) -> Any:
+    """Return the kernels to train with; None where none are asked for."""
+    if not config.kernels:
+        return None
+    kernels = gpu.gpu_kernels()
     if kernels is None:
         raise ValueError(
             "engine.kernels=True needs a GPU and Triton, which comes with torch's GPU builds; set it to False"
         )
     if precision(config, place.device) != torch.bfloat16:
         raise ValueError(f"engine.kernels=True does not go with engine.precision='{config.precision}'; use bf16")
-    use_kernels(network, kernels)
+    return kernels
 
 
 def _check_fp8(config: EngineConfig, place: Processes) -> None:
@@ -92,20 +92,6 @@ def _dotted(capability: tuple[int, int]) -> str:
     return ".".join(map(str, capability))
 
 
-def _use_fp8(fp8: str, network: DiT | DDT) -> None:
-    for module in network.modules():
-        if not isinstance(module, Attention | MLP):
-            continue
-        for layer in module.children():
-            if isinstance(layer, nn.Linear) and (layer.in_features % STEP or layer.out_features % STEP):
-                raise ValueError(
-                    f"engine.fp8='{fp8}' needs widths that are multiples of {STEP}, and a block has "
-                    f"{layer.in_features} and {layer.out_features}; change network.width (a ddt's head: "
-                    "network.head_width), or set engine.fp8 to off"
-                )
-        module.fp8 = fp8
-
-
 def _let_python_in(block: nn.Module, given: Any, output: Any) -> None:
     """Have the backward pass come by Python at every block: only there a signal's handler is run, and on a CPU a
     whole pass may take minutes."""
@@ -125,13 +111,16 @@ class Engine:
     ) -> None:
         self.config, self.place, self.network = config, place, network
         self.sharded = config.parallel == "fsdp" and place.world > 1
-        network.recompute = math.ceil(config.recompute * len(network.blocks))
-        network.keep_products = config.keep == "products"
-        if config.kernels:
-            _use_kernels(config, network, place)
+        network.blocks.recompute = math.ceil(config.recompute * len(network.blocks))
+        if config.keep == "products":
+            recompute.apply(network)
+        if place.device.type == "cpu":
+            cpu.apply(network)  # for previews
+        kernels = _kernels(config, place)
         if config.fp8 != "off":
             _check_fp8(config, place)
-            _use_fp8(config.fp8, network)
+        if kernels is not None or config.fp8 != "off":
+            gpu.apply(network, kernels, config.fp8)
         self.mode = compile_mode(config, place)
         if self.mode == "blocks":
             for block in blocks_of(network):

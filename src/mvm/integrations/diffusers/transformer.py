@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mvm.model import Model, build
 from mvm.network import AUGMENT_MAP, DiTConfig, build_network
+from mvm.network.fast import cpu
 from mvm.options import choose
 from mvm.path import as_time, schedule_named
 from mvm.published import is_published, locate, open_published, shipped_models
@@ -90,6 +91,7 @@ class MVMTransformer2DModel(ModelMixin, ConfigMixin):
         shape = from_dict(kind, network_options, "network.")
         assert isinstance(shape, DiTConfig)
         self.network = build_network(shape, tuple(sample_shape), num_classes)
+        cpu.apply(self.network)
 
     @classmethod
     def from_mvm(cls, model: Model) -> "MVMTransformer2DModel":

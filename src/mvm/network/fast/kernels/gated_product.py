@@ -48,7 +48,7 @@ def gated_product(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Return silu(gate) * up of (gate, up) = x weight^T + bias; x (..., K), weight (2 hidden, K), both bfloat16."""
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor  # ty: ignore[import-not-found]
 
-    from mvm.network.kernels.gated_product_gluon import TILES, gated_product_kernel
+    from mvm.network.fast.kernels.gated_product_gluon import TILES, gated_product_kernel
 
     width, hidden = x.shape[-1], len(weight) // 2
     flat = x.reshape(-1, width).contiguous()

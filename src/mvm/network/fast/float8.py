@@ -10,13 +10,14 @@ products, both directions in one pass, and a scale may come from a sample, which
 """
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mvm.network.gpu import TRITON
+TRITON = find_spec("triton") is not None  # found out at import: a compiler cannot look into a search for modules
 
 # Of the scales: one for a tensor; one for a tensor from some of its rows; one for each row of the left, column of the
 # right. "partly": by row, and the gradients of weights, which need every operand transposed and scaled once more, are
@@ -76,7 +77,7 @@ def _on_gpu(x: Tensor) -> bool:
 def scaled_both_ways(x: Tensor, granularity: str, dtype: torch.dtype) -> tuple[Scaled, Scaled]:
     """Return x and its transpose, each as `scaled` would; a scale for all of x serves both."""
     if granularity in ONE_SCALE and _on_gpu(x):
-        from mvm.network.kernels import rounded_both_ways
+        from mvm.network.fast.kernels import rounded_both_ways
 
         factor = _factor(x, granularity, dtype)
         values, turned = rounded_both_ways(x, factor, dtype)

@@ -11,7 +11,7 @@ import triton.language as tl  # ty: ignore[import-not-found]
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
-from mvm.network.kernels.tiles import Tiles
+from mvm.network.fast.kernels.tiles import Tiles
 
 BACKWARD = Tiles(8, 128, 32, 4, 3)
 

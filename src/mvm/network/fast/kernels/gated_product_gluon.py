@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (  # ty: ignore[imp
     warpgroup_mma_wait,
 )
 
-from mvm.network.kernels.gated_product import BLOCK, DEPTH
+from mvm.network.fast.kernels.gated_product import BLOCK, DEPTH
 
 ROWS = gl.constexpr(BLOCK // 2)  # of a group
 COLUMNS = gl.constexpr(128)  # of the gate in a tile, and as many of up

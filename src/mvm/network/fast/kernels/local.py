@@ -13,7 +13,7 @@ import triton.language as tl  # ty: ignore[import-not-found]
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
-from mvm.network.kernels.gradient import backward_by
+from mvm.network.fast.kernels.gradient import backward_by
 
 # Chosen by benchmarks/kernel_speed.py: channels of a program, and its warps.
 FORWARD = (64, 4)

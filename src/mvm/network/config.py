@@ -1,0 +1,119 @@
+"""Options of the networks, as a recipe's [network] has them."""
+
+from dataclasses import dataclass
+
+from mvm.network.blocks import BLOCKS, DESIGNS
+from mvm.options import at_least, choose
+
+SIZES: dict[str, tuple[int, int, int]] = {
+    "tiny": (4, 64, 4),
+    "S": (12, 384, 6),
+    "B": (12, 768, 12),
+    "L": (24, 1024, 16),
+    "XL": (28, 1152, 18),  # heads of 64, as the others have; DiT's and SiT's 16 of 72 are 1 to 3 % slower on an H200
+}
+CONDITIONINGS = ("adaln", "in-context")
+WIDE = (2, 2048, 16)  # of every published size: it must be wider than a latent token, however small the backbone
+HEAD_SIZES: dict[str, tuple[int, int, int]] = {**dict.fromkeys(SIZES, WIDE), "tiny": (2, 128, 4)}
+
+
+@dataclass(frozen=True)
+class DiTConfig:
+    """Network: a diffusion transformer. `size` sets depth, width and heads; each may be overridden."""
+
+    size: str = "S"
+    """Published size, which sets depth, width and heads. One of: tiny, S, B, L, XL."""
+    patch: int = 2
+    """Side of the patch that becomes one token, in pixels (or latents)."""
+    depth: int = 0
+    """Number of blocks; 0: by network.size."""
+    width: int = 0
+    """Channels of a token (hidden size), a multiple of 4 * heads; 0: by network.size."""
+    heads: int = 0
+    """Attention heads; 0: by network.size."""
+    inner_block: int = 0
+    """Block (1-based) after which an inner head predicts as well, for internal guidance; 0: none."""
+    skip: bool = False
+    """Long skip connections: the output of block n is added, by a learned map, before block depth + 1 - n (U-ViT)."""
+    local: bool = False
+    """Add a depthwise 3x3 convolution of the tokens before every block."""
+    modulation: str = "own"
+    """adaLN modulation: a map for each block, or one map for all with an offset each (PixArt; a third less weights).
+    One of: own, shared."""
+    design: str = "modern"
+    """Blocks: modern (RMSNorm, rotary positions, SwiGLU), or classic as in DiT and SiT (LayerNorm, sine positions,
+    GELU). One of: modern, classic."""
+    dropout: float = 0.0
+    """Dropout in training: fraction of the channels hidden from each branch of each block, per image; 0: none."""
+    kind: str = "dit"
+    """Network: a DiT, or a DDT (deep backbone, wide shallow head) for latents. One of: dit, ddt."""
+
+    def __post_init__(self) -> None:
+        choose("network.size", self.size, SIZES)
+        choose("network.design", self.design, DESIGNS)
+        choose("network.modulation", self.modulation, BLOCKS)
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"network.dropout={self.dropout} is out of range; it must be at least 0 and less than 1")
+        depth, width, heads = self.dimensions
+        if self.patch < 1:
+            raise ValueError(f"network.patch={self.patch} is out of range; it must be at least 1")
+        if min(depth, width, heads) < 1 or width % heads or (width // heads) % 4:
+            raise ValueError(
+                f"network.depth={depth}, network.width={width}, network.heads={heads}: "
+                "width must be a multiple of 4 * heads, and depth at least 1"
+            )
+        if not 0 <= self.inner_block < depth:
+            raise ValueError(f"network.inner_block={self.inner_block} must lie in [0, {depth - 1}] (0: no inner head)")
+
+    @property
+    def dimensions(self) -> tuple[int, int, int]:
+        """(depth, width, heads), overrides applied."""
+        depth, width, heads = SIZES[self.size]
+        return self.depth or depth, self.width or width, self.heads or heads
+
+
+@dataclass(frozen=True)
+class DDTConfig(DiTConfig):
+    """Network: a DDT, whose backbone has the options of a DiT, followed by those of the head."""
+
+    patch: int = 1
+    conditioning: str = "adaln"
+    """How noise level and class enter the backbone: by modulation, or as tokens beside the image's, with blocks that
+    are not modulated. One of: adaln, in-context."""
+    time_tokens: int = 4
+    """Tokens that tell the noise level, with in-context conditioning."""
+    class_tokens: int = 8
+    """Tokens that tell the class, with in-context conditioning."""
+    head_depth: int = 0
+    """Number of blocks of the head; 0: by network.size."""
+    head_width: int = 0
+    """Channels of a token in the head, a multiple of 4 * head_heads; 0: by network.size."""
+    head_heads: int = 0
+    """Attention heads of the head; 0: by network.size."""
+    kind: str = "ddt"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for option in ("skip", "local", "dropout"):
+            if value := getattr(self, option):
+                raise ValueError(f"network.{option}={value} is for network.kind='dit'; a ddt has none")
+        for option, own in (("modulation", "own"), ("design", "modern")):
+            if getattr(self, option) != own:
+                raise ValueError(
+                    f"network.{option}='{getattr(self, option)}' is for network.kind='dit'; a ddt's is '{own}'"
+                )
+        choose("network.conditioning", self.conditioning, dict.fromkeys(CONDITIONINGS))
+        at_least("network.time_tokens", self.time_tokens, 1)
+        at_least("network.class_tokens", self.class_tokens, 1)
+        depth, width, heads = self.head_dimensions
+        if min(depth, width, heads) < 1 or width % heads or (width // heads) % 4:
+            raise ValueError(
+                f"network.head_depth={depth}, network.head_width={width}, network.head_heads={heads}: "
+                "head_width must be a multiple of 4 * head_heads, and head_depth at least 1"
+            )
+
+    @property
+    def head_dimensions(self) -> tuple[int, int, int]:
+        """(depth, width, heads) of the head, overrides applied."""
+        depth, width, heads = HEAD_SIZES[self.size]
+        return self.head_depth or depth, self.head_width or width, self.head_heads or heads
