@@ -248,8 +248,12 @@ MUTANTS = [
     *of(
         "network/dit.py",
         "network/test_dit.py",
-        ("len(self.blocks) + 1 - number", "len(self.blocks) - number"),
-        ("self.level(level) + self.label(label)", "self.level(level)"),
+        ("self.level(level) + self.label(condition)", "self.level(level)"),
+    ),
+    *of(
+        "network/blocks.py",
+        "network/test_dit.py",
+        ("len(self) + 1 - number", "len(self) - number"),
     ),
     *of(
         "optim/ema.py",
