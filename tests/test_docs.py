@@ -17,10 +17,9 @@ from mvm.recipes import load_recipe, override
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-LOG = "log.md"  # what was done and when: not to be typed again
 OWN_TESTS = ("bridge.md", "diffusers.md", "onnx.md", "page.md")  # another file under tests/ runs what these say
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md"))}
-TYPED = {name: text for name, text in PAGES.items() if name not in (LOG, *OWN_TESTS)}
+TYPED = {name: text for name, text in PAGES.items() if name not in OWN_TESTS}
 OWN_IMAGES = "train-on-your-own-images.md"
 
 # Commands that are parsed, recipe and options included, but not run: (page, how they begin) -> why.

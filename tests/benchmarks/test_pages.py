@@ -209,7 +209,7 @@ def test_the_pages_say_what_the_kept_trials_had():
     trials = {run["trial"]: run for run in map(json.loads, lines)}
     fast, noisy = ([f"{trials[name][f'fid cfg {cfg}']:.2f}" for cfg in (1.0, 3.0)] for name in ("fast", "noisy"))
     assert f"| 2e-3 | {' | '.join(fast)} | " in (RESULTS / "rates.md").read_text(encoding="utf-8")
-    log = (ROOT / "docs" / "log.md").read_text(encoding="utf-8")
+    log = (ROOT / "benchmarks" / "LOG.md").read_text(encoding="utf-8")
     assert all(figure in log for figure in noisy)
 
 

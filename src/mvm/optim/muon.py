@@ -14,7 +14,7 @@ MATCH = 0.2  # root mean square of an AdamW step, in rates: the published match
 def product_dtype(device: torch.device) -> torch.dtype:
     """Return what the products are computed in: bf16, as published; on a CPU float32.
 
-    On a CPU without instructions for bf16 a whole step took about 20 times as long with it (docs/log.md).
+    On a CPU without instructions for bf16 a whole step took about 20 times as long with it (benchmarks/LOG.md).
     """
     return torch.float32 if device.type == "cpu" else torch.bfloat16
 
