@@ -47,7 +47,7 @@ class Trials:
         self.seeds = noise.derive(SEED, torch.arange(options.num)).to(self.device)
         self.batch, self.out = options.batch, Path(options.out)
         self.end = 0.0  # of the search under way
-        self.base = replace(adams().fitted(3072), b=ODE_B, **json.loads(options.base))
+        self.base = replace(adams().for_size(3072), b=ODE_B, **json.loads(options.base))
         self.best: dict[tuple, tuple[float, Adams]] = {}
 
     @torch.no_grad()
@@ -88,7 +88,7 @@ class Trials:
 
     def search(self, nfe: int, rho: float, seconds: float, passes: int) -> None:
         self.end = time.time() + seconds
-        base = replace(adams().fitted(3072), b=SDE_B) if rho else self.base
+        base = replace(adams().for_size(3072), b=SDE_B) if rho else self.base
         self.better(self.fid(base, nfe, rho), base, nfe, rho)
         factor = 1.8
         for number in range(passes):

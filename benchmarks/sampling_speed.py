@@ -19,7 +19,7 @@ import torch
 from mvm.bench import machine
 from mvm.generate import compile_network, cycle_labels, generate_batch
 from mvm.model import Model
-from mvm.recipes import SampleConfig, as_field, load_recipe, override
+from mvm.recipes import SampleConfig, load_recipe, override, require_field_recipe
 
 DEFAULT = "cifar10"
 WAYS = ("eager", "compiled", "replayed", "kernels")
@@ -30,7 +30,7 @@ def sampler(way: str, recipe: str, device: torch.device) -> Model:
     found = load_recipe(recipe)
     if recipe == DEFAULT:  # a plain S/2, as SiT's is
         found = override(found, {"network.skip": "false", "network.local": "false"})
-    model = Model(as_field(found, recipe)).to(device).eval().requires_grad_(False)
+    model = Model(require_field_recipe(found, recipe)).to(device).eval().requires_grad_(False)
     if way != "eager":
         compile_network(model, replay=way in ("replayed", "kernels"), kernels=way == "kernels")
     return model

@@ -35,7 +35,7 @@ LONG, NOISES = 300, 256
 
 def with_reach(solver: Adams, size: int, rho: float, reach: float) -> Adams:
     """Return a solver for samples of so many values, with this d times the spread that the default assumes."""
-    fitted = solver.fitted(size)
+    fitted = solver.for_size(size)
     return replace(fitted, spread=fitted.spread * (SDE_REACH if rho else ODE_REACH) / reach)
 
 
@@ -89,7 +89,7 @@ def score(solver: Callable[[int, float], Solver], rho: float, nfe: int) -> float
 
 def default(size: int, rho: float) -> Adams:
     """Return the default for samples of so many values."""
-    return adams().fitted(size)
+    return adams().for_size(size)
 
 
 def default_near(size: int, rho: float) -> Adams:

@@ -173,7 +173,7 @@ def test_loss_and_gradient(page, dtype):
 @pytest.mark.parametrize("size", [2, 64, 3072])
 def test_times_and_coefficients(page, rho, size):
     for nfe in range(1, 31):
-        plan = adams().fitted(size).plan(MEAN_VELOCITY, nfe, rho)
+        plan = adams().for_size(size).plan(MEAN_VELOCITY, nfe, rho)
         times, rows, ending = page.table(nfe, rho, size)
         assert (times[0], times[-1]) == (1, 0)
         close(times, np.array(plan.times))

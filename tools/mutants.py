@@ -201,12 +201,12 @@ MUTANTS = [
     ),
     *of(
         "objective/matching.py",
-        "objective/test_matching.py objective/test_auxiliary.py",
+        "objective/test_matching.py objective/test_repa.py",
         ("total + self.repa.weight * repa", "total + repa"),
     ),
     *of(
-        "objective/auxiliary.py",
-        "objective/test_auxiliary.py",
+        "objective/repa.py",
+        "objective/test_repa.py",
         ("x - gamma * x.mean(1, keepdim=True)", "x - gamma * x.mean(2, keepdim=True)"),
         ("return 1 - cosine_similarity", "return -cosine_similarity"),
         ("step < self.stop", "step <= self.stop"),

@@ -23,7 +23,7 @@ from mvm.generate import cycle_labels, generate_all, grid
 from mvm.metrics.distances import Moments, frechet_distance, moments, pixel_features
 from mvm.model import Model, load
 from mvm.published import shipped_models
-from mvm.recipes import Recipe, SampleConfig, as_field, load_recipe, to_json
+from mvm.recipes import Recipe, SampleConfig, load_recipe, require_field_recipe, to_json
 from mvm.solver import DEFAULT_NFE, State, solve
 from mvm.training.data import training_data
 from mvm.training.loop import train
@@ -298,7 +298,7 @@ def write_report(
 
 def demo_recipe(size: Size, seed: int) -> Recipe:
     """Return the digits recipe at the demo's length."""
-    recipe = as_field(load_recipe("digits"), "digits")
+    recipe = require_field_recipe(load_recipe("digits"), "digits")
     steps = size.steps or recipe.train.steps
     return replace(recipe, seed=seed, train=replace(recipe.train, steps=steps, save_every=steps))
 

@@ -14,7 +14,7 @@ from mvm.network.fast import cpu
 from mvm.path import Schedule, to_x0
 from mvm.published import Opened, is_published, open_model, read_codec, shipped_models
 from mvm.published.hub import as_hub_id
-from mvm.recipes import RECIPE, Recipe, as_field
+from mvm.recipes import RECIPE, Recipe, require_field_recipe
 from mvm.replay import Replays
 from mvm.solver import Adams
 from mvm.solver.sharing import SharingPlan
@@ -210,7 +210,7 @@ def load(run_or_name: str | Path, weights: str = "ema", which: str = "latest", *
 
 def build(opened: Opened, *, encoder: bool = False) -> Model:
     """Return the model of stored weights; encoder: as in `load`."""
-    recipe = as_field(opened.recipe, opened.origin["run"])
+    recipe = require_field_recipe(opened.recipe, opened.origin["run"])
     codec = read_codec(opened.folder, recipe) if opened.config is not None else build_codec(recipe, encoder)
     model = _filled(Model(recipe, codec), opened.weights, opened.folder)
     if model.fast:

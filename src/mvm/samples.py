@@ -283,7 +283,7 @@ def _filled(span: slice, draw: Draw, settings: SampleConfig) -> Tensor:
 
     Then all batches have one shape, for the compiler's sake; a solver that takes images one by one needs none.
     """
-    size = span.stop - span.start if settings.build_solver().apart else min(draw.batch, draw.num)
+    size = span.stop - span.start if settings.build_solver().per_sample else min(draw.batch, draw.num)
     return torch.arange(span.start, span.start + size) % draw.num
 
 

@@ -188,7 +188,7 @@ def test_noise_samplers():
 @pytest.mark.parametrize("path", PATHS)
 def test_sigmas_are_the_solvers_own_times(path, n, size):
     sigmas = mvm_sigmas(n, path=path, size=size)
-    solver = adams().fitted(size) if size else adams()
+    solver = adams().for_size(size) if size else adams()
     times = torch.tensor(solver.plan(PATHS[path], n, 0.0).times, dtype=torch.float64)
     torch.testing.assert_close(equal_snr_time(sigmas, PATHS[path], MEAN_VELOCITY), times, rtol=1e-12, atol=1e-15)
     assert sigmas.dtype == torch.float64

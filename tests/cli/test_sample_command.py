@@ -63,7 +63,7 @@ def test_cost_is_told(tmp_path, capsys):
         str(out),
     ]
     assert run(tokens) == 0
-    times = adams().fitted(64).times(13)  # of samples of 64 values
+    times = adams().for_size(64).times(13)  # of samples of 64 values
     inside = sum(0.0563 <= t <= 0.6090 for t in times)
     assert inside == 4
     assert f"adams, 13 evaluations, {13 + inside} network passes each" in capsys.readouterr().out

@@ -10,7 +10,7 @@ from scipy.stats import kstest
 from torch.nn.functional import avg_pool2d
 
 from mvm import noise
-from mvm.data import TOLD, augmentation, augmented
+from mvm.data import AUGMENT_SIZE, augmentation, augmented
 from mvm.data.augment import sources, spreads, warp
 from mvm.latent import Pixels
 
@@ -20,7 +20,7 @@ QUARTER = {"cos": -1.0, "sin": 1.0}
 
 def told(count=1, **numbers):
     assert set(numbers) <= set(NAMES)
-    return torch.tensor([numbers.get(name, 0.0) for name in NAMES]).expand(count, TOLD)
+    return torch.tensor([numbers.get(name, 0.0) for name in NAMES]).expand(count, AUGMENT_SIZE)
 
 
 def pictures(count=3, channels=3, side=8):
@@ -173,7 +173,7 @@ def test_values_stay_between_black_and_white():
 def test_each_transformation_comes_as_often_as_asked(chance):
     count = 20_000
     drawn = augmentation(torch.arange(count), chance)
-    assert drawn.shape == (count, TOLD)
+    assert drawn.shape == (count, AUGMENT_SIZE)
     applied = drawn != 0
     for place, share in enumerate((chance / 2, *[chance] * 7)):  # the flip by a coin's toss besides
         assert float(applied[:, place].double().mean()) == pytest.approx(share, abs=4 * math.sqrt(share / count))
@@ -222,4 +222,4 @@ def test_an_image_that_drew_nothing_is_bit_equal():
     assert torch.equal(seen[untouched], images[untouched].float())
     assert not any(torch.equal(a, b.float()) for a, b in zip(seen[~untouched], images[~untouched], strict=True))
     assert torch.equal(Pixels((3, 8, 8)).encode(seen)[untouched], Pixels((3, 8, 8)).encode(images)[untouched])
-    assert torch.equal(augmented(images, torch.zeros(60, TOLD)), images.float())
+    assert torch.equal(augmented(images, torch.zeros(60, AUGMENT_SIZE)), images.float())

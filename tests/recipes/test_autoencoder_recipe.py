@@ -9,7 +9,16 @@ import torch
 from mvm.latent import Decoder
 from mvm.latent.decoder import DecoderConfig, decoder_cost
 from mvm.latent.fingerprint import Origin
-from mvm.recipes import DecoderRecipe, Recipe, as_field, load_recipe, options, override, parse_recipe, to_json
+from mvm.recipes import (
+    DecoderRecipe,
+    Recipe,
+    load_recipe,
+    options,
+    override,
+    parse_recipe,
+    require_field_recipe,
+    to_json,
+)
 from mvm.recipes.page import costs, page, training_flops
 
 NAMES = ("imagenet256-rae-stage1", "imagenette-rae-s")
@@ -105,9 +114,9 @@ def test_bad_options_are_named(changes, said):
 
 
 def test_a_decoder_is_no_field():
-    assert as_field(Recipe(), "x") == Recipe()
+    assert require_field_recipe(Recipe(), "x") == Recipe()
     with pytest.raises(ValueError, match=r"^imagenette-rae-s is of task 'decoder'"):
-        as_field(load_recipe("imagenette-rae-s"), "imagenette-rae-s")
+        require_field_recipe(load_recipe("imagenette-rae-s"), "imagenette-rae-s")
 
 
 def test_cost_of_a_decoder():

@@ -82,9 +82,9 @@ def test_an_ending_may_reach_back_further_than_the_steps_before_it(order):
 
 
 def test_spread_follows_the_size_of_a_sample_unless_given():
-    assert adams().fitted(3072).spread == pytest.approx(0.18 * 3072**0.5)
-    assert adams().fitted(2).spread == adams().fitted(64).spread == 5
-    assert adams(spread=14.0).fitted(3072).spread == 14
+    assert adams().for_size(3072).spread == pytest.approx(0.18 * 3072**0.5)
+    assert adams().for_size(2).spread == adams().for_size(64).spread == 5
+    assert adams(spread=14.0).for_size(3072).spread == 14
     assert adams().times(8) == adams(spread=25.0).times(8)  # nothing is known: safe up to std 25
 
 
@@ -118,7 +118,7 @@ def test_the_ending_bends_where_the_last_evaluation_is():
 
 def test_sample_takes_the_size_from_the_noise():
     field, x = oracle.spectrum(image_stds(8)).field(MEAN_VELOCITY), torch.randn(2, 64, dtype=torch.float64)
-    fitted = adams().fitted(64)
+    fitted = adams().for_size(64)
     assert torch.equal(sample(field, x, nfe=7), sample(field, x, nfe=7, solver=fitted))
 
 

@@ -112,7 +112,7 @@ def test_interval_in_t():
 @pytest.mark.parametrize(
     ("solver", "counts"),
     # (1 - (i/N)^1.4)^4 in [0.0563, 0.6090]: i/N in [0.2155, 0.6206]
-    [(adams().fitted(3072), (3, 6, 14)), (adams_power(), (6, 11, 26)), (sa(), (2, 6, 13))],
+    [(adams().for_size(3072), (3, 6, 14)), (adams_power(), (6, 11, 26)), (sa(), (2, 6, 13))],
     ids=["adams", "adams-power", "sa"],
 )
 def test_how_many_evaluations_the_papers_interval_guides(solver, counts):

@@ -237,7 +237,7 @@ def law(solver, nfe, rho, std, mean=0.3, schedule=MV):
 @pytest.mark.parametrize("std", [0.1, 0.5, 2.0])
 def test_std_of_a_gaussian_by_adams(rho, std):
     for nfe, bound in ((13, 0.05), (26, 0.03), (52, 0.01)):
-        mean, got = law(adams().fitted(3072), nfe, rho, std)
+        mean, got = law(adams().for_size(3072), nfe, rho, std)
         assert mean == pytest.approx(0.3, abs=1e-10)
         assert got == pytest.approx(std, rel=bound)
 

@@ -191,7 +191,7 @@ def from_model(
     network: (x, timestep), or (x, timestep, labels) where num_classes > 0; labels are None for the null class,
     or null_label where that is given. A condition that is a mapping becomes keyword arguments, any other the third
     argument. null_arguments: the condition of guidance's unconditional branch; rows of one sample are for all.
-    joined: ask for both branches in one call, with twice the rows. timestep: what the network is told at own times t,
+    joined: ask for both branches in one call, with twice the rows. timestep: what the network receives at own times t,
     float64 (B,); default: t itself, of a BetaTable the fractional training step. first: the cleanest time that the
     network knows; default: 0, of a BetaTable its training step 0. path: "mvm", or "own", where the solver runs on the
     model's own path.
@@ -229,7 +229,7 @@ def from_flow(
     def flow(x: Tensor, time: Tensor, /, *condition: Condition, **named: Any) -> Tensor:
         return convention.sign * fitted(x, time, *condition, **named)
 
-    return from_model(flow, LinearFlow(), "flow", timestep=convention.told, **options)
+    return from_model(flow, LinearFlow(), "flow", timestep=convention.timestep, **options)
 
 
 def from_edm(network: Network, *, sigma_min: float = 0.002, sigma_max: float = 80.0, **options: Any) -> BridgedField:

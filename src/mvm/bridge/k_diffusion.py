@@ -70,7 +70,7 @@ def mvm_sigmas(
     if sigma_min:
         chosen = chosen.ending_at(float(equal_snr_time(sigma_min, own, MEAN_VELOCITY)))
     begins = own if top == own.end else VarianceExploding(top / (1 - top))  # at this level, whatever the coordinates
-    fitted = chosen.fitted(size) if size else chosen
+    fitted = chosen.for_size(size) if size else chosen
     times = torch.tensor(fitted.plan(begins, int(n), rho).times, dtype=torch.float64)
     return equal_snr_time(times, MEAN_VELOCITY, own)
 
@@ -126,7 +126,7 @@ def sample_mvm(
     scales = (1 / equal_snr_scale(levels, own, MEAN_VELOCITY)).tolist()  # of the path's states, against the solver's
     place = {t: k for k, t in enumerate(times.tolist())}
     try:
-        plan = chosen.fitted(x[0].numel()).plan_times(own, tuple(place), rho)
+        plan = chosen.for_size(x[0].numel()).plan_times(own, tuple(place), rho)
     except ValueError as error:
         raise ValueError(
             f"sigmas from {float(levels[0]):g}: {error}; or take mvm_sigmas(n, path='{path}', solver='{chosen.name}')"

@@ -1,4 +1,4 @@
-"""Paths and conventions of other libraries: DDPM's table of betas, EDM's x0 + sigma eps, how flows are told."""
+"""Paths and conventions of other libraries: DDPM's table of betas, EDM's x0 + sigma eps, timesteps of flow models."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -167,11 +167,11 @@ class FlowConvention:
         """Return +1 where its velocity is eps - x0, -1 where x0 - eps."""
         return 1 - 2 * self.data_at if self.velocity_to is None else VELOCITIES[self.velocity_to]
 
-    def told(self, t: Tensor) -> Tensor:
+    def timestep(self, t: Tensor) -> Tensor:
         """Return its time at t of LinearFlow."""
         return self.time_scale * (1 - t if self.data_at else t)
 
-    def time(self, told: Tensor) -> Tensor:
+    def time(self, timestep: Tensor) -> Tensor:
         """Return t of LinearFlow at its time."""
-        t = told / self.time_scale
+        t = timestep / self.time_scale
         return 1 - t if self.data_at else t

@@ -42,7 +42,7 @@ def onnx(
     internal
         Only 1, none: the exported network has no inner head.
     interval
-        Where guidance acts, LOW,HIGH in log-SNR progress, e.g. 0.6,0.8.
+        Where guidance acts, LOW,HIGH in log-SNR progress (0 noise, 1 image), e.g. 0.6,0.8.
     weights
         ema, model (the raw weights), or another average that the run keeps.
     checkpoint

@@ -99,7 +99,7 @@ def sample(
     share
         Part of the evaluations that take a DDT's backbone from an earlier one, e.g. 0.5; steps chosen by similarity.
     interval
-        Where guidance acts, LOW,HIGH in log-SNR progress, e.g. 0.6,0.8.
+        Where guidance acts, LOW,HIGH in log-SNR progress (0 noise, 1 image), e.g. 0.6,0.8.
     tolerance
         Of each step of adaptive and dopri5, in place of nfe; default 1e-5.
     t_min

@@ -47,12 +47,12 @@ def bench(
     from mvm.files import write_text
     from mvm.model import choose_device
     from mvm.options import at_least
-    from mvm.recipes import as_field, load_recipe, override
+    from mvm.recipes import load_recipe, override, require_field_recipe
     from mvm.training.data import completed
 
     at_least("steps", steps, 0)
     at_least("samples", samples, 0)
-    chosen = completed(override(as_field(load_recipe(recipe), recipe), overrides or {}))
+    chosen = completed(override(require_field_recipe(load_recipe(recipe), recipe), overrides or {}))
     if json_file is not None:
         json_file.parent.mkdir(parents=True, exist_ok=True)  # if that fails, before the work
     with processes(choose_device(device)) as place:

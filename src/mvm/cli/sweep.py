@@ -104,7 +104,7 @@ def sweep(
     t_min
         Last times that sa evaluates, e.g. 1e-3,1e-4; default 1e-3.
     interval
-        Where guidance acts, LOW,HIGH in log-SNR progress; can be given several times.
+        Where guidance acts, LOW,HIGH in log-SNR progress (0 noise, 1 image); can be given several times.
     num
         Images in each cell.
     seed

@@ -36,7 +36,7 @@ def tune(
     cfg
         Guidance scale; default: that of the model's recipe.
     interval
-        Where guidance acts, LOW,HIGH in log-SNR progress; default: that of the model's recipe.
+        Where guidance acts, LOW,HIGH in log-SNR progress (0 noise, 1 image); default: that of the model's recipe.
     num
         Images that the times are fitted to; as many others judge them.
     rounds

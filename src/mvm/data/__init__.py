@@ -1,14 +1,14 @@
 """Images and their order."""
 
-from mvm.data.augment import TOLD, augmentation, augmented
+from mvm.data.augment import AUGMENT_SIZE, augmentation, augmented
 from mvm.data.catalogue import DATA_SETS, DataSet
 from mvm.data.embedded import Images, digits
 from mvm.data.loader import OnHost, Order, Resident, Store, mirror, mirrored, send
 from mvm.data.shards import Prepared, open_prepared
 
 __all__ = [
+    "AUGMENT_SIZE",
     "DATA_SETS",
-    "TOLD",
     "DataSet",
     "Images",
     "OnHost",

@@ -1,8 +1,8 @@
-"""Augmentation that does not leak into samples (Karras et al. 2022, EDM, appendix F.2): the network is told of it.
+"""Augmentation that does not leak into samples (Karras et al. 2022, EDM, appendix F.2): an input of the network.
 
 Each of five transformations is drawn with one probability: up-down flip, size, rotation, stretch, translation. What was
-drawn is eight numbers, zero for what was not; they make the warp, and the network is told the very same. In sampling it
-is told none, and draws images as they were.
+drawn is eight numbers, zero for what was not; they make the warp, and the network gets the very same. In sampling it
+gets none, and draws images as they were.
 
 Of a stretch 2^(0.2 n) in direction r EDM tells n (cos r, sin r), which is also what it tells of the opposite, -n in
 direction r + pi. Here it is n (cos 2r, sin 2r): the same for what is the same, and for nothing else. EDM stretches
@@ -23,7 +23,7 @@ from mvm.pixels import GREY_SCALE
 SIZE, STRETCH, SHIFT = 0.2, 0.2, 0.125
 # Which of the five transformations each of the eight numbers belongs to.
 PARTS = (0, 1, 2, 2, 3, 3, 4, 4)
-TOLD = len(PARTS)
+AUGMENT_SIZE = len(PARTS)
 
 
 def augmentation(seeds: Tensor, chance: float) -> Tensor:
@@ -40,13 +40,13 @@ def augmentation(seeds: Tensor, chance: float) -> Tensor:
     return torch.where((u[:, :5] < chance)[:, PARTS], drawn, 0).float()
 
 
-def sources(told: Tensor) -> Tensor:
+def sources(parameters: Tensor) -> Tensor:
     """Return the maps (B, 2, 3), float64, from a place of the warped image to where its content comes from.
 
     Places are (right, down) from the middle, in half sides. An image is flipped, scaled, turned counter-clockwise,
     stretched by s along a line and by 1/s across it, and moved; the map undoes that from the last to the first.
     """
-    flipped, size, cosine, sine, along, across, right, down = told.double().unbind(1)
+    flipped, size, cosine, sine, along, across, right, down = parameters.double().unbind(1)
     length, angle = torch.hypot(along, across), torch.atan2(across, along) / 2
     line = torch.stack((torch.cos(angle), torch.sin(angle)), dim=1)
     onto = line[:, :, None] * line[:, None]  # the projection onto the line
@@ -71,14 +71,14 @@ def spreads(linear: Tensor) -> Tensor:
     return (axes * torch.sqrt((values**2 - 1).clamp(min=0) / 12)[:, None]).mT
 
 
-def warp(images: Tensor, told: Tensor) -> Tensor:
-    """Return float32 images (B, C, S, S) of 0 to 255 warped as told (B, 8), mirrored beyond their edges.
+def warp(images: Tensor, parameters: Tensor) -> Tensor:
+    """Return float32 images (B, C, S, S) of 0 to 255 warped by parameters (B, 8), mirrored beyond their edges.
 
     Four samples a pixel, each by cubic interpolation: exact for flips, quarter turns and moves by whole pixels. Where
     an image shrinks the four lie apart, so that what becomes too fine is averaged, not aliased. (EDM goes by wavelets
     to twice the side and back.)
     """
-    side, where = images.shape[-1], sources(told)
+    side, where = images.shape[-1], sources(parameters)
     first, second = (2 / side * spreads(where[..., :2])).unbind(1)
     apart = torch.stack((first + second, first - second, second - first, -first - second))  # (4, B, 2)
     where, apart = send(where.float(), images.device)[:, None, None], send(apart.float(), images.device)
@@ -90,13 +90,13 @@ def warp(images: Tensor, told: Tensor) -> Tensor:
     return torch.stack(seen).mean(0).clamp(0, 2 * GREY_SCALE)  # cubic interpolation overshoots
 
 
-def augmented(images: Tensor, told: Tensor) -> Tensor:
-    """Return uint8 images as float32 of 0 to 255, each warped as told; where nothing is, exactly as it was.
+def augmented(images: Tensor, parameters: Tensor) -> Tensor:
+    """Return uint8 images as float32 of 0 to 255, each warped by its parameters; where nothing is, exactly as it was.
 
-    told is on the CPU: to know there which images to warp, nobody waits for a GPU.
+    parameters are on the CPU: to know there which images to warp, nobody waits for a GPU.
     """
-    values, which = images.float(), told.any(1).nonzero()[:, 0]
+    values, which = images.float(), parameters.any(1).nonzero()[:, 0]
     if not len(which):
         return values
     places = send(which, images.device)
-    return values.index_copy(0, places, warp(values[places], told[which]))
+    return values.index_copy(0, places, warp(values[places], parameters[which]))

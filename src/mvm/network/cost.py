@@ -13,15 +13,15 @@ from mvm.network.dit import DiT
 HEAD = "head "  # begins the names of a DDT's head's parts; what has another name is the backbone's
 
 
-def _shapes(config: DiTConfig, sample_shape: Sequence[int], num_classes: int, told: int = 0) -> DiT | DDT:
+def _shapes(config: DiTConfig, sample_shape: Sequence[int], num_classes: int, augment_size: int = 0) -> DiT | DDT:
     """Return the network on the meta device: shapes alone, so that no width is worked out a second time here."""
     with torch.device("meta"):
-        return build_network(config, sample_shape, num_classes, told)
+        return build_network(config, sample_shape, num_classes, augment_size)
 
 
-def parameters(config: DiTConfig, sample_shape: Sequence[int], num_classes: int, told: int = 0) -> int:
+def parameters(config: DiTConfig, sample_shape: Sequence[int], num_classes: int, augment_size: int = 0) -> int:
     """Return the number of learned values."""
-    return sum(p.numel() for p in _shapes(config, sample_shape, num_classes, told).parameters())
+    return sum(p.numel() for p in _shapes(config, sample_shape, num_classes, augment_size).parameters())
 
 
 def multiply_adds(config: DiTConfig, sample_shape: Sequence[int], num_classes: int) -> int:
@@ -76,7 +76,7 @@ def _of_wide(wide: WideHead, tokens: int) -> dict[str, int]:
 
 
 def _of_blocks(blocks: nn.ModuleList, tokens: int, conditions: int = 1) -> dict[str, int]:
-    """Return the multiply-adds of equal blocks on so many tokens, told so many conditions: one an image, or a token."""
+    """Return the multiply-adds of equal blocks on so many tokens, with so many conditions: one an image, or a token."""
     depth, block = len(blocks), blocks[0]
     assert isinstance(block, ModulatedBlock | PlainBlock)
     return {

@@ -1,4 +1,4 @@
-"""The latent DDT: a deep backbone says what the image is, a wide shallow head, told so token by token, denoises it.
+"""The latent DDT: a deep backbone says what the image is, a wide shallow head denoises it, conditioned on that.
 
 As DiT^DH of RAE and RAEv2, from the parts of our DiT. The backbone's answer changes little from step to step of a
 solver, so that it can be computed on some steps only: `condition`, then `head` as often as wanted; a call is both.
@@ -163,10 +163,10 @@ def blocks_of(network: DiT | DDT) -> list[nn.Module]:
     return [*network.blocks, *(network.wide.blocks if isinstance(network, DDT) else ())]
 
 
-def build_network(config: DiTConfig, sample_shape: Sequence[int], num_classes: int, told: int = 0) -> DiT | DDT:
-    """Return the network of a configuration: a DDT of a DDTConfig, else a DiT; told: see there."""
+def build_network(config: DiTConfig, sample_shape: Sequence[int], num_classes: int, augment_size: int = 0) -> DiT | DDT:
+    """Return the network of a configuration: a DDT of a DDTConfig, else a DiT; augment_size: see there."""
     if not isinstance(config, DDTConfig):
-        return DiT(config, sample_shape, num_classes, told)
-    if told:
-        raise ValueError("a ddt cannot be told of augmentation; set data.augment to 0, or network.kind to dit")
+        return DiT(config, sample_shape, num_classes, augment_size)
+    if augment_size:
+        raise ValueError("a ddt has no input for augmentation; set data.augment to 0, or network.kind to dit")
     return DDT(config, sample_shape, num_classes)

@@ -1,4 +1,4 @@
-"""The pixel DiT: patches become tokens, blocks told the noise level and the class denoise them, patches come back."""
+"""The pixel DiT: patches become tokens, blocks conditioned on noise level and class denoise them, patches come back."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -36,15 +36,15 @@ class DiT(nn.Module):
 
     x (B, C, H, W); level (B,), the schedule's noise level in [0, 1]; condition int64 labels (B,), where
     num_classes is the null class; taps: 1-based blocks whose token outputs (B, N, d) are returned.
-    In training alone: augment (B, told), what was done to the images, None: nothing; seeds (B,), from which dropout
-    draws, None: nothing is dropped. told: how many numbers tell of an augmentation; 0: the network can be told of none.
+    In training alone: augment (B, augment_size), what was done to the images, None: nothing; seeds (B,), for
+    dropout, None: nothing is dropped. augment_size: how many numbers describe an augmentation; 0: no input for them.
     """
 
     cos: Tensor
     sin: Tensor
     positions: Tensor | None
 
-    def __init__(self, config: DiTConfig, sample_shape: Sequence[int], num_classes: int, told: int = 0) -> None:
+    def __init__(self, config: DiTConfig, sample_shape: Sequence[int], num_classes: int, augment_size: int = 0) -> None:
         super().__init__()
         channels, height, width = sample_shape
         if height != width or height % config.patch:
@@ -56,7 +56,7 @@ class DiT(nn.Module):
         self.embed = nn.Linear(pixels, dim)
         self.level = LevelEmbedding(dim)
         self.label = nn.Embedding(num_classes + 1, dim)  # the last is the null class
-        self.augment = AugmentMap(told, dim) if told else None
+        self.augment = AugmentMap(augment_size, dim) if augment_size else None
         block = BLOCKS[config.modulation]
         self.shared = nn.Linear(dim, 6 * dim) if block is SharedBlock else None
         self.blocks = Stack(block(dim, heads, config.design) for _ in range(depth))
@@ -97,7 +97,7 @@ class DiT(nn.Module):
             tokens = tokens + self.positions.to(tokens.dtype)
         c = self.level(level) + self.label(condition)
         if augment is not None:
-            c = c + self.told(augment)
+            c = c + self.augmentation(augment)
         c = silu(c)
         inner_head = self.inner_head
         tokens, inner, features = self.blocks(
@@ -118,10 +118,10 @@ class DiT(nn.Module):
         """Return the head's answer as images."""
         return unpatchify(head(tokens, condition), self.patch, self.channels, self.side)
 
-    def told(self, augment: Tensor) -> Tensor:
+    def augmentation(self, augment: Tensor) -> Tensor:
         """Return what an augmentation adds to the condition (B, d)."""
         if self.augment is None:
-            raise ValueError("augment: this network can be told of none; train with data.augment above 0")
+            raise ValueError("augment: this network has no input for it; train with data.augment above 0")
         return self.augment(augment)
 
     def kept(self, seeds: Tensor | None) -> Sequence[Tensor] | None:

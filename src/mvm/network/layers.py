@@ -133,17 +133,17 @@ class LevelEmbedding(nn.Module):
 
 
 class AugmentMap(nn.Module):
-    """What is done to an image -> an addition to its condition: (B, told) -> (B, d). Nothing done adds nothing.
+    """What is done to an image -> an addition to its condition: (B, augment_size) -> (B, d). Nothing done adds nothing.
 
     Zero at the start, and made without a random number: all other weights are those of a network without it.
     """
 
-    def __init__(self, told: int, width: int) -> None:
+    def __init__(self, augment_size: int, width: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(width, told))
+        self.weight = nn.Parameter(torch.zeros(width, augment_size))
 
-    def forward(self, told: Tensor) -> Tensor:
-        return linear(told.to(self.weight.dtype), self.weight)
+    def forward(self, augment: Tensor) -> Tensor:
+        return linear(augment.to(self.weight.dtype), self.weight)
 
 
 def patchify(x: Tensor, patch: int) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mvm import noise
 from mvm.network import Output
-from mvm.objective.auxiliary import RepaConfig, alignment, match_grid, spatial_norm
+from mvm.objective.repa import RepaConfig, alignment, match_grid, spatial_norm
 from mvm.options import between, choose
 from mvm.path import KINDS, Pair, Schedule, TimeLaw, from_pair, like, perturb
 from mvm.path.convert import per_noise
@@ -170,10 +170,10 @@ class Matching:
         weight = WEIGHTS[self.config.weight]
         return None if weight is None else weight(self.config.kind, t, self.schedule)
 
-    def told(self, batch: Batch) -> dict[str, Tensor]:
-        """Return what the network is told in training and never when it samples; mostly nothing."""
-        told = {"augment": batch.augment, "seeds": batch.seeds if self.dropout else None}
-        return {name: value for name, value in told.items() if value is not None}
+    def training_inputs(self, batch: Batch) -> dict[str, Tensor]:
+        """Return inputs of the network that it has in training alone: augmentation and seeds of dropout."""
+        inputs = {"augment": batch.augment, "seeds": batch.seeds if self.dropout else None}
+        return {name: value for name, value in inputs.items() if value is not None}
 
     def align(self, tokens: Tensor, projector: Callable[[Tensor], Tensor], features: Tensor) -> Tensor:
         """Return the alignment loss of hidden tokens (B, N, d) with a teacher's (B, M, z)."""
@@ -183,9 +183,9 @@ class Matching:
     def __call__(self, network: Network, batch: Batch, projector: Callable[[Tensor], Tensor] | None = None) -> Loss:
         noised = perturb(batch.x0, batch.seeds, self.schedule, self.law, self.config.kind)
         level = self.schedule.level(noised.t)
-        teaches = projector is not None and batch.features is not None
-        labels, taps = self.drop_labels(batch, network.null), (self.block,) if teaches else ()
-        output = network(noised.x, level, labels, taps, **self.told(batch))
+        aligns = projector is not None and batch.features is not None
+        labels, taps = self.drop_labels(batch, network.null), (self.block,) if aligns else ()
+        output = network(noised.x, level, labels, taps, **self.training_inputs(batch))
         weight = self.weigh(noised.t)
         total = _square_error(output.prediction, noised.target, weight)
         parts = {"loss": total.detach()}

@@ -149,7 +149,7 @@ def _muon(config: TrainConfig, matrices: list[nn.Parameter]) -> Muon:
         weight_decay=config.weight_decay,
         momentum=0.95,
         nesterov=True,
-        adjust_lr_fn="match_rms_adamw",
+        adjust_lr_fn="match_rms_adamw",  # as Muon._move does it
     )
 
 

@@ -68,7 +68,7 @@ class Schedule(ABC):
     def level(self, t: Time) -> Tensor:
         """Noise level in [0, 1]: sqrt(t) of the mean-velocity path (T = 1) at equal SNR.
 
-        sqrt(t) = (-r + sqrt(r^2 + 4))/2 with r = alpha/sigma, rewritten so that both ends are finite.
+        sqrt(t) = (-q + sqrt(q^2 + 4))/2 with q = alpha/sigma, rewritten so that both ends are finite.
         """
         alpha, sigma = self.alpha(t), self.sigma(t)
         return 2 * sigma / (alpha + torch.sqrt(alpha**2 + 4 * sigma**2))

@@ -44,7 +44,7 @@ def _solver_options(recipe: Recipe) -> Table | None:
     """Return the options by which a scheduler, which does not know the size of a sample, takes the recipe's times."""
     solver = recipe.sample.build_solver()
     if isinstance(solver, Adams):
-        return {"spread": solver.fitted(math.prod(recipe.sample_shape)).spread}
+        return {"spread": solver.for_size(math.prod(recipe.sample_shape)).spread}
     return {"t_min": recipe.sample.t_min} if recipe.sample.takes_t_min else None
 
 

@@ -23,7 +23,7 @@ from mvm.latent.rae import DECODER, read_index
 from mvm.network import build_network
 from mvm.published.diffusers import disagreement, tables
 from mvm.published.files import CODEC, CONFIG, INDEX, MOST_JSON, SCHEDULER, TRANSFORMER, WEIGHTS, check_files
-from mvm.recipes import FOLDER, Recipe, as_field, options
+from mvm.recipes import FOLDER, Recipe, options, require_field_recipe
 from mvm.recipes.reading import LONGEST, from_dict, recipe_of
 from mvm.untrusted import cut
 
@@ -123,7 +123,10 @@ def _of_table(told: Mapping[str, Any], where: str) -> Config:
         raise ValueError(f"the keys must be {', '.join(sorted(wanted))}; there are: {', '.join(sorted(told))}")
     if not isinstance(told["classes"], list) or not all(isinstance(told[key], str) for key in ("license", "sha256")):
         raise ValueError("classes must be a list; license and sha256 must be text")
-    recipe, source = as_field(recipe_of(told["recipe"]), where), from_dict(Source, told["source"], "source.")
+    recipe, source = (
+        require_field_recipe(recipe_of(told["recipe"]), where),
+        from_dict(Source, told["source"], "source."),
+    )
     return Config(recipe, tuple(told["classes"]), told["license"], source, told["sha256"])
 
 

@@ -30,7 +30,7 @@ from mvm.published.format import (
 )
 from mvm.published.source import Opened, open_model
 from mvm.published.tuned import write_tuned
-from mvm.recipes import FOLDER, Recipe, as_field, load_recipe, shipped
+from mvm.recipes import FOLDER, Recipe, load_recipe, require_field_recipe, shipped
 from mvm.untrusted import read_text
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -66,7 +66,7 @@ def export(
     if not replaceable(folder):
         raise ValueError(f"--out {folder} exists and is not an exported model alone; give another folder")
     opened = open_model(model, weights, which)
-    recipe, source, given = as_field(opened.recipe, str(model)), _source(opened, dtype), opened.config
+    recipe, source, given = require_field_recipe(opened.recipe, str(model)), _source(opened, dtype), opened.config
     values = _rounded(opened.weights, choose("dtype", source.dtype, DTYPES), source.dtype)
     folder.resolve().parent.mkdir(parents=True, exist_ok=True)
     with private_beside(folder) as temporary:

@@ -5,12 +5,12 @@ from mvm.recipes.docs import OptionDoc, option_docs
 from mvm.recipes.reading import (
     PLACES,
     AnyRecipe,
-    as_field,
     load_recipe,
     located,
     options,
     override,
     parse_recipe,
+    require_field_recipe,
     shipped,
     to_json,
 )
@@ -29,13 +29,13 @@ __all__ = [
     "PreviewConfig",
     "Recipe",
     "SampleConfig",
-    "as_field",
     "load_recipe",
     "located",
     "option_docs",
     "options",
     "override",
     "parse_recipe",
+    "require_field_recipe",
     "shipped",
     "to_json",
 ]

@@ -15,7 +15,7 @@ from mvm.network import parameters
 from mvm.recipes.costs import FORWARD
 from mvm.recipes.memory import GRADIENT
 from mvm.recipes.page import SHOWN_BATCH, has_estimate, hours_on_h200
-from mvm.recipes.reading import as_field, load_recipe
+from mvm.recipes.reading import load_recipe, require_field_recipe
 from mvm.recipes.schema import Recipe
 
 # images/s of one NVIDIA H200 where the network is none that recipes.page knows the speed of: `mvm bench` at 256 images
@@ -162,7 +162,7 @@ def dominance_table() -> str:
 
 def shown_recipe(name: str) -> Recipe:
     """Return a shipped recipe for a field."""
-    return as_field(load_recipe(name), name)
+    return require_field_recipe(load_recipe(name), name)
 
 
 def _table(rows: Sequence[tuple[Recipe, int]]) -> str:

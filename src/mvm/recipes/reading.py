@@ -173,7 +173,7 @@ def _with_kind(recipe: R, change: Mapping[str, str]) -> R:
     return from_dict(type(recipe), values)
 
 
-def as_field(recipe: AnyRecipe, source: str) -> Recipe:
+def require_field_recipe(recipe: AnyRecipe, source: str) -> Recipe:
     """Return the recipe of a field, which can be sampled; one of another task is refused."""
     if not isinstance(recipe, Recipe):
         raise ValueError(f"{source} is of task '{recipe.task}': only a field can be sampled or timed")

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from mvm.data import DATA_SETS, TOLD
+from mvm.data import AUGMENT_SIZE, DATA_SETS
 from mvm.distributed.processes import EngineConfig
 from mvm.network import DiTConfig
 from mvm.objective import ObjectiveConfig, RepaConfig
@@ -44,7 +44,7 @@ class DataConfig:
     """Flip half of the training images left to right, at random."""
     augment: float = 0.0
     """Probability of each of five augmentations (up-down flip, size, rotation, stretch, translation).
-    The network is told which were applied, so samples show none. 0: no augmentation."""
+    The network receives which were applied, so samples show none. 0: no augmentation."""
     channels: int = 0
     """Channels of an image, of data.name "folder" only: 3 for colour, 1 for grey. 0: read from the folder."""
     size: int = 0
@@ -298,12 +298,12 @@ class Recipe:
 
     @property
     def blueprint(self) -> tuple[DiTConfig, tuple[int, int, int], int, int]:
-        """What build_network and parameters ask for: shape, sample, classes, numbers that tell of augmentation."""
-        told = TOLD if self.data.augment else 0
-        return self.network, self.sample_shape, len(self.data.class_names), told
+        """Network config, sample shape, number of classes, augment_size: what build_network and parameters take."""
+        augment_size = AUGMENT_SIZE if self.data.augment else 0
+        return self.network, self.sample_shape, len(self.data.class_names), augment_size
 
     def _check_augment(self) -> None:
-        """What does not see the warped images, or cannot be told of them, is refused."""
+        """What does not see the warped images, or has no input for their augmentation, is refused."""
         if not self.data.augment:
             return
         said = f"data.augment={self.data.augment}"
@@ -312,7 +312,7 @@ class Recipe:
         if self.repa.encoder:
             raise ValueError(f"{said}: repa.encoder's features are of images as they are; leave one of the two away")
         if self.network.kind != "dit":
-            raise ValueError(f"{said} is for network.kind='dit'; a {self.network.kind} cannot be told of it")
+            raise ValueError(f"{said} is for network.kind='dit'; a {self.network.kind} has no input for it")
 
     def _check_kind(self) -> None:
         """A kind that its schedule cannot sample is refused before training, not after."""

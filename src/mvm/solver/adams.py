@@ -35,7 +35,10 @@ def combine(
 
 @dataclass(frozen=True)
 class TablePlan(Plan):
-    """PEC: predict, evaluate once, correct from the previous corrected state with the same noise."""
+    """PEC, one evaluation a step: evaluate at the predicted state, correct the step before with it, predict the next.
+
+    The correction starts from the previous corrected state (`State.anchor`) and adds that step's noise (`kick`) again.
+    """
 
     rows: tuple[Row, ...]
 
@@ -142,7 +145,7 @@ END_B, END_FLOOR = 1.4, 0.025  # end_b over r at the last evaluation, and its le
 SPREAD = 0.18  # that std over the root of the number of values of a sample, where it is not known
 SMALLEST_SPREAD, SAFE_SPREAD = 5.0, 25.0  # its least value by that rule, and where not even the size is known
 MANY = 8  # evaluations from which the ODE's last step goes through 4 of them, not 3
-FEW = 12  # evaluations up to which extrapolation at the end gains more by an SDE than the noise in x0_hat costs
+FEW = 12  # up to so many evaluations an SDE extrapolates at the end; beyond, the answer is the last x0_hat
 
 
 def ending_b(last: float) -> float:
@@ -205,7 +208,7 @@ class Adams(Multistep):
     def weak_order(self) -> int:
         return self._method(1.0, 1).weak_order
 
-    def fitted(self, size: int) -> "Adams":
+    def for_size(self, size: int) -> "Adams":
         if self.spread is not None:
             return self
         return replace(self, spread=max(SPREAD * size**0.5, SMALLEST_SPREAD))

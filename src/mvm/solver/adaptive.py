@@ -68,7 +68,7 @@ class Adaptive(Solver):
         return True
 
     @property
-    def apart(self) -> bool:
+    def per_sample(self) -> bool:
         return not self.joint
 
     @property

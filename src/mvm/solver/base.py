@@ -77,7 +77,7 @@ class Solver(ABC):
         return False
 
     @property
-    def apart(self) -> bool:
+    def per_sample(self) -> bool:
         """Whether each sample is solved by itself, with steps of its own."""
         return False
 
@@ -86,7 +86,7 @@ class Solver(ABC):
         """Whether times are those of the field's own schedule, not of MeanVelocity(T=1) at equal SNR."""
         return False
 
-    def fitted(self, size: int) -> "Solver":
+    def for_size(self, size: int) -> "Solver":
         """Return the solver for samples of so many values; itself, unless its times depend on that."""
         return self
 

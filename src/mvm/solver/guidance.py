@@ -36,7 +36,7 @@ MEASURES = {"progress": progress, "t": relative_time}
 
 @dataclass(frozen=True)
 class Interval:
-    """Where guidance acts: [low, high], ends included, in log-SNR progress or in t."""
+    """Where guidance acts: [low, high], ends included, in log-SNR progress from 0 (noise) to 1 (image), or in t."""
 
     low: float = 0.0
     high: float = 1.0

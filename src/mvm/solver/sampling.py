@@ -169,7 +169,7 @@ def solver_for(solver: Solver | None, field: Field, size: int, nfe: int, rho: fl
     if solver is None:
         tuned = getattr(field, "tuned", {}) if rho == 0 else {}
         solver = tuned.get((nfe, as_rules(guidance)), adams())
-    return solver.fitted(size)
+    return solver.for_size(size)
 
 
 def check_request(field: Field, schedule: Schedule, nfe: int, rho: float, condition: Tensor | None) -> None:
@@ -219,15 +219,15 @@ def integrate(
         wide = noise if noise.dtype == torch.float64 else noise.float()
         chosen = solver_for(solver, field, noise[0].numel(), nfe, rho, guidance)
         plan = chosen.plan(schedule, int(nfe), rho)
-        size = 1 if chosen.apart else len(noise)
+        size = 1 if chosen.per_sample else len(noise)
         images, evaluations, passes = [], 0, 0
         for part in (slice(start, start + size) for start in range(0, len(noise), size)):
             meter = metered(field)
-            evaluate = evaluator(meter, schedule, rows(condition, part) if chosen.apart else condition, guidance)
+            evaluate = evaluator(meter, schedule, rows(condition, part) if chosen.per_sample else condition, guidance)
             evaluate, x = in_solver_time(chosen, evaluate, wide[part], schedule)
             images.append(run(plan, evaluate, x, step_noise(seeds[part], x, draw), on_step=on_step).x)
             evaluations, passes = evaluations + meter.evaluations - plan.uncounted, passes + meter.passes
-        x = torch.cat(images) if chosen.apart else images[0]
+        x = torch.cat(images) if chosen.per_sample else images[0]
         return Solution(x.to(noise.dtype), -(-evaluations // len(images)), -(-passes // len(images)), seeds)
 
 

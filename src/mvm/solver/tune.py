@@ -60,7 +60,7 @@ def tune(
     """
     at_least("nfe", nfe, 2)
     at_least("reference_nfe", reference_nfe, nfe + 1)
-    base = (solver or adams()).fitted(noise[0].numel())
+    base = (solver or adams()).for_size(noise[0].numel())
     start = float(equal_snr_time(schedule.end, schedule, MEAN_VELOCITY))
     how: dict[str, Any] = {"schedule": schedule, "condition": condition, "guidance": guidance}
     wanted = sample(field, noise, solver=base, nfe=reference_nfe, **how).double()

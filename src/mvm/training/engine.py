@@ -115,7 +115,7 @@ class Engine:
         if config.keep == "products":
             recompute.apply(network)
         if place.device.type == "cpu":
-            cpu.apply(network)  # for previews
+            cpu.apply(network)  # for previews: with gradients the formulas stay plain
         kernels = _kernels(config, place)
         if config.fp8 != "off":
             _check_fp8(config, place)

@@ -22,7 +22,7 @@ from mvm.checkpoint import sha256
 from mvm.data.loader import mirror, send
 from mvm.files import put_in_place, temporary_beside, write_text
 from mvm.network.pretrained import Encoder
-from mvm.objective.auxiliary import CACHES, match_grid
+from mvm.objective.repa import CACHES, match_grid
 from mvm.options import choose
 from mvm.untrusted import cut, map_npy, read_json, refusal
 

@@ -5,7 +5,7 @@ import torch
 from mvm.checkpoint import Weights
 from mvm.network import AUGMENT_MAP, build_network
 from mvm.published import Opened
-from mvm.recipes import Recipe, as_field, options
+from mvm.recipes import Recipe, options, require_field_recipe
 
 LABELS = "label.weight"  # (classes + 1, width); the last row is the null class
 # The weights mean something else where these differ. Training goes on, but must learn that first.
@@ -50,18 +50,20 @@ def fit(own: Weights, recipe: Recipe, opened: Opened) -> tuple[Weights, list[str
 
 def _shaped_by_data(recipe: Recipe) -> set[str]:
     """Return the names of the parameters whose shape depends on channels or classes."""
-    network, (channels, height, width), classes, told = recipe.blueprint
+    network, (channels, height, width), classes, augment_size = recipe.blueprint
     with torch.device("meta"):
-        one = build_network(network, (channels, height, width), classes, told)
-        other = build_network(network, (channels + 1, height, width), classes + 1, told)
+        one = build_network(network, (channels, height, width), classes, augment_size)
+        other = build_network(network, (channels + 1, height, width), classes + 1, augment_size)
     shapes = {name: value.shape for name, value in other.named_parameters()}
     return {name for name, value in one.named_parameters() if shapes[name] != value.shape}
 
 
 def _other_network(recipe: Recipe, opened: Opened, names: list[str]) -> ValueError:
-    before, now = options(as_field(opened.recipe, opened.origin["run"]).network), options(recipe.network)
+    before, now = options(require_field_recipe(opened.recipe, opened.origin["run"]).network), options(recipe.network)
     for values, source in ((before, opened.recipe), (now, recipe)):  # 0 stands for what the size says
-        values |= dict(zip(("depth", "width", "heads"), as_field(source, "").network.dimensions, strict=True))
+        values |= dict(
+            zip(("depth", "width", "heads"), require_field_recipe(source, "").network.dimensions, strict=True)
+        )
     free = ("size", "patch", "dropout")  # the first is in those three, the others change no shape that matters
     other = [f"--network.{n} {value}" for n, value in before.items() if now.get(n) != value and n not in free]
     remedy = f"give the recipe its network: {' '.join(other)}" if other else "train with the recipe it was made by"

@@ -22,7 +22,7 @@ from mvm.network.pretrained import load_encoder
 from mvm.optim.ema import MAIN
 from mvm.options import at_least
 from mvm.published import open_model
-from mvm.recipes import RECIPE, AnyRecipe, DecoderRecipe, Recipe, as_field, to_json
+from mvm.recipes import RECIPE, AnyRecipe, DecoderRecipe, Recipe, require_field_recipe, to_json
 from mvm.recipes.memory import Memory, fit_memory
 from mvm.training.data import completed, training_store
 from mvm.training.decoder_preview import DecoderPreview
@@ -157,7 +157,7 @@ def _start_from(trainer: AnyTrainer, source: Path | str, weights: str) -> dict[s
     if isinstance(trainer, DecoderTrainer):
         trainer.start_from(opened.weights)
     else:
-        as_field(opened.recipe, str(source))
+        require_field_recipe(opened.recipe, str(source))
         own = {name: whole(value.detach()).cpu() for name, value in trainer.model.network.named_parameters()}
         fitted, told = fit(own, trainer.recipe, opened)
         trainer.start_from(fitted)
@@ -326,7 +326,7 @@ def _run(
     log = Log(run, config.log_every, config.steps, trainer.window, meter, on_log, shown)
     preview = _preview(trainer, run)
     saver = Saver(trainer, run)
-    eager = place.device.type == "cpu"  # reading a step's figures is free there
+    read_every_step = place.device.type == "cpu"  # reading a step's figures is free there
     if place.tell(trainer.step == 0 and (run / INIT).is_file() and checkpoint.latest(run) is None):
         saver.save()  # a run that is stopped before its first checkpoint must not lose what it started from
     bar = Bar(trainer, progress)
@@ -339,7 +339,7 @@ def _run(
             records: list[Record] = []
             saves = due(trainer.step, config.save_every, last)
             looks = preview.due(trainer.step)
-            if eager or saves or looks or log.due(trainer.step):
+            if read_every_step or saves or looks or log.due(trainer.step):
                 records = trainer.read()
                 trainer.window = log.add(records)
             bar.step(records)

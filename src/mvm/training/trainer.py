@@ -1,4 +1,8 @@
-"""A run in memory: what one step does, and how its state is saved and restored."""
+"""A run in memory: what one step does, and how its state is saved and restored.
+
+A step is Trainer.advance > Engine (precision, compilation, processes) > Learner (network and projector)
+> Matching (timesteps, noise, target, loss) > network. Model holds the same network for previews and sampling.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -91,16 +95,16 @@ class Trainer:
         if self.recipe.data.mirror:
             images = mirror(images, send(flipped, images.device))
         features = self._features(indices, flipped, images)
-        images, told = self._augmented(images, seeds)
-        return Batch(self._samples(indices, flipped, images), labels, send(seeds, images.device), features, told)
+        images, augment = self._augmented(images, seeds)
+        return Batch(self._samples(indices, flipped, images), labels, send(seeds, images.device), features, augment)
 
     def _augmented(self, images: Tensor, seeds: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the images warped as their seeds say, and what the network is told of that; None: nothing."""
+        """Return the images warped as their seeds say, and the parameters of that for the network; None: nothing."""
         chance = self.recipe.data.augment
         if not chance:
             return images, None
-        told = augmentation(seeds, chance)
-        return augmented(images, told), send(told, images.device)
+        parameters = augmentation(seeds, chance)
+        return augmented(images, parameters), send(parameters, images.device)
 
     def _samples(self, indices: Tensor, flipped: Tensor, images: Tensor) -> Tensor:
         """Return what the path works on: latents from the cache where there is one, else the images encoded."""

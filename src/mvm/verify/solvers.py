@@ -43,7 +43,7 @@ def sampled_law(solver: Solver, data: Law, rho: float, *, nfe: int = 0, times: t
     On a Gaussian oracle the solver is linear in its starting state and its noises. It is run on the origin
     and on every unit vector of that space; the coefficients' norm is the standard deviation.
     """
-    solver = solver.fitted(1)
+    solver = solver.for_size(1)
     plan = solver.plan_times(MEAN_VELOCITY, times, rho) if times else solver.plan(MEAN_VELOCITY, nfe, rho)
     start = marginal(data, times[0]) if times else Law(0.0, 1.0)
     field = oracle.gaussian(data.mean, data.std).field(MEAN_VELOCITY)
@@ -133,7 +133,7 @@ def sampled_stds(solver: Solver, stds: Tensor, rho: float, nfe: int, size: int =
     size: the number of values of a sample, where these are some of them. As in `sampled_law`, a row for the starting
     state and one for each noise; a solver of several stages draws at most three noises a step.
     """
-    plan = solver.fitted(size or len(stds)).plan(MEAN_VELOCITY, nfe, rho)
+    plan = solver.for_size(size or len(stds)).plan(MEAN_VELOCITY, nfe, rho)
     field = oracle.spectrum(stds).field(MEAN_VELOCITY)
     x = torch.zeros(1 + 3 * plan.steps, len(stds), dtype=torch.float64)
     x[0] = 1

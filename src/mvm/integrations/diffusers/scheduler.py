@@ -85,9 +85,9 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
         if trained is None:
             # a default would tell a network of another library times in [0, 1], which it takes without an error
             if prediction_type is None or schedule is None:
-                untold = [name for name in ("prediction_type", "schedule") if self.config[name] is None]
+                missing = [name for name in ("prediction_type", "schedule") if self.config[name] is None]
                 raise ValueError(
-                    f"MVMScheduler without {' and '.join(untold)}: what the network was trained on must be said. In a "
+                    f"MVMScheduler without {' and '.join(missing)}: what the network was trained on must be said. In a "
                     "pipeline of another model use MVMScheduler.from_config(pipe.scheduler.config), also to change "
                     "options of MVMPipeline's; for a network of mvm alone give both, e.g. prediction_type='u', "
                     "schedule='mean-velocity'"
@@ -166,12 +166,12 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
     def _plan_through(self, times: tuple[float, ...], said: str) -> Plan:
         """Return the plan through times of the schedule (of whole timesteps, where those are asked for), then 0."""
         if self.config["round_timesteps"]:
-            times = tuple(self.training.time(self.training.told(times).round()).tolist())
+            times = tuple(self.training.time(self.training.timestep(times).round()).tolist())
         training, slack = self.training, 1 + CLOSE / 10  # what a float32 may be beyond an end that it means
         low = training.first / slack
         falling = all(s > t for s, t in pairwise((*times, 0.0)))
         if not times or not falling or times[0] > training.last * slack or times[-1] < low:
-            first, last = (float(training.told(t)) for t in (training.first, training.last))
+            first, last = (float(training.timestep(t)) for t in (training.first, training.last))
             least = f"stay above {first:g}" if training.first == 0 else f"end at {first:g} at least"
             raise ValueError(f"{said} must fall, from timestep {last} at most, and {least}")
         within = (*(min(max(t, training.first), training.last) for t in times), 0.0)
@@ -186,7 +186,7 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
         if self.config["round_timesteps"]:
             between("num_inference_steps", nfe, 1, len(self))
             steps = [len(self)]
-            for i, step in enumerate(self.training.told(times).round().tolist()):
+            for i, step in enumerate(self.training.timestep(times).round().tolist()):
                 steps.append(max(min(int(step), steps[-1] - 1), nfe - 1 - i))  # all differ, down to 0
             times = tuple(self.training.time(steps[1:]).tolist())
             return self._plan_through(times, f"num_inference_steps={nfe}: whole timesteps")
@@ -204,7 +204,7 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
     ) -> None:
         """Plan a new run: of so many evaluations, or through given timesteps or sigmas (the image, at 0, is added).
 
-        timesteps: as the network is told them. sigmas: sigma/alpha of a table of betas; those of a flow are shifted, as
+        timesteps: as the network gets them. sigmas: sigma/alpha of a table of betas; those of a flow are shifted, as
         its own scheduler does. mu: the shift of a config with use_dynamic_shifting.
         """
         if sum(given is not None for given in (num_inference_steps, timesteps, sigmas)) != 1:
@@ -224,18 +224,18 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
             at_least("num_inference_steps", num_inference_steps, 1)
             plan = self._plan(int(num_inference_steps), mu)
         self._course = course_of(plan, self.solver, self.schedule)
-        told = self.training.told(self._course.times[:-1])
+        planned = self.training.timestep(self._course.times[:-1])
         if self.config["round_timesteps"]:
-            told = told.round().long()
+            planned = planned.round().long()
         elif self.training.steps is not None:
-            told = told.float()  # of float64 some networks make float64 embeddings, which their weights refuse
-        self._timesteps = told.to(device)
+            planned = planned.float()  # of float64 some networks make float64 embeddings, which their weights refuse
+        self._timesteps = planned.to(device)
         self.num_inference_steps = plan.steps
         self._begin, self._trail = None, None
 
     @property
     def timesteps(self) -> Tensor:
-        """What the network is told at each evaluation."""
+        """What the network receives at each evaluation."""
         return self._planned()[1]
 
     @property
@@ -266,11 +266,11 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
 
     def index_for_timestep(self, timestep: float | Tensor) -> int:
         """Return which of the timesteps it is."""
-        told = self.training.told(self._planned()[0].times[:-1]).tolist()
+        timesteps = self.training.timestep(self._planned()[0].times[:-1]).tolist()
         t = self._one_timestep(timestep)
-        index = min(range(len(told)), key=lambda i: abs(told[i] - t))
-        if abs(told[index] - t) > (0.5 if self.config["round_timesteps"] else CLOSE * told[index]):
-            raise ValueError(f"timestep={t} is none of scheduler.timesteps; the nearest is {told[index]}")
+        index = min(range(len(timesteps)), key=lambda i: abs(timesteps[i] - t))
+        if abs(timesteps[index] - t) > (0.5 if self.config["round_timesteps"] else CLOSE * timesteps[index]):
+            raise ValueError(f"timestep={t} is none of scheduler.timesteps; the nearest is {timesteps[index]}")
         return index
 
     def _one_timestep(self, timestep: float | Tensor) -> float:
@@ -292,7 +292,7 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
 
     def add_noise(self, original_samples: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
         """Return alpha x0 + sigma eps at timesteps, one for all or one per sample; training timesteps may be whole."""
-        numbered, end = self.training.steps is not None, float(self.training.told(self.schedule.end))
+        numbered, end = self.training.steps is not None, float(self.training.timestep(self.schedule.end))
         known = timesteps.is_floating_point() or numbered
         if not known or not bool(((timesteps >= 0) & (timesteps <= end)).all()):
             hint = "" if numbered else ", as in scheduler.timesteps; there are no numbered training steps here"

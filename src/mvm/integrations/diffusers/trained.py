@@ -49,8 +49,8 @@ class Training:
         """Whether it is another library's flow, whose grid gets shifted."""
         return self.steps is not None and not isinstance(self.schedule, BetaTable)
 
-    def told(self, t: Times) -> Tensor:
-        """Return the timestep that the network is told at times of the schedule, float64."""
+    def timestep(self, t: Times) -> Tensor:
+        """Return the timestep that the network receives at times of the schedule, float64."""
         t = torch.as_tensor(t, dtype=torch.float64)
         return self.schedule.timestep(t) if isinstance(self.schedule, BetaTable) else t * (self.steps or 1)
 

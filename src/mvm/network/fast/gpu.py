@@ -203,7 +203,7 @@ class KernelSharedBlock(KernelModulatedBlock, SharedBlock):
 class FusedStack(ByKernels, Stack):
     """Blocks by kernels that leave their last addition to the next one's first kernel, in training.
 
-    Not where the tokens between two blocks are read: by a tap, the inner head, a skip or a local convolution.
+    A tap or the inner head reads the tokens and stops it at that block; skips or local convolutions stop it altogether.
     """
 
     def forward(

@@ -1,4 +1,4 @@
-"""A network that is told what was done to its images: nothing told adds nothing, and it starts as one without."""
+"""A network with an input for augmentation: none adds nothing, and it starts as one without."""
 
 import pytest
 import torch
@@ -11,21 +11,21 @@ from mvm.network.layers import patchify, unpatchify
 CONFIG = DiTConfig(size="tiny", depth=2, width=16, heads=2, patch=2)
 
 
-def build(told):
+def build(size):
     torch.manual_seed(0)
-    return DiT(CONFIG, (1, 8, 8), 5, told)
+    return DiT(CONFIG, (1, 8, 8), 5, size)
 
 
-def shaken(told):
+def shaken(size):
     """A network with every weight random; those that both kinds have are equal."""
-    network = build(told)
+    network = build(size)
     draw = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in network.named_parameters():
             if name != AUGMENT_MAP:
                 parameter.copy_(0.2 * torch.randn(parameter.shape, generator=draw))
-        if told:
-            network.augment.weight.copy_(torch.randn(16, told, generator=draw))
+        if size:
+            network.augment.weight.copy_(torch.randn(16, size, generator=draw))
     return network
 
 
@@ -34,8 +34,8 @@ def inputs():
     return torch.randn(4, 1, 8, 8, generator=draw), torch.rand(4, generator=draw), torch.arange(4)
 
 
-def numbers(told=3):
-    return torch.randn(4, told, generator=torch.Generator().manual_seed(3))
+def numbers(size=3):
+    return torch.randn(4, size, generator=torch.Generator().manual_seed(3))
 
 
 def test_it_starts_as_a_network_without():
@@ -46,7 +46,7 @@ def test_it_starts_as_a_network_without():
     assert all(torch.equal(value, with_[name]) for name, value in without.items())
 
 
-def test_told_nothing_it_is_the_network_without():
+def test_without_augmentation_it_is_the_network_without():
     want = shaken(0)(*inputs()).prediction
     network = shaken(3)
     assert torch.equal(network(*inputs()).prediction, want)
@@ -59,7 +59,7 @@ def test_told_nothing_it_is_the_network_without():
     assert not torch.allclose(network(*inputs(), augment=numbers()).prediction, want, atol=1e-2)
 
 
-def test_what_is_told_is_added_before_the_nonlinearity():
+def test_the_augmentation_is_added_before_the_nonlinearity():
     network = shaken(3)
     x, level, labels = inputs()
     c = silu(network.level(level) + network.label(labels) + numbers() @ network.augment.weight.T)
@@ -70,7 +70,7 @@ def test_what_is_told_is_added_before_the_nonlinearity():
     assert torch.allclose(network(x, level, labels, augment=numbers()).prediction, want, atol=1e-5)
 
 
-def test_the_map_learns_from_what_is_told():
+def test_the_map_learns_from_augmentation():
     network = shaken(3)
     network(*inputs(), augment=numbers()).prediction.square().sum().backward()
     assert float(network.augment.weight.grad.abs().min()) > 0
@@ -80,9 +80,9 @@ def test_it_is_counted():
     assert parameters(CONFIG, (1, 8, 8), 5, 3) == parameters(CONFIG, (1, 8, 8), 5) + 3 * 16
 
 
-def test_who_cannot_be_told_says_so():
-    with pytest.raises(ValueError, match=r"augment: this network can be told of none; train with data\.augment"):
+def test_a_network_without_the_input_refuses_it():
+    with pytest.raises(ValueError, match=r"augment: this network has no input for it; train with data\.augment"):
         shaken(0)(*inputs(), augment=numbers())
-    with pytest.raises(ValueError, match=r"a ddt cannot be told of augmentation; set data\.augment to 0"):
+    with pytest.raises(ValueError, match=r"a ddt has no input for augmentation; set data\.augment to 0"):
         build_network(DDTConfig(size="tiny"), (4, 6, 6), 5, 8)
     assert type(build_network(DDTConfig(size="tiny"), (4, 6, 6), 5, 0)).__name__ == "DDT"

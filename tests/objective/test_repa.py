@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.functional import conv2d, silu
 
-from mvm.objective.auxiliary import Projector, RepaConfig, alignment, match_grid, spatial_norm
+from mvm.objective.repa import Projector, RepaConfig, alignment, match_grid, spatial_norm
 
 
 def draw(*shape, seed=0):
