@@ -49,7 +49,7 @@ def sweep(
     *,
     ref: str = "",
     metrics: str = "",
-    solvers: str = "",
+    solvers: str | None = None,
     nfe: str = "8,13,26",
     rho: str = "0,1",
     cfg: str = "1",
@@ -150,7 +150,7 @@ def sweep(
     from mvm.samples import Draw
 
     axes = Axes(
-        _values("solvers", solvers or "adams", str),
+        _values("solvers", "adams" if solvers is None else solvers, str),
         _values("nfe", nfe, int),
         _values("rho", rho, float),
         _values("cfg", cfg, float),
@@ -158,7 +158,7 @@ def sweep(
         _values("internal", internal, float),
         _values("share", share, float),
         *((_values("t-min", t_min, float),) if t_min else ()),
-        tuned=not solvers,
+        tuned=solvers is None,
     )
     at_least("repeats", repeats, 1)
     at_least("num", num, 2)  # a covariance needs two
