@@ -215,7 +215,7 @@ def test_unknown_recipe_suggests_one():
         ('[data]\naugment = 0.1\n[repa]\nencoder = "x"', r"data\.augment=0\.1: repa\.encoder's .*leave one of the two"),
         (
             '[data]\naugment = 0.1\n[network]\nkind = "ddt"',
-            r"data\.augment=0\.1 is for network\.kind='dit'; a ddt cannot",
+            r"data\.augment=0\.1 is for network\.kind='dit'; a ddt has no input",
         ),
         ("[network]\ndropout = 1.0", r"network\.dropout=1\.0 is out of range; it must be at least 0 and less than 1"),
         ('[network]\nkind = "ddt"\ndropout = 0.1', r"network\.dropout=0\.1 is for network\.kind='dit'"),
