@@ -29,7 +29,7 @@ from mvm.distributed.processes import EngineConfig
 from mvm.files import write_text
 from mvm.network import DiTConfig
 from mvm.optim.optimizers import TrainConfig
-from mvm.recipes import DataConfig, Recipe, as_field, load_recipe
+from mvm.recipes import DataConfig, Recipe, load_recipe, require_field_recipe
 from mvm.recipes.costs import GPU_TERMS, UNITS, Work, step_work
 from mvm.recipes.page import H200_FLOPS, SHOWN_BATCH, hours_on_h200
 
@@ -196,7 +196,7 @@ def report(points: Sequence[Point], held: Sequence[Point], host: Collection[str]
             lines.append(f"| {name} | {1000 * fit.host * case.depth:.1f} | {most_host_bound(fit, case)} |")
     lines += ["", "| recipe | hours on one GPU by this fit | by `mvm recipes show` |", "|---|---|---|"]
     for name in PREDICTED:
-        recipe = as_field(load_recipe(name), name)
+        recipe = require_field_recipe(load_recipe(name), name)
         lines.append(f"| `{name}` | {one_gpu_hours(fit, recipe):.3g} | {hours_on_h200(recipe):.2g} |")
     return "\n".join(lines)
 
