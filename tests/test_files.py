@@ -148,7 +148,7 @@ def test_what_stands_aside_after_a_crash_is_always_whole(tmp_path, monkeypatch):
     files.put_in_place(new, tmp_path / "x")
     assert names(tmp_path) == [".x.tmp", "x"]
     monkeypatch.undo()
-    files.mend(tmp_path)
+    files.recover_all(tmp_path)
     assert names(tmp_path) == ["x"]
     assert (tmp_path / "x" / "file").read_text() == "new"
 
@@ -160,10 +160,10 @@ def test_mend_brings_back_or_drops_what_stands_aside(tmp_path, there):
         folder_with(tmp_path / "x", "new")
     (tmp_path / ".a.json.tmp.json").write_text("half")
     (tmp_path / ".mine").write_text("not ours")
-    files.mend(tmp_path)
+    files.recover_all(tmp_path)
     assert names(tmp_path) == [".mine", "x"]
     assert (tmp_path / "x" / "file").read_text() == ("new" if there else "old")
-    files.mend(tmp_path / "absent")
+    files.recover_all(tmp_path / "absent")
 
 
 def test_remove_takes_the_name_first(tmp_path, monkeypatch):

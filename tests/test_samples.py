@@ -19,7 +19,7 @@ from mvm import generate
 from mvm import samples as module
 from mvm.data.sources.tables import open_parquet
 from mvm.distributed.processes import Processes
-from mvm.files import alone
+from mvm.files import locked
 from mvm.generate import cycle_labels, generate_all, solver_told
 from mvm.model import load
 from mvm.recipes import SampleConfig
@@ -292,9 +292,9 @@ def test_a_folder_of_other_files_is_refused(model, tmp_path):
 
 
 def test_a_folder_in_use_is_refused(model, finished, tmp_path):
-    with alone(finished.folder, ""), pytest.raises(ValueError, match="in use by another process"):
+    with locked(finished.folder, ""), pytest.raises(ValueError, match="in use by another process"):
         make(model, finished.folder)
-    with alone(finished.folder, ""), pytest.raises(ValueError, match="in use by another process"):
+    with locked(finished.folder, ""), pytest.raises(ValueError, match="in use by another process"):
         write_set(finished, tmp_path / "x.npy", progress=False)
 
 
@@ -330,7 +330,7 @@ class Thread(Processes):
         self.group.barrier.wait()
         return False
 
-    def tell(self, value):
+    def broadcast(self, value):
         if self.main:
             self.group.box = value
         self.group.barrier.wait()

@@ -18,7 +18,7 @@ from tqdm import tqdm
 from mvm import likelihood, noise
 from mvm.data import Images
 from mvm.evaluation.report import Axes, Curve, Page, paragraph, picture, plot_svg, provenance, require_plots, table
-from mvm.files import alone, mend_one, put_in_place, temporary_beside, write_text
+from mvm.files import locked, put_in_place, recover, temporary_beside, write_text
 from mvm.generate import cycle_labels, generate_all, grid
 from mvm.metrics.distances import Moments, frechet_distance, moments, pixel_features
 from mvm.model import Model, load
@@ -315,10 +315,10 @@ def _check_replaceable(out: Path) -> None:
 @contextmanager
 def _held(out: Path) -> Generator[None]:
     """Hold `out`, made if need be, against a second demo; it goes again where nothing came of it."""
-    mend_one(out)  # before a new folder takes the name of one that stands aside
+    recover(out)  # before a new folder takes the name of one that stands aside
     _check_replaceable(out)
     out.mkdir(parents=True, exist_ok=True)
-    with alone(out, f"out={out} is in use by another demo; wait for it, or give another --out"):
+    with locked(out, f"out={out} is in use by another demo; wait for it, or give another --out"):
         try:
             yield
         finally:

@@ -27,7 +27,7 @@ def _discard(path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
-def mend_one(path: Path) -> None:
+def recover(path: Path) -> None:
     """Bring back a folder that stands aside since a crash between the two renames of put_in_place."""
     old = _aside(path)
     if old.is_dir() and not path.exists():
@@ -35,8 +35,8 @@ def mend_one(path: Path) -> None:
 
 
 def temporary_beside(path: Path) -> Path:
-    """Return the hidden neighbour to write into; what an earlier crash left there is mended or removed."""
-    mend_one(path)
+    """Return the hidden neighbour to write into; what an earlier crash left there is recovered or removed."""
+    recover(path)
     old, temporary = _aside(path), _hidden(path)
     _discard(temporary)
     if old.is_dir():  # a crash after both renames
@@ -50,7 +50,7 @@ def is_leftover(path: Path) -> bool:
     return _LEFTOVER.fullmatch(path.name) is not None
 
 
-def mend(folder: Path) -> None:
+def recover_all(folder: Path) -> None:
     """Put right what a crash has left in a folder that no one else writes to: it comes back whole, or goes."""
     for entry in sorted(folder.iterdir()) if folder.is_dir() else []:
         if found := _LEFTOVER.fullmatch(entry.name):
@@ -104,7 +104,7 @@ def sha256(path: Path) -> str:
 
 
 @contextmanager
-def alone(folder: Path, refusal: str) -> Generator[None]:
+def locked(folder: Path, refusal: str) -> Generator[None]:
     """Hold a folder against a second process; a ValueError with the refusal where another holds it."""
     import fcntl  # here: only this needs a POSIX system
 
@@ -129,12 +129,12 @@ def private_beside(path: Path) -> Generator[Path]:
     """
     temporary_beside(path)
     for left in path.parent.glob(f".{escape(path.name)}.*.tmp"):
-        with suppress(ValueError, FileNotFoundError), alone(left, "in use"):
+        with suppress(ValueError, FileNotFoundError), locked(left, "in use"):
             shutil.rmtree(left)
     temporary = path.with_name(f".{path.name}.{token_hex(4)}.tmp")
     temporary.mkdir()
     try:
-        with alone(temporary, f"{temporary} is in use by another process"):
+        with locked(temporary, f"{temporary} is in use by another process"):
             yield temporary
     finally:  # Ctrl-C, too, leaves nothing
         shutil.rmtree(temporary, ignore_errors=True)

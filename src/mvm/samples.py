@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from mvm import __version__, noise
 from mvm.distributed.processes import Processes
-from mvm.files import alone, put_in_place, temporary_beside, write_text
+from mvm.files import locked, put_in_place, temporary_beside, write_text
 from mvm.generate import (
     Generated,
     asked_classes,
@@ -230,7 +230,7 @@ def _remove_if_empty(folder: Path) -> None:
 
 
 def _held(folder: Path) -> AbstractContextManager[None]:
-    return alone(folder, f"{folder} is in use by another process that samples into it; wait for it, or name another")
+    return locked(folder, f"{folder} is in use by another process that samples into it; wait for it, or name another")
 
 
 def sample_parts(
@@ -265,7 +265,7 @@ def sample_parts(
                 _open(folder, provenance)
                 stack.callback(_remove_if_empty, folder)
                 missing = [n for n, span in enumerate(spans) if not _is_whole(folder, n, labels[span], shape)]
-        missing = place.tell(missing)
+        missing = place.broadcast(missing)
         with _bar(draw, [spans[n] for n in missing], place, folder, progress) as bar:
             mine = missing[place.rank :: place.world]
             filled = (_filled(spans[number], draw, settings) for number in mine)
@@ -275,7 +275,7 @@ def sample_parts(
                 _write_part(folder, number, _first(batch, spans[number].stop - spans[number].start))
                 bar.update(min(len(batch.labels) * place.world, draw.num - bar.n))
         place.any(False)  # past this, all processes have written theirs
-        return place.tell(_read(folder, draw.num, len(spans), shape) if place.main else None)
+        return place.broadcast(_read(folder, draw.num, len(spans), shape) if place.main else None)
 
 
 def _filled(span: slice, draw: Draw, settings: SampleConfig) -> Tensor:

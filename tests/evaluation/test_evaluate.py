@@ -138,10 +138,10 @@ class Thread(Processes):
     def sum(self, values):
         return torch.stack(self.group.exchange(self.rank, values)).sum(0)
 
-    def join(self, mine):
+    def gather(self, mine):
         return torch.cat(self.group.exchange(self.rank, mine))
 
-    def tell(self, value):
+    def broadcast(self, value):
         return self.group.exchange(self.rank, value)[0]
 
 

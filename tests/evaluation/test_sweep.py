@@ -18,7 +18,7 @@ from mvm.evaluation.gather import Judge
 from mvm.evaluation.images import of_model, of_tensor, of_training
 from mvm.evaluation.sweep import Axes, Sweep, cell_name, check_cells, default_metrics
 from mvm.evaluation.sweep_findings import Result, gap, reading
-from mvm.files import alone
+from mvm.files import locked
 from mvm.metrics.distances import shrunken_features
 from mvm.metrics.extractors import EXTRACTORS, Extractor, Sources
 from mvm.model import load
@@ -394,7 +394,7 @@ def test_a_cell_beyond_the_limit_is_refused(model, copy, monkeypatch):
 
 
 def test_two_sweeps_at_once(model, finished):
-    with alone(finished, "taken"), pytest.raises(ValueError, match="in use by another sweep"):
+    with locked(finished, "taken"), pytest.raises(ValueError, match="in use by another sweep"):
         sweep(model, finished).run(AXES.cells())
 
 

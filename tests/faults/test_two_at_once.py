@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mvm import checkpoint, cli, demo
-from mvm.files import alone
+from mvm.files import locked
 
 WAIT = 60
 TINY = ["--network.depth", "1", "--network.heads", "2", "--network.width", "16", "--train.batch", "4"]
@@ -81,7 +81,7 @@ def test_a_second_demo_is_refused(tmp_path, capsys, before):
     if before == "a demo":
         (out / demo.REPORT).write_text("good")
     (work / "checkpoints").mkdir(parents=True)
-    with alone(out, "taken"):
+    with locked(out, "taken"):
         assert cli.run(["demo", "--quick", "--out", str(out)]) == 2
     assert f"mvm: out={out} is in use by another demo" in capsys.readouterr().err
     assert (work / "checkpoints").is_dir()

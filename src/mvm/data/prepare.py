@@ -187,7 +187,7 @@ def prepare(
     settings, names = _settings(source, **options, part_size=part_size), _class_names(source, classes)
     task = partial(Task, out=out, settings=settings, classes=len(names) or None, strict=strict)
     out.mkdir(parents=True, exist_ok=True)
-    with files.alone(out, f"out='{out}' is being prepared by another process; wait, or choose another"):
+    with files.locked(out, f"out='{out}' is being prepared by another process; wait, or choose another"):
         _check_out(out, settings)
         prepared = _again(out, settings)
         if prepared is None:

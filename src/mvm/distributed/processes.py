@@ -109,19 +109,19 @@ class Processes:
         """Return whether any process says so; all must ask. Travels on the CPU: a GPU's queue is not waited for."""
         return bool(self.sum(torch.tensor(float(flag))) > 0)
 
-    def largest(self, value: int) -> int:
+    def max(self, value: int) -> int:
         """Return the largest value of all processes; all must ask."""
-        return int(self.join(torch.tensor([value])).max())
+        return int(self.gather(torch.tensor([value])).max())
 
-    def join(self, mine: Tensor) -> Tensor:
+    def gather(self, mine: Tensor) -> Tensor:
         """Return CPU tensors of one shape from all processes, one after another along the first axis."""
         if self.world == 1:
             return mine
-        found = [torch.empty_like(mine) for _ in range(self.world)]
-        dist.all_gather(found, mine)
-        return torch.cat(found)
+        parts = [torch.empty_like(mine) for _ in range(self.world)]
+        dist.all_gather(parts, mine)
+        return torch.cat(parts)
 
-    def tell(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         """Return rank 0's value in every process."""
         box = [value]
         if self.world > 1:
@@ -135,9 +135,9 @@ class Processes:
         if self.main:
             try:
                 yield
-            except Exception as error:  # told to the others, then raised here
+            except Exception as error:  # broadcast, then raised here
                 failure = error
-        message = self.tell(f"{type(failure).__name__}: {failure}" if failure else "")
+        message = self.broadcast(f"{type(failure).__name__}: {failure}" if failure else "")
         if failure is not None:
             raise failure
         if message:

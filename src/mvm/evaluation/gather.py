@@ -122,7 +122,7 @@ def _reduced(streams: Mapping[Key, _Stream], place: Processes) -> Gathered:
     """Return what all processes have gathered, joined."""
     found = Gathered()
     for key, stream in streams.items():
-        width = place.largest(stream.accumulators[0].mean.numel() if stream.accumulators else 0)
+        width = place.max(stream.accumulators[0].mean.numel() if stream.accumulators else 0)
         if width == 0:
             raise ValueError("there are no images to look at")
         device = stream.accumulators[0].mean.device if stream.accumulators else place.device
@@ -137,7 +137,7 @@ def _reduced(streams: Mapping[Key, _Stream], place: Processes) -> Gathered:
 def _joined(mine: Accumulator, place: Processes) -> Accumulator:
     if place.world == 1:
         return mine
-    return Accumulator.from_state({name: place.join(part) for name, part in mine.state().items()}, mine.mean.device)
+    return Accumulator.from_state({name: place.gather(part) for name, part in mine.state().items()}, mine.mean.device)
 
 
 def _in_order(

@@ -25,7 +25,7 @@ from mvm.evaluation.gather import Judge
 from mvm.evaluation.images import ImageSet, of_parts
 from mvm.evaluation.report import provenance, require_plots
 from mvm.evaluation.sweep_report import REAL, Result, write_report
-from mvm.files import alone, mend, put_in_place, remove, temporary_beside, write_text
+from mvm.files import locked, put_in_place, recover_all, remove, temporary_beside, write_text
 from mvm.generate import (
     check_settings,
     computed_by,
@@ -159,7 +159,7 @@ class Sweep:
                     (self.folder / CELLS).mkdir(parents=True, exist_ok=True)
                     stack.enter_context(_held(self.folder))
                     for folder in (self.folder, self.folder / CELLS, self.folder / WORK):
-                        mend(folder)
+                        recover_all(folder)
                     self._check_shared(networks)
             self._prepare([settings for settings in cells if not self._path(settings).is_file()])
             found = []
@@ -227,7 +227,7 @@ class Sweep:
     def _cell(self, settings: SampleConfig) -> dict[str, Any]:
         """Return a cell: what is kept of it, completed by what is missing."""
         path = self._path(settings)
-        kept = self.place.tell(_read_cell(path) if self.place.main else None)
+        kept = self.place.broadcast(_read_cell(path) if self.place.main else None)
         told = solver_told(self.model, settings)
         if kept and kept.get("solver") != told:
             raise ValueError(
@@ -285,7 +285,7 @@ class Sweep:
     def _kept_seconds(self, folder: Path, now: float) -> float:
         """Return the seconds noted beside a folder when its images were finished; note them if this was now."""
         note = folder.with_name(f"{folder.name}.seconds.json")
-        told = self.place.tell(_read_seconds(note) if self.place.main else None)
+        told = self.place.broadcast(_read_seconds(note) if self.place.main else None)
         if told is None and self.place.main:
             write_text(note, json.dumps({"seconds": now}) + "\n")
         return now if told is None else told
@@ -319,7 +319,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def _held(folder: Path) -> AbstractContextManager[None]:
-    return alone(folder, f"{folder} is in use by another sweep; wait for it, or give another --out")
+    return locked(folder, f"{folder} is in use by another sweep; wait for it, or give another --out")
 
 
 def _damaged(path: Path) -> AbstractContextManager[None]:

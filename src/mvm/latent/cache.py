@@ -24,7 +24,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from mvm.data.loader import send
-from mvm.files import alone, put_in_place, sha256, temporary_beside, write_text
+from mvm.files import locked, put_in_place, sha256, temporary_beside, write_text
 from mvm.latent.encoder import Pictures
 from mvm.options import at_least
 from mvm.untrusted import cut, map_npy, read_json, refusal, whole_numbers
@@ -179,7 +179,7 @@ def write_latents(
     key = CacheKey(codec.fingerprint, stamp, len(images), codec.latent_shape, shard)
     folder.mkdir(parents=True, exist_ok=True)
     refusal = f"'{folder}': another process writes latents there; wait for it"
-    with alone(folder, refusal) if rank == 0 else nullcontext():
+    with locked(folder, refusal) if rank == 0 else nullcontext():
         index = _read_json(folder / INDEX)
         if index is not None:
             _require_same(folder, _key_of(folder, index), asdict(key))

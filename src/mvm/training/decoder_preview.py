@@ -83,7 +83,7 @@ class DecoderPreview:
         trainer, share = self.trainer, -(-self.count // self.place.world)
         mine = torch.arange(self.place.rank * share, (self.place.rank + 1) * share) % self.count
         found = [to_uint8(trainer.decoder(trainer.encoder(trainer.held_out[part]))).cpu() for part in mine.split(BATCH)]
-        return self.place.join(torch.cat(found))[: self.count]
+        return self.place.gather(torch.cat(found))[: self.count]
 
     def _measure(self, originals: Tensor, restored: Tensor) -> dict[str, float]:
         """Return the means of the figures of all images."""

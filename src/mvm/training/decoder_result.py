@@ -12,7 +12,7 @@ def measured(trainer: DecoderTrainer, progress: bool) -> Statistics:
     """Return the statistics of the latents of all training images, both mirrors, in full precision."""
     place = trainer.place
     mine = measure(trainer.encoder, trainer.images, rank=place.rank, world=place.world, progress=progress)
-    joined = {name: place.join(value) for name, value in mine.state().items()}
+    joined = {name: place.gather(value) for name, value in mine.state().items()}
     return LatentMoments.from_state(joined).result(trainer.encoder.origin)
 
 
@@ -34,7 +34,7 @@ def autoencoder(trainer: DecoderTrainer, run: Path, progress: bool) -> RAE:
         return rae
     place, folder = trainer.place, run / FOLDER
     earlier = _earlier(folder, trainer) if place.main else None
-    statistics = place.tell(None if earlier is None else earlier.statistics)
+    statistics = place.broadcast(None if earlier is None else earlier.statistics)
     rae.set_statistics(statistics or measured(trainer, progress))
     same = earlier is not None and earlier.decoder.fingerprint == rae.decoder.fingerprint and statistics is not None
     with place.main_first():

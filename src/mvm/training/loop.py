@@ -221,7 +221,7 @@ def _start(
             if old:
                 stack.enter_context(held(run))
             newest, changed = open_run(recipe, run, resume, allow_change)
-    newest = place.tell(newest)
+    newest = place.broadcast(newest)
     need, executed = None, recipe
     if isinstance(recipe, Recipe):  # a decoder's memory is mostly that of the frozen networks around it
         executed, need, warning = fit_memory(recipe, place.device, place.world)
@@ -327,7 +327,7 @@ def _run(
     preview = _preview(trainer, run)
     saver = Saver(trainer, run)
     read_every_step = place.device.type == "cpu"  # reading a step's figures is free there
-    if place.tell(trainer.step == 0 and (run / INIT).is_file() and checkpoint.latest(run) is None):
+    if place.broadcast(trainer.step == 0 and (run / INIT).is_file() and checkpoint.latest(run) is None):
         saver.save()  # a run that is stopped before its first checkpoint must not lose what it started from
     bar = Bar(trainer, progress)
     if isinstance(trainer, Trainer):  # a decoder's step changes its discriminator before its end

@@ -48,7 +48,7 @@ class Preview:
         mine = torch.arange(self.place.rank * share, (self.place.rank + 1) * share) % self.config.count
         settings = self.model.recipe.sample
         found = generate_all(self.model, self.labels[mine], self.seeds[mine], settings, progress=False).images
-        return self.place.join(found)[: self.config.count]
+        return self.place.gather(found)[: self.config.count]
 
     def _write(self, step: int, images: Tensor) -> None:
         """Write the grid; a full disk is no reason to stop training."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mvm import checkpoint
-from mvm.files import alone, is_leftover, mend, write_text
+from mvm.files import is_leftover, locked, recover_all, write_text
 from mvm.published import run_recipe
 from mvm.recipes import PLACES, RECIPE, AnyRecipe, located, options
 from mvm.untrusted import parse_json, read_text
@@ -79,14 +79,14 @@ def open_run(
     elif run.is_dir() and any(entry.name not in OWN and not is_leftover(entry) for entry in run.iterdir()):
         raise ValueError(f"--out {run} is a folder with other files in it; give a new one")
     for folder in (run, run / "checkpoints", run / "snapshots", run / "samples"):
-        mend(folder)
+        recover_all(folder)
     return checkpoint.latest(run), found
 
 
 def held(run: Path) -> AbstractContextManager[None]:
     """Make the run directory if need be, and hold it: two trainings in one would ruin each other's files."""
     run.mkdir(parents=True, exist_ok=True)
-    return alone(run, f"{run} is in use by another process that trains; wait for it, or give another --out")
+    return locked(run, f"{run} is in use by another process that trains; wait for it, or give another --out")
 
 
 def note_changes(run: Path, found: list[Change]) -> None:
