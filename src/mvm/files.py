@@ -140,8 +140,19 @@ def private_beside(path: Path) -> Generator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+@contextmanager
+def atomic(path: Path) -> Generator[Path]:
+    """Yield the hidden neighbour to write a file into: it takes the path's name if the body succeeds, else it goes."""
+    temporary = temporary_beside(path)
+    try:
+        yield temporary
+        put_in_place(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a text file, in UTF-8 whatever the locale."""
-    temporary = temporary_beside(path)
-    temporary.write_text(text, encoding="utf-8")
-    put_in_place(temporary, path)
+    with atomic(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
