@@ -126,6 +126,6 @@ def test_both_stages_to_a_figure(words, prepared, done, refused, tmp_path):
     said = refused("sample", second, "--num", "4", "--out", tmp_path / "x.png", "--device", "cpu")
     assert "was trained in latents of fingerprint" in said
     assert "restore the autoencoder" in said
-    assert "holds latents of something else" in refused("train", *latent, "--out", second, "--resume")
+    assert "holds latents with other values of codec" in refused("train", *latent, "--out", second, "--resume")
     elsewhere = ["--codec.latents", str(tmp_path / "others")]
     assert "was trained in latents" in refused("train", *latent, *elsewhere, "--out", second, "--resume")

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from mvm.latent import RAE, Decoder, DecoderConfig, cache, measure
-from mvm.latent.cache import open_latents, shard_name, write_latents
+from mvm.latent import RAE, Decoder, DecoderConfig, measure
+from mvm.latent.cache import open_latents, write_latents
+from mvm.store import Share
 
 
 class Patches:
@@ -97,7 +98,7 @@ def test_interrupted_writing_goes_on(tmp_path, codec, images):
         write_latents(tmp_path, Stops(), images, **OPTIONS)
     assert (tmp_path / NAMES[0]).is_file()
     assert not (tmp_path / NAMES[1]).exists()
-    with pytest.raises(ValueError, match=r"are not finished \(no index\.json\)"):
+    with pytest.raises(ValueError, match=r"are not there, or not finished \(no index\.json\)"):
         open_latents(tmp_path)
     assert write_latents(tmp_path, codec, images, **OPTIONS) == NAMES[1:]
     assert codec.seen == 2 * 6  # the last six images, both mirrors
@@ -115,8 +116,8 @@ def test_a_shard_cut_short_is_named_and_made_alone(folder, codec, images, remove
     path = folder / NAMES[1]
     whole, others = path.read_bytes(), {name: (folder / name).stat().st_mtime_ns for name in (NAMES[0], NAMES[2])}
     path.unlink() if remove else path.write_bytes(whole[: len(whole) // 2])
-    state = "is missing" if remove else "is cut short or damaged"
-    with pytest.raises(ValueError, match=rf"{NAMES[1]}' {state}.*only this one is made anew"):
+    state = "is missing" if remove else "is damaged"
+    with pytest.raises(ValueError, match=rf"{NAMES[1]}' {state}.*the other parts are kept"):
         open_latents(folder)
     before = codec.seen
     assert write_latents(folder, codec, images, **OPTIONS) == [NAMES[1]]
@@ -137,15 +138,16 @@ def test_a_flipped_bit_is_found(folder, codec, images):
     open_latents(folder).verify()
 
 
-def test_rebuilding_that_is_interrupted_leaves_no_index(folder, images):
+@pytest.mark.parametrize("remove", [False, True])
+def test_rebuilding_that_is_interrupted_leaves_latents_that_are_refused(folder, images, remove):
     class Fails(Patches):
         def encode(self, images):
             raise RuntimeError("no device")
 
-    (folder / NAMES[1]).unlink()
+    (folder / NAMES[1]).unlink() if remove else (folder / NAMES[1]).write_bytes(b"damaged")
     with pytest.raises(RuntimeError, match="no device"):
         write_latents(folder, Fails(), images, **OPTIONS)
-    with pytest.raises(ValueError, match="are not finished"):
+    with pytest.raises(ValueError, match=rf"{NAMES[1]}' is missing"):
         open_latents(folder)
 
 
@@ -158,23 +160,25 @@ def test_latents_of_something_else_are_refused(folder, codec, images):
     }
     for _ in ("finished", "unfinished"):
         for name, (other, shown, options) in attempts.items():
-            with pytest.raises(ValueError, match=rf"holds latents of something else: .*{name} .*\(now "):
+            with pytest.raises(
+                ValueError, match=rf"holds latents with other values of .*{name} \(.*, now .*another folder"
+            ):
                 write_latents(folder, other, shown, **{**OPTIONS, **options})
         (folder / "index.json").unlink(missing_ok=True)
     write_latents(folder, codec, images, **OPTIONS)
     for wrong in ({"codec": "other"}, {"data": "another"}, {"shape": (3, 4, 5)}):
-        with pytest.raises(ValueError, match=rf"something else: {next(iter(wrong))} .*\(now "):
+        with pytest.raises(ValueError, match=rf"with other values of {next(iter(wrong))} \(.*, now "):
             open_latents(folder, **wrong)
 
 
 def test_numbers_beyond_float16_are_refused(tmp_path, images):
-    with pytest.raises(ValueError, match=r"images 0\.\.2 hold numbers beyond float16"):
+    with pytest.raises(ValueError, match=r"numbers are beyond float16; normalise the latents of images 0\.\.2"):
         write_latents(tmp_path, Patches(scale=1e6), images, **OPTIONS)
     assert not list(tmp_path.glob("latents*"))
 
 
 def test_no_room(tmp_path, codec, images, monkeypatch):
-    monkeypatch.setattr(cache.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 10})())
+    monkeypatch.setattr("mvm.store.shutil.disk_usage", lambda path: type("Usage", (), {"free": 10})())
     with pytest.raises(ValueError, match=r"the latents take 0\.0 GiB, and 0\.0 GiB are free"):
         write_latents(tmp_path, codec, images, **OPTIONS)
 
@@ -200,14 +204,14 @@ def test_processes_share_the_shards(encoders, images, tmp_path):
     barrier, made = threading.Barrier(3), {}
 
     def work(rank):
-        share = {"rank": rank, "world": 3, "meet": barrier.wait}
-        made[rank] = write_latents(together, rae, images, stamp="x", shard=2, progress=False, **share)
+        share = Share(rank, 3, barrier.wait)
+        made[rank] = write_latents(together, rae, images, stamp="x", shard=2, progress=False, share=share)
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert made == {rank: [shard_name(number) for number in range(rank, 5, 3)] for rank in range(3)}
+    assert made == {rank: [f"latents-0000{number}.npy" for number in range(rank, 5, 3)] for rank in range(3)}
     assert sorted(path.name for path in together.iterdir()) == sorted(path.name for path in alone.iterdir())
     assert all(path.read_bytes() == (alone / path.name).read_bytes() for path in together.iterdir())

@@ -11,6 +11,7 @@ from mvm.distributed.processes import Processes
 from mvm.latent import RAE, Codec, Latents, LoadedLatents, open_latents, write_latents
 from mvm.recipes import AnyRecipe, DataConfig, Recipe, located
 from mvm.recipes.memory import free_memory
+from mvm.store import Share
 
 R = TypeVar("R", bound=AnyRecipe)
 
@@ -83,6 +84,6 @@ def training_latents(recipe: Recipe, codec: Codec, store: Store, place: Processe
         return None
     folder = Path(recipe.codec.latents or f"{recipe.data.folder}-latents-{codec.fingerprint[:8]}")
     stamp = store.stamp or recipe.data.name
-    write_latents(folder, codec, store, stamp=stamp, rank=place.rank, world=place.world, meet=lambda: place.any(False))
+    write_latents(folder, codec, store, stamp=stamp, share=Share(place.rank, place.world, lambda: place.any(False)))
     found = open_latents(folder, codec=codec.fingerprint, data=stamp, device=place.device)
     return found.load() if recipe.codec.cache == "device" else found
