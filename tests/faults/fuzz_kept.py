@@ -8,10 +8,9 @@ import torch
 from fuzz_format import Format
 from fuzz_mutate import spoiled_json, spoiled_npy
 
-from mvm.checkpoint import sha256
 from mvm.evaluation import sweep
 from mvm.network import dinov3
-from mvm.training.features import BankKey, MemoryBank, load_bank
+from mvm.training.features import BankKey, DiskBank
 
 
 class MetaWeights(Format):
@@ -32,23 +31,17 @@ class FeatureIndex(Format):
     key = BankKey("encoder", "0" * 64, 16, 2, 3, "float16", 5, "1" * 64)
 
     def lay(self) -> list[bytes]:
-        MemoryBank(self.key, torch.ones(self.key.shape(5), dtype=torch.float16)).save(self.folder)
+        self.key.parts(self.folder).write_missing(lambda part: [np.ones((2, 5, 4, 3), np.int16)], progress=False)
         return [(self.folder / self.file).read_bytes()]
 
     def read(self) -> None:
-        bank = load_bank(self.folder, self.key)
+        bank = DiskBank(self.key, self.folder, "cpu")
         bank.lookup(torch.tensor([4]), torch.tensor([True]))
 
 
 class FeaturePart(FeatureIndex):
     name, file, share = "part-*.npy of features", "part-00000.npy", 0.5
     spoil = staticmethod(spoiled_npy)
-
-    def put(self, data: bytes) -> None:
-        super().put(data)
-        path = self.folder / "index.json"
-        sums = {self.file: sha256(self.folder / self.file)}
-        path.write_text(json.dumps({**json.loads(path.read_text()), "sha256": sums}))
 
 
 class Cell(Format):

@@ -8,20 +8,16 @@ import pytest
 import torch
 from torch import nn
 
-from mvm.checkpoint import sha256
+from mvm.files import sha256
 from mvm.network.pretrained import HALF, Encoder
+from mvm.store import PartedArray
 from mvm.training import features
 from mvm.training.features import (
     DiskBank,
     LiveBank,
-    MemoryBank,
-    WrongBank,
-    bank_bytes,
+    TensorBank,
     bank_key,
-    build_bank,
-    build_on_disk,
     data_fingerprint,
-    load_bank,
     open_bank,
 )
 from mvm.untrusted import read_json
@@ -73,6 +69,17 @@ def _small_parts(monkeypatch):
     monkeypatch.setattr(features, "PART", 4)  # ten images: three files, the last one shorter
 
 
+@pytest.fixture
+def build(tmp_path, encoder, images, labels):
+    """build(cache, ...): the bank of these images, on the disk in tmp_path / "bank"."""
+
+    def opened(cache="disk", encoder=encoder, images=images, labels=labels, **options):
+        options = {"folder": tmp_path / "bank", "device": "cpu", "progress": False, **options}
+        return open_bank(cache, encoder, images, labels, **options)
+
+    return opened
+
+
 INDICES = torch.tensor([9, 0, 4, 4, 3])
 MIRRORED = torch.tensor([True, False, True, False, False])
 
@@ -88,7 +95,7 @@ def test_lookup_gives_the_encoders_tokens(tmp_path, encoder, images, labels, cac
     """Up to half a unit in the last of the digits kept: 11 binary ones in float16, 8 in bfloat16."""
     options = {"batch": 3, "device": "cpu", "progress": False}
     bank = open_bank(cache, encoder, images, labels, folder=tmp_path / "bank", dtype=dtype, **options)
-    assert isinstance(bank, {"device": MemoryBank, "disk": DiskBank, "none": LiveBank}[cache])
+    assert isinstance(bank, {"device": TensorBank, "disk": DiskBank, "none": LiveBank}[cache])
     found, want = bank.lookup(INDICES, MIRRORED), expected(encoder, images)
     assert found.dtype == torch.float32
     assert not torch.allclose(bank.lookup(INDICES, ~MIRRORED), want, atol=0.5)
@@ -107,19 +114,19 @@ def test_features_are_stored_on_the_students_grid(tmp_path, encoder, images, lab
         assert torch.allclose(found, quarters, rtol=1e-3, atol=1e-3)
 
 
-def test_saved_and_loaded(tmp_path, encoder, images, key):
-    bank = build_bank(encoder, images, key, batch=4, progress=False)
+def test_kept_in_memory_and_on_disk(tmp_path, build, key):
+    bank = build("device", batch=4)
     assert bank.features.dtype == torch.float16
-    assert bank.features.nbytes == key.bytes == bank_bytes(10, 16, 6) == 2 * 10 * 16 * 6 * 2
-    bank.save(tmp_path / "bank")
+    assert bank.features.nbytes == key.parts(tmp_path).bytes == 2 * 10 * 16 * 6 * 2
+    stored = build()
     assert sorted(path.name for path in (tmp_path / "bank").iterdir()) == [
         "index.json",
         *(f"part-0000{n}.npy" for n in range(3)),
     ]
-    assert torch.equal(load_bank(tmp_path / "bank", key).lookup(INDICES, MIRRORED), bank.lookup(INDICES, MIRRORED))
+    assert torch.equal(stored.lookup(INDICES, MIRRORED), bank.lookup(INDICES, MIRRORED))
 
 
-def test_images_may_come_from_anything_that_reads_by_index(tmp_path, encoder, images, labels, key):
+def test_images_may_come_from_anything_that_reads_by_index(build, encoder, images, labels, key):
     class Files:
         def __len__(self):
             return len(images)
@@ -128,54 +135,68 @@ def test_images_may_come_from_anything_that_reads_by_index(tmp_path, encoder, im
             return torch.stack([images[int(i)] for i in indices])
 
     assert bank_key(encoder, Files(), labels) == key
-    bank = build_bank(encoder, images, key, progress=False)
+    bank = build("device")
     for cache in ("device", "disk"):
-        other = open_bank(cache, encoder, Files(), labels, folder=tmp_path, device="cpu", progress=False)
-        assert torch.equal(other.lookup(INDICES, MIRRORED), bank.lookup(INDICES, MIRRORED))
+        assert torch.equal(build(cache, images=Files()).lookup(INDICES, MIRRORED), bank.lookup(INDICES, MIRRORED))
 
 
-def test_interrupted_writing_goes_on(tmp_path, encoder, images, key, monkeypatch):
-    whole = features._write_part
+def test_interrupted_writing_goes_on(tmp_path, build, encoder, images, key, monkeypatch):
+    whole = PartedArray._write_part
     calls = []
 
-    def stops_at_the_third(path, tensor):
-        calls.append(path.name)
+    def stops_at_the_third(store, name, *rest):
+        calls.append(name)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        whole(path, tensor)
+        whole(store, name, *rest)
 
-    monkeypatch.setattr(features, "_write_part", stops_at_the_third)
+    monkeypatch.setattr(PartedArray, "_write_part", stops_at_the_third)
     with pytest.raises(KeyboardInterrupt):
-        build_on_disk(encoder, images, key, tmp_path, progress=False)
-    with pytest.raises(WrongBank, match=r"part-00002\.npy is not there: the features are unfinished"):
-        load_bank(tmp_path, key)
+        build()
+    with pytest.raises(ValueError, match=r"the features in .* are not finished \(part-00000\.npy is not in index"):
+        DiskBank(key, tmp_path / "bank", "cpu")
     before = encoder.body.images
-    bank = build_on_disk(encoder, images, key, tmp_path, progress=False)
+    bank = build()
     assert encoder.body.images - before == 2 * 2  # the last two images, both mirrors
     assert calls == ["part-00000.npy", "part-00001.npy", "part-00002.npy", "part-00002.npy"]
     assert torch.allclose(bank.lookup(INDICES, MIRRORED), expected(encoder, images), rtol=1e-3)
-    build_on_disk(encoder, images, key, tmp_path, progress=False)
+    build()
     assert len(calls) == 4
 
 
-def test_features_of_something_else_are_refused(tmp_path, encoder, images, labels, key):
-    build_on_disk(encoder, images, key, tmp_path, progress=False)
+def test_features_that_an_earlier_version_left_unfinished_are_finished(tmp_path, build, encoder, images):
+    """mvm 0.1 wrote no notes beside unfinished parts: the index grew with each of them."""
+    want = build().lookup(INDICES, MIRRORED)
+    folder = tmp_path / "bank"
+    index = json.loads((folder / "index.json").read_text())
+    before = encoder.body.images
+    assert torch.equal(build().lookup(INDICES, MIRRORED), want)  # finished: nothing is made
+    assert encoder.body.images == before
+    (folder / "part-00002.npy").unlink()
+    del index["sha256"]["part-00002.npy"]
+    (folder / "index.json").write_text(json.dumps(index, indent=2) + "\n")
+    assert torch.equal(build().lookup(INDICES, MIRRORED), want)
+    assert encoder.body.images - before == 2 * 2
+    assert json.loads((folder / "index.json").read_text())["sha256"].keys() == {f"part-0000{n}.npy" for n in range(3)}
+
+
+def test_features_of_something_else_are_refused(tmp_path, build, images, labels, key):
+    build()
     changed = images.clone()
     changed[0, 0, 0, 0] ^= 1
     others = {
-        "data": bank_key(encoder, changed, labels),
-        "weights": bank_key(make_encoder(seed=1), images, labels),
-        "side": bank_key(encoder, images, labels, side=2),
-        "dtype": bank_key(encoder, images, labels, dtype=torch.bfloat16),
-        "count": bank_key(encoder, images[:9], labels[:9]),
-        "encoder": dataclasses.replace(key, encoder="other"),
-        "resolution": dataclasses.replace(key, resolution=32),
+        "data": {"images": changed},
+        "weights": {"encoder": make_encoder(seed=1)},
+        "side": {"side": 2},
+        "dtype": {"dtype": torch.bfloat16},
+        "count": {"images": images[:9], "labels": labels[:9]},
     }
     for name, other in others.items():
-        with pytest.raises(WrongBank, match=rf"features of something else: .*{name} .*remove the folder"):
-            load_bank(tmp_path, other)
-        with pytest.raises(WrongBank, match="features of something else"):
-            build_on_disk(encoder, images, other, tmp_path, progress=False)
+        with pytest.raises(ValueError, match=rf"holds features with other values of .*{name} .*remove this one"):
+            build(**other)
+    for name, other in {**dict.fromkeys(("resolution", "width"), 5), "encoder": "other"}.items():
+        with pytest.raises(ValueError, match=rf"holds features with other values of {name} "):
+            DiskBank(dataclasses.replace(key, **{name: other}), tmp_path / "bank", "cpu")
 
 
 def test_fingerprint_sees_labels_order_and_shape(images, labels):
@@ -193,17 +214,13 @@ def test_fingerprint_sees_labels_order_and_shape(images, labels):
         data_fingerprint(images, labels[:9])
 
 
-def test_damage_is_found(tmp_path, encoder, images, key):
-    build_on_disk(encoder, images, key, tmp_path, progress=False)
-    path = tmp_path / "part-00001.npy"
-    contents = bytearray(path.read_bytes())
-    contents[-1] ^= 1
-    path.write_bytes(contents)
-    with pytest.raises(WrongBank, match=r"part-00001\.npy is damaged; remove the folder"):
-        load_bank(tmp_path, key)
-    (tmp_path / "index.json").write_text("{")
-    with pytest.raises(WrongBank, match=r"index\.json is damaged"):
-        load_bank(tmp_path, key)
+def test_a_damaged_part_is_made_again(tmp_path, build):
+    build()
+    path = tmp_path / "bank" / "part-00001.npy"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    build()
+    assert path.read_bytes() == whole
 
 
 @pytest.mark.parametrize(
@@ -216,17 +233,18 @@ def test_damage_is_found(tmp_path, encoder, images, key):
         (b"\xff", "no UTF-8"),
     ],
 )
-def test_an_index_made_to_harm_is_refused(tmp_path, key, monkeypatch, text, words):
-    monkeypatch.setattr(features, "read_json", lambda path: read_json(path, 400))
-    (tmp_path / "index.json").write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(WrongBank, match=rf"index\.json is damaged \(.*({words})"):
-        load_bank(tmp_path, key)
+def test_an_index_made_to_harm_is_refused(tmp_path, build, monkeypatch, text, words):
+    monkeypatch.setattr("mvm.store.read_json", lambda path: read_json(path, 400))
+    (tmp_path / "bank").mkdir()
+    (tmp_path / "bank" / "index.json").write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ValueError, match=rf"index\.json' is damaged \(.*({words}).*; remove it"):
+        build()
 
 
 @pytest.mark.parametrize("damage", ["shape", "dtype", "object", "text", "header"])
-def test_a_part_of_another_kind_under_its_checksum_is_refused(tmp_path, encoder, images, key, damage):
-    build_on_disk(encoder, images, key, tmp_path, progress=False)
-    path = tmp_path / "part-00001.npy"
+def test_a_part_of_another_kind_under_its_checksum_is_refused(tmp_path, build, damage):
+    build()
+    path = tmp_path / "bank" / "part-00001.npy"
     rows = np.load(path)
     spoiled = {"shape": rows[:, :1], "dtype": rows.astype(np.int32), "object": np.array([{}])}
     if damage == "text":
@@ -235,50 +253,54 @@ def test_a_part_of_another_kind_under_its_checksum_is_refused(tmp_path, encoder,
         path.write_bytes(path.read_bytes().replace(b"), }", b"(, (", 1))
     else:
         np.save(path, spoiled[damage], allow_pickle=True)
-    index = json.loads((tmp_path / "index.json").read_text())
+    index = json.loads((tmp_path / "bank" / "index.json").read_text())
     index["sha256"][path.name] = sha256(path)
-    (tmp_path / "index.json").write_text(json.dumps(index))
-    with pytest.raises(WrongBank, match=r"part-00001\.npy (is damaged|holds .* of int16)"):
-        load_bank(tmp_path, key)
+    (tmp_path / "bank" / "index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match=r"part-00001\.npy' is damaged .*; remove it"):
+        build()
 
 
-def test_files_are_plain_numpy(tmp_path, encoder, images, key):
+def test_files_are_plain_numpy(tmp_path, build, key):
     """(2, n, tokens, width): the bits of float16 as int16."""
-    bank = build_bank(encoder, images, key, progress=False)
-    bank.save(tmp_path)
-    part = np.load(tmp_path / "part-00002.npy").view(np.float16)
+    bank = build("device")
+    build()
+    part = np.load(tmp_path / "bank" / "part-00002.npy").view(np.float16)
     assert part.shape == (2, 2, 16, 6)
     assert np.array_equal(part, bank.features[:, 8:].numpy())
-    assert json.loads((tmp_path / "index.json").read_text())["key"] == dataclasses.asdict(key)
+    assert json.loads((tmp_path / "bank" / "index.json").read_text())["key"] == dataclasses.asdict(key)
 
 
-def test_numbers_beyond_float16_are_refused(images, labels):
+def test_numbers_beyond_float16_are_refused(build, images, labels):
     encoder = make_encoder(scale=1e6)
-    with pytest.raises(ValueError, match=r"float16 cannot hold; use dtype=torch\.bfloat16"):
-        build_bank(encoder, images, bank_key(encoder, images, labels), progress=False)
-    key = bank_key(encoder, images, labels, dtype=torch.bfloat16)
-    assert torch.isfinite(build_bank(encoder, images, key, progress=False).features).all()
+    with pytest.raises(ValueError, match=r"numbers are beyond float16; 'patches' needs dtype=torch\.bfloat16"):
+        build("device", encoder=encoder)
+    assert torch.isfinite(build("device", encoder=encoder, dtype=torch.bfloat16).features).all()
     with pytest.raises(ValueError, match=r"dtype='float32' is unknown.*float16, bfloat16"):
         bank_key(encoder, images, labels, dtype=torch.float32)
 
 
-def test_too_large_for_the_device(encoder, images, key, monkeypatch):
-    large = dataclasses.replace(key, count=50_000, side=16, width=768)
-    assert large.bytes == 39_321_600_000
+@pytest.fixture
+def huge(build, key, monkeypatch):
+    """Opens a bank whose key says that it has a trillion images."""
+    large = dataclasses.replace(key, count=10**12, side=16, width=768)
+    monkeypatch.setattr(features, "bank_key", lambda *_: large)
+    return build
+
+
+def test_too_large_for_the_device(huge, monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (8 * 2**30, 80 * 2**30))
     with pytest.raises(
-        ValueError, match=r"repa\.cache='device'.*36\.6 GiB, and 8\.0 GiB.*repa\.cache='disk' or 'none'"
+        ValueError, match=r"features take .* GiB, and 8\.0 GiB are free.*repa\.cache='disk' or 'none'.*'device'"
     ):
-        build_bank(encoder, images, large, device="cuda", progress=False)
+        huge("device", device="cuda")
 
 
-def test_too_large_for_the_disk(tmp_path, encoder, images, key):
-    large = dataclasses.replace(key, count=10**12, width=10**5)
-    with pytest.raises(ValueError, match=r"repa\.cache='disk': the features take .*repa\.cache='none'"):
-        build_on_disk(encoder, images, large, tmp_path / "new" / "bank", progress=False)
+def test_too_large_for_the_disk(tmp_path, huge):
+    with pytest.raises(ValueError, match=r"features take .* GiB.*repa\.cache='none' in place of 'disk'"):
+        huge(folder=tmp_path / "new" / "bank")
     assert not (tmp_path / "new").exists()
 
 
-def test_unknown_cache(tmp_path, encoder, images, labels):
+def test_unknown_cache(build):
     with pytest.raises(ValueError, match=r"repa\.cache='gpu' is unknown"):
-        open_bank("gpu", encoder, images, labels, folder=tmp_path)
+        build("gpu")

@@ -208,7 +208,7 @@ def test_stored_features_of_another_encoder_are_refused(recipe, encoder, tmp_pat
         model.layernorm.weight.add_(1)
     model.save_pretrained(other)
     shutil.copytree(tmp_path / "run" / "features", tmp_path / "new" / "features")
-    with pytest.raises(ValueError, match=r"features of something else: .*weights"):
+    with pytest.raises(ValueError, match=r"holds features with other values of .*weights"):
         go(recipe(repa_cache="disk", repa_encoder=str(other)), tmp_path / "new")
 
 

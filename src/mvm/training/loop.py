@@ -24,6 +24,7 @@ from mvm.options import at_least
 from mvm.published import open_model
 from mvm.recipes import RECIPE, AnyRecipe, DecoderRecipe, Recipe, require_field_recipe, to_json
 from mvm.recipes.memory import Memory, fit_memory
+from mvm.store import Share
 from mvm.training.data import completed, training_store
 from mvm.training.decoder_preview import DecoderPreview
 from mvm.training.decoder_preview import quality as restoration_quality
@@ -127,17 +128,17 @@ def _teacher(recipe: Recipe, store: Store, run: Path, place: Processes, progress
     if precision(recipe.engine, place.device) != torch.float32:
         encoder = encoder.to(torch.bfloat16)
     side = min(encoder.side, recipe.sample_shape[-1] // recipe.network.patch)
-    with place.main_first():  # on disk, one process writes and the others find it done
-        return open_bank(
-            recipe.repa.cache,
-            encoder,
-            store,
-            store.labels,
-            folder=run / "features",
-            side=side,
-            device=place.device,
-            progress=progress,
-        )
+    return open_bank(
+        recipe.repa.cache,
+        encoder,
+        store,
+        store.labels,
+        folder=run / "features",
+        side=side,
+        device=place.device,
+        share=Share(place.rank, place.world, lambda: place.any(False)),
+        progress=progress,
+    )
 
 
 def _build(recipe: AnyRecipe, run: Path, place: Processes, progress: bool) -> AnyTrainer:
