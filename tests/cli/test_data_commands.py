@@ -185,7 +185,7 @@ def test_a_source_without_a_usable_image(tmp_path, refused):
 def test_a_folder_prepared_otherwise_is_left_alone(prepared, pictures, refused):
     before = json.loads((prepared / "index.json").read_text())
     said = refused("data", "prepare", pictures, "--out", prepared, "--size", "16")
-    assert "was prepared otherwise (size 32 there, 16 now)" in said
+    assert "holds images with other values of size (32, now 16)" in said
     assert json.loads((prepared / "index.json").read_text()) == before
 
 

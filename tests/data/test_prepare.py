@@ -89,7 +89,7 @@ def test_errors_of_workers_arrive(images, tmp_path):
 
 
 def test_a_worker_that_dies_is_told(images, tmp_path, monkeypatch):
-    monkeypatch.setattr("mvm.data.workers._follow_parent", partial(os._exit, 1))
+    monkeypatch.setattr("mvm.data.prepare._follow_parent", partial(os._exit, 1))
     with pytest.raises(OSError, match=r"a worker was killed .*finished shards are kept"):
         run(images, tmp_path / "out", workers=2)
     monkeypatch.undo()
@@ -191,22 +191,22 @@ def test_other_settings_need_another_folder(images, tmp_path, monkeypatch, finis
     if finished:
         run(images, out)
     else:
-        monkeypatch.setattr("mvm.data.prepare.index_of", interrupt)
+        monkeypatch.setattr("mvm.data.prepare._accept", interrupt)
         with pytest.raises(KeyboardInterrupt):
             run(images, out)
         monkeypatch.undo()
     before = contents(out)
     for options, change in (
-        ({"size": 5}, "size 4 there, 5 now"),
-        ({"resize": "centre-crop"}, "resize box there, centre-crop now"),
-        ({"channels": 1}, "channels 3 there, 1 now"),
-        ({"part_size": 6}, "part_size 5 there, 6 now"),
+        ({"size": 5}, r"size \(4, now 5\)"),
+        ({"resize": "centre-crop"}, r"resize \(box, now centre-crop\)"),
+        ({"channels": 1}, r"channels \(3, now 1\)"),
+        ({"part_size": 6}, r"part_size \(5, now 6\)"),
     ):
-        with pytest.raises(ValueError, match=f"was prepared otherwise .*{change}.*choose another --out"):
+        with pytest.raises(ValueError, match=f"holds images with other values of .*{change}.*choose another --out"):
             run(images, out, **options)
     assert run(images, out, resize="box", workers=2 if finished else 1).count == 12  # auto is box
     (images / "ant/00.png").write_bytes(b"changed")
-    with pytest.raises(ValueError, match="was prepared otherwise \\(contents"):
+    with pytest.raises(ValueError, match=r"holds images with other values of contents \("):
         run(images, out)
     assert {name: before[name] for name in before if name.endswith("npy")} == {
         name: text for name, text in contents(out).items() if name.endswith("npy")
@@ -383,7 +383,7 @@ def test_out_must_be_a_place_of_its_own(images, tmp_path):
     with pytest.raises(ValueError, match="lies in the source"):
         run(images, images / "out")
     (tmp_path / "thesis.tex").touch()
-    with pytest.raises(ValueError, match="holds other things"):
+    with pytest.raises(ValueError, match=r"is a folder with other files in it \(images\); name a new one"):
         run(images, tmp_path)
 
 
@@ -392,7 +392,7 @@ def test_two_at_a_time(images, tmp_path):
     out.mkdir()
     handle = os.open(out, os.O_RDONLY)
     fcntl.flock(handle, fcntl.LOCK_EX)
-    with pytest.raises(ValueError, match="is being prepared by another process"):
+    with pytest.raises(ValueError, match="is in use by another process that writes images"):
         run(images, out)
     os.close(handle)
     assert run(images, out).count == 12

@@ -118,7 +118,7 @@ def test_verify_names_the_damaged_file(own, name):
     assert not describe(own.folder)[1]
     path.write_bytes(contents[:-1])
     for read in (own.load, own.mapped):
-        with pytest.raises(ValueError, match=f"{name}' cannot be read"):
+        with pytest.raises(ValueError, match=f"{name}' is damaged"):
             read()
     path.unlink()
     with pytest.raises(ValueError, match=f"index.json' is damaged \\({name} is missing"):
@@ -127,14 +127,14 @@ def test_verify_names_the_damaged_file(own, name):
 
 def test_a_shard_of_another_shape_is_refused(own):
     np.save(own.folder / "images-00001.npy", np.zeros((5, 3, 4, 5), np.uint8))
-    with pytest.raises(ValueError, match=r"images-00001.npy' is uint8 \(5, 3, 4, 5\), its index says \(5, 3, 4, 4\)"):
+    with pytest.raises(ValueError, match=r"images-00001.npy' is damaged \(uint8 \(5, 3, 4, 5\), not .*\(5, 3, 4, 4\)"):
         own.load()
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda index: index.update(format=2), "has format 2; this version of mvm reads 1"),
+        (lambda index: index.update(format=2), "format 2; this version of mvm reads 1"),
         (lambda index: index.update(count=3), "counts contradict"),
         (lambda index: index.pop("classes"), "is damaged"),
         (lambda index: index.update(surprise=1), "is damaged"),

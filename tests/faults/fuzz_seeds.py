@@ -1,5 +1,6 @@
 """Small valid files of every format, to be spoiled."""
 
+import contextlib
 import io
 import json
 import pickle
@@ -168,14 +169,16 @@ def prepared(folder: Path) -> None:
 
 
 def sidecar(source: Path, out: Path) -> bytes:
-    """Write a prepared folder; return the sidecar that its first shard had."""
+    """Write the shards of a prepared folder; return the sidecar that its first shard had."""
     from mvm.data import prepare as module
 
-    swept, module._sweep = module._sweep, lambda _: None
-    try:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    real, module._accept = module._accept, interrupt  # its shards are finished by then
+    with contextlib.suppress(KeyboardInterrupt):
         prepare(source, out, size=8, workers=1, progress=False)
-    finally:
-        module._sweep = swept
+    module._accept = real
     return (out / "shard-00000.json").read_bytes()
 
 

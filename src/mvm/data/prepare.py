@@ -1,43 +1,166 @@
-"""Turn any source into shards of equal images: in parallel, restartable, each file whole or absent."""
+"""Turn any source into shards of equal images: in parallel, restartable, each file whole or absent.
 
-import json
+A shard is made from one part of the source, in this process or in a pool. Its sidecar shard-00000.json, written last,
+has its checksums and what was skipped; index.json sums them up, and then the sidecars go.
+"""
+
+import multiprocessing
 import os
 import re
+import signal
+import threading
 from collections import Counter
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
+from tqdm import tqdm
 
-from mvm import files
-from mvm.data.resize import MODES, NO_HEIF, has_heif, resolve
-from mvm.data.shards import INDEX, Prepared, Shard, index_of, open_prepared
+from mvm.data.resize import MODES, NO_HEIF, RESIZES, BadImage, decode, has_heif, planes, resolve
+from mvm.data.shards import FORMAT, Prepared, Shard, open_prepared
 from mvm.data.sources import open_source
-from mvm.data.sources.records import PART_SIZE, Source, most_common, numbered, stamp_of
-from mvm.data.workers import NAMED, Task, all_shards, grouped, landing, read_sidecar
+from mvm.data.sources.records import MOST_CLASSES, PART_SIZE, Part, Source, most_common, natural, numbered, stamp_of
+from mvm.files import atomic, sha256
 from mvm.options import at_least
-from mvm.untrusted import cut, printable
+from mvm.store import INDEX, ArrayStore, as_json
+from mvm.untrusted import cut, plain_name, printable, whole_numbers
 
-_OURS = re.compile(r"(images|labels)-\d{5,}\.npy|shard-\d{5,}\.json|index\.json|\..*\.tmp\.\w+")
+NAMED = 100  # skipped records kept with their reasons
+LISTED = 20  # classes in a description
+GOOD = "good"
 
-
-def _check_settings(out: Path, found: dict[str, Any], settings: dict[str, Any]) -> None:
-    other = [key for key in settings if found.get(key) != settings[key]]
-    if other:
-        changes = ", ".join(f"{key} {cut(found.get(key))} there, {settings[key]} now" for key in other)
-        raise ValueError(f"out='{out}' was prepared otherwise ({changes}); choose another --out, or delete the folder")
+_OURS = r"(images|labels)-\d{5,}\.npy|shard-\d{5,}\.json|index\.json|\..*\.tmp\.\w+"
 
 
-def _check_out(out: Path, settings: dict[str, Any]) -> None:
-    """Refuse a folder with anything that this very preparation would not have written."""
-    for entry in sorted(out.iterdir()):
-        if not _OURS.fullmatch(entry.name):
-            raise ValueError(f"out='{out}' holds other things (first: {entry.name}); choose a new or empty folder")
-        if entry.name.startswith("shard-"):
-            _check_settings(out, read_sidecar(entry)["settings"], settings)
+def grouped(skipped: Iterable[Sequence[str]]) -> dict[str, int]:
+    """Return how many were skipped for each reason; numbers in it, of bytes or pixels, make no other reason."""
+    return most_common(Counter(re.sub(r"(?<![\w.])\d[\d,]*(x\d+)?(?![\w.])", "N", reason) for _, reason in skipped))
+
+
+@dataclass(frozen=True)
+class Task:
+    """One shard to make: picklable, complete, and independent of the others."""
+
+    part: Part
+    number: int
+    store: ArrayStore
+    settings: dict[str, Any]
+    classes: int | None  # None: any label from 0 on
+    strict: bool
+
+
+def _stream(task: Task, file: IO[bytes]) -> tuple[list[int], list[list[str]]]:
+    """Write the pixels of each good record; return labels, and [name, reason] of each skipped one."""
+    labels, skipped = [], []
+    for record in task.part.read():
+        if not 0 <= record.label < (MOST_CLASSES if task.classes is None else task.classes):
+            allowed = "0 or more" if task.classes is None else f"0..{task.classes - 1}"
+            raise ValueError(f"'{record.name}' has label {cut(record.label)}; allowed: {allowed}")
+        try:
+            image = decode(record.image, task.settings["channels"])
+            pixels = planes(RESIZES[task.settings["resize"]](image, task.settings["size"]))
+        except BadImage as error:
+            if task.strict:
+                raise ValueError(f"'{record.name}': {error}; repair it, or prepare without strict to skip it") from None
+            skipped.append([record.name, str(error)])
+        except ValueError as error:
+            raise ValueError(f"'{record.name}' {error}") from None
+        else:
+            file.write(pixels.tobytes())
+            labels.append(record.label)
+    return labels, skipped
+
+
+def _read_sidecar(store: ArrayStore, name: str) -> dict[str, Any]:
+    """Return the facts about a finished shard; ValueError where they are damaged."""
+    facts = store.table(name)
+    with store.reading(name):
+        shard, skipped = Shard(**facts["shard"]), facts["skipped"]
+        for file in (shard.images, shard.labels, *shard.sha256):
+            plain_name(file)
+        whole_numbers(shard.count, skipped["count"], *(number for pair in facts["class_counts"] for number in pair))
+        whole_numbers(*facts.get("reasons", {}).values())
+        pairs = (*skipped["first"], *facts["class_counts"])
+        if not isinstance(facts["settings"], dict) or not all(len(pair) == 2 for pair in pairs):
+            raise TypeError("its parts do not fit each other")
+    return facts
+
+
+def _shard(task: Task) -> dict[str, Any]:
+    """Return the sidecar of a shard: that on the disk where the shard is whole, else the shard is made."""
+    store, size = task.store, task.settings["size"]
+    number = f"{task.number:05}"
+    sidecar, images, labels = f"shard-{number}.json", f"images-{number}.npy", f"labels-{number}.npy"
+    if (store.folder / sidecar).is_file():
+        facts = _read_sidecar(store, sidecar)
+        reasons = facts.get("reasons")
+        # None: made before EXIF was applied; NO_HEIF: without pictures that can be read by now
+        if reasons is not None and not (NO_HEIF in reasons and has_heif()) and store.is_whole(facts["shard"]["sha256"]):
+            return facts
+
+    def write_header(file: IO[bytes], count: int) -> None:
+        header = {"descr": "|u1", "fortran_order": False, "shape": (count, task.settings["channels"], size, size)}
+        np.lib.format.write_array_header_1_0(file, header)  # its length does not depend on shape[0], by design
+
+    with atomic(store.folder / images) as temporary, temporary.open("wb") as file:
+        write_header(file, 0)
+        start = file.tell()
+        found, skipped = _stream(task, file)
+        file.seek(0)
+        write_header(file, len(found))
+        assert file.tell() == start
+    store.write(labels, np.array(found, np.int64))
+    sums = {name: sha256(store.folder / name) for name in (images, labels)}
+    facts = {
+        "settings": task.settings,
+        "shard": asdict(Shard(images, labels, len(found), sums)),
+        "class_counts": sorted(Counter(found).items()),
+        "skipped": {"count": len(skipped), "first": skipped[:NAMED]},
+        "reasons": grouped(skipped),
+    }
+    store.write_table(sidecar, facts, indent=None)
+    return as_json(facts)  # the same, made now or read back
+
+
+def _follow_parent() -> None:
+    """Make a worker die with its parent: an orphan would go on writing below a second run's feet."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends workers silently; the parent says so
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+
+
+def _in_pool(tasks: list[Task], workers: int) -> Iterator[dict[str, Any]]:
+    # spawn: forking a process that has run torch may hang
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(min(workers, len(tasks)), context, _follow_parent)
+    try:
+        for future in as_completed([pool.submit(_shard, task) for task in tasks]):
+            yield future.result()
+    except BrokenProcessPool:
+        raise OSError(
+            "a worker was killed (out of memory?), or the calling script has no `if __name__ == '__main__':`; "
+            "run again with fewer workers: finished shards are kept"
+        ) from None
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _all_shards(tasks: list[Task], workers: int, progress: bool) -> list[dict[str, Any]]:
+    """Return every sidecar, in order."""
+    stream = map(_shard, tasks) if workers == 1 else _in_pool(tasks, workers)
+    done = []
+    with tqdm(total=len(tasks), desc="prepare", unit="shard", disable=not progress) as bar:
+        for facts in stream:
+            done.append(facts)
+            bar.set_postfix_str(f"{sum(shard['shard']['count'] for shard in done):,} images", refresh=False)
+            bar.update()
+    return sorted(done, key=lambda facts: natural(Path(facts["shard"]["images"])))
 
 
 def _class_names(source: Source, classes: int | None) -> tuple[str, ...]:
@@ -50,22 +173,17 @@ def _class_names(source: Source, classes: int | None) -> tuple[str, ...]:
     raise ValueError(f"classes={classes}, but '{source.name}' names {len(source.classes)}; leave it out, or correct it")
 
 
-def _total(done: list[dict[str, Any]]) -> Counter[int]:
-    total: Counter[int] = Counter()
-    for told in done:
-        total.update(dict(told["class_counts"]))
-    return total
-
-
 def _summary(done: list[dict[str, Any]], source: Source, names: tuple[str, ...], out: Path) -> Prepared:
     """Return the prepared set that the sidecars describe."""
-    counts, settings = _total(done), done[0]["settings"]
+    counts, settings = Counter[int](), done[0]["settings"]
+    for facts in done:
+        counts.update(dict(facts["class_counts"]))
     names = names or numbered(max(counts, default=-1) + 1)
-    skipped = [told["skipped"] for told in done]
+    skipped = [facts["skipped"] for facts in done]
     first = [*(pair for some in skipped for pair in some["first"]), *map(list, source.unread)][:NAMED]
     reasons: Counter[str] = Counter(grouped(source.unread))
-    for told in done:
-        reasons.update(told["reasons"])
+    for facts in done:
+        reasons.update(facts["reasons"])
     return Prepared(
         folder=out,
         shape=(settings["channels"], settings["size"], settings["size"]),
@@ -76,7 +194,7 @@ def _summary(done: list[dict[str, Any]], source: Source, names: tuple[str, ...],
         source={"name": source.name, "kind": source.kind},
         settings=settings,
         skipped={"count": sum(some["count"] for some in skipped) + len(source.unread), "first": first},
-        shards=tuple(Shard(**told["shard"]) for told in done if told["shard"]["count"]),
+        shards=tuple(Shard(**facts["shard"]) for facts in done if facts["shard"]["count"]),
         reasons=most_common(reasons),
         ignored=source.ignored,
     )
@@ -107,52 +225,14 @@ def _without_empty(prepared: Prepared) -> Prepared:
     shards = []
     for shard in prepared.shards:
         path = prepared.folder / shard.labels
-        with landing(path) as file:
-            np.lib.format.write_array(file, np.searchsorted(kept, np.load(path)).astype(np.int64), allow_pickle=False)
-        shards.append(replace(shard, sha256=shard.sha256 | {shard.labels: files.sha256(path)}))
+        prepared.store.write(shard.labels, np.searchsorted(kept, np.load(path)).astype(np.int64))
+        shards.append(replace(shard, sha256=shard.sha256 | {shard.labels: sha256(path)}))
     return replace(
         prepared,
         shards=tuple(shards),
         classes=tuple(prepared.classes[label] for label in kept),
         class_counts=tuple(prepared.class_counts[label] for label in kept),
     )
-
-
-def _sweep(prepared: Prepared) -> None:
-    """Remove what is not part of the finished set: sidecars, empty shards, what a killed run left."""
-    kept = {INDEX, *(name for shard in prepared.shards for name in shard.sha256)}
-    for entry in sorted(prepared.folder.iterdir()):
-        if entry.name not in kept:
-            entry.unlink()
-
-
-def _settings(source: Source, **options: object) -> dict[str, Any]:
-    """Return what makes two preparations the same, as JSON keeps it."""
-    parts = [(part.name, part.stamp) for part in source.parts]
-    return {**options, "source": source.name, "kind": source.kind, "contents": stamp_of(parts, source.classes)}
-
-
-def _check_options(source_path: Path, out: Path, channels: int, **at_least_one: int | None) -> None:
-    for option, value in at_least_one.items():
-        at_least(option, 1 if value is None else value, 1)
-    if channels not in MODES:
-        raise ValueError(f"channels={channels} is not supported; allowed: {', '.join(map(str, MODES))}")
-    if out.resolve().is_relative_to(source_path.resolve()):
-        raise ValueError(f"out='{out}' lies in the source; choose a folder elsewhere")
-
-
-def _again(out: Path, settings: dict[str, Any]) -> Prepared | None:
-    """Return the set that an earlier call has finished here."""
-    if not (out / INDEX).is_file():
-        return None
-    prepared = open_prepared(out)
-    _check_settings(out, prepared.settings, settings)
-    if NO_HEIF in prepared.reasons and has_heif():
-        raise ValueError(
-            f"out='{out}' was prepared without pillow-heif and lacks {prepared.reasons[NO_HEIF]:,} HEIC pictures, "
-            "which can be read now; choose another --out, or delete the folder"
-        )
-    return prepared
 
 
 def prepare(
@@ -178,49 +258,54 @@ def prepare(
     no classes unless `classes` counts them; strict makes both errors.
     """
     source_path, out = Path(source_path), Path(out)
-    _check_options(source_path, out, channels, size=size, workers=workers, classes=classes)
+    for option, value in {"size": size, "workers": workers, "classes": classes}.items():
+        at_least(option, 1 if value is None else value, 1)
+    if channels not in MODES:
+        raise ValueError(f"channels={channels} is not supported; allowed: {', '.join(map(str, MODES))}")
+    if out.resolve().is_relative_to(source_path.resolve()):
+        raise ValueError(f"out='{out}' lies in the source; choose a folder elsewhere")
     options = {"size": size, "resize": resolve(resize, size), "channels": channels, "split": split, "classes": classes}
     source = open_source(source_path, split, part_size)
     if strict and source.unread:  # before hours of work
         name, reason = source.unread[0]
         raise ValueError(f"'{cut(name)}': {reason}; or prepare without strict to skip it")
-    settings, names = _settings(source, **options, part_size=part_size), _class_names(source, classes)
-    task = partial(Task, out=out, settings=settings, classes=len(names) or None, strict=strict)
+    names = _class_names(source, classes)
+    contents = stamp_of([(part.name, part.stamp) for part in source.parts], source.classes)
+    # what makes two preparations the same, as JSON keeps it
+    settings = {**options, "part_size": part_size, "source": source.name, "kind": source.kind, "contents": contents}
+    store = ArrayStore(
+        out, "images", "delete this file, and its shard is made again", "choose another --out, or delete the folder"
+    )
     out.mkdir(parents=True, exist_ok=True)
-    with files.locked(out, f"out='{out}' is being prepared by another process; wait, or choose another"):
-        _check_out(out, settings)
-        prepared = _again(out, settings)
-        if prepared is None:
-            tasks = [task(part, number) for number, part in enumerate(source.parts)]
-            done = all_shards(tasks, workers or os.cpu_count() or 1, progress)
+    with store.lock():
+        store.require_own(_OURS)
+        for sidecar in sorted(out.glob("shard-*.json")):
+            store.require_same(_read_sidecar(store, sidecar.name)["settings"], settings)
+        if (out / INDEX).is_file():  # an earlier call has finished here
+            prepared = open_prepared(out)
+            store.require_same(prepared.settings, settings)
+            if NO_HEIF in prepared.reasons and has_heif():
+                raise ValueError(
+                    f"out='{out}' was prepared without pillow-heif and lacks {prepared.reasons[NO_HEIF]:,} HEIC "
+                    f"pictures, which can be read now; {store.other}"
+                )
+        else:
+            tasks = [
+                Task(part, number, store, settings, len(names) or None, strict)
+                for number, part in enumerate(source.parts)
+            ]
+            done = _all_shards(tasks, workers or os.cpu_count() or 1, progress)
             prepared = _accept(_summary(done, source, names, out), strict)
             if source.by_folder and classes is None:
                 prepared = _without_empty(prepared)
-            files.write_text(out / INDEX, json.dumps(index_of(prepared), indent=1) + "\n")
-        _sweep(prepared)
+            facts = {name: value for name, value in asdict(prepared).items() if name != "folder"}
+            store.write_table(INDEX, {"format": FORMAT, "count": prepared.count, **facts}, indent=1)
+        # what is not part of the finished set goes: sidecars, empty shards, what a killed run left
+        kept = {INDEX, *(name for shard in prepared.shards for name in shard.sha256)}
+        for entry in sorted(out.iterdir()):
+            if entry.name not in kept:
+                entry.unlink()
     return _accept(prepared, strict)
-
-
-LISTED = 20  # classes in a description
-
-
-def _class_lines(prepared: Prepared) -> list[str]:
-    counts = prepared.class_counts
-    spread = f"images per class: min {min(counts):,}, median {median(counts):,g}, max {max(counts):,}"
-    lines = [f"  {count:>12,}  {name}" for name, count in zip(prepared.classes, counts, strict=True)]
-    more = [f"  ... and {len(lines) - LISTED:,} more"] if len(lines) > LISTED else []
-    return [spread, *lines[:LISTED], *more]
-
-
-GOOD = "good"
-
-
-def _checksums(prepared: Prepared) -> str:
-    try:
-        prepared.verify()
-    except ValueError as error:
-        return str(error)
-    return GOOD
 
 
 def left_out(prepared: Prepared, named: int = LISTED) -> list[str]:
@@ -244,7 +329,12 @@ def left_out(prepared: Prepared, named: int = LISTED) -> list[str]:
 
 def describe(folder: Path | str) -> tuple[str, bool]:
     """Return a table of what a prepared folder holds, and whether its checksums are good; reads every byte."""
-    prepared = open_prepared(folder)
+    prepared, checksums = open_prepared(folder), GOOD
+    counts = prepared.class_counts
+    try:
+        prepared.verify()
+    except ValueError as error:
+        checksums = str(error)
     names = [name for shard in prepared.shards for name in shard.sha256]
     rows = {
         "shape": "x".join(map(str, prepared.shape)),
@@ -253,8 +343,12 @@ def describe(folder: Path | str) -> tuple[str, bool]:
         "resize": prepared.resize,
         "source": f"{prepared.source['name']} ({prepared.source['kind']})",
         "skipped": f"{prepared.skipped['count']:,}",
-        "checksums": _checksums(prepared),
-        "classes": f"{len(prepared.classes):,}, {prepared.class_counts.count(0):,} of them empty",
+        "checksums": checksums,
+        "classes": f"{len(prepared.classes):,}, {counts.count(0):,} of them empty",
     }
-    lines = [*(f"{key:<10} {value}" for key, value in rows.items()), *_class_lines(prepared)]
-    return "\n".join([*map(printable, lines), *left_out(prepared)]), rows["checksums"] == GOOD
+    lines = [f"{key:<10} {value}" for key, value in rows.items()]
+    lines.append(f"images per class: min {min(counts):,}, median {median(counts):,g}, max {max(counts):,}")
+    classes = [f"  {count:>12,}  {name}" for name, count in zip(prepared.classes, counts, strict=True)]
+    lines += classes[:LISTED]
+    lines += [f"  ... and {len(classes) - LISTED:,} more"] if len(classes) > LISTED else []
+    return "\n".join([*map(printable, lines), *left_out(prepared)]), checksums == GOOD

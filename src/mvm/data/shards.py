@@ -2,8 +2,8 @@
 
 import hashlib
 import os
-from dataclasses import asdict, dataclass, field
-from itertools import islice, pairwise
+from dataclasses import dataclass, field
+from itertools import islice
 from math import prod
 from pathlib import Path
 from shlex import quote
@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from mvm.data.embedded import Images
-from mvm.files import sha256
-from mvm.untrusted import cut, map_npy, plain_name, read_json, refusal, whole_numbers
+from mvm.store import INDEX, ArrayStore, Rows
+from mvm.untrusted import cut, plain_name, read_json, whole_numbers
 
 FORMAT = 1
-INDEX = "index.json"
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A prepared data set: what its index tells, and ways to read it."""
+    """A prepared data set: what its index says, and ways to read it."""
 
     folder: Path
     shape: tuple[int, int, int]
@@ -60,53 +59,43 @@ class Prepared:
 
     @property
     def stamp(self) -> str:
-        """Return a checksum of all shards' checksums, which tells these images from any others."""
+        """Return a checksum of all shards' checksums, different for other images."""
         sums = [shard.sha256[name] for shard in self.shards for name in (shard.images, shard.labels)]
         return hashlib.sha256("".join(sums).encode()).hexdigest()[:16]
 
     def __len__(self) -> int:
         return self.count
 
+    @property
+    def store(self) -> ArrayStore:
+        """Return its files."""
+        return _store(self.folder)
+
     def verify(self) -> None:
         """Raise a ValueError that names the first file whose contents are not what was written."""
         for shard in self.shards:
-            for name, expected in shard.sha256.items():
-                path = self.folder / name
-                if not path.is_file() or sha256(path) != expected:
-                    raise ValueError(f"'{path}' is damaged or missing; delete '{self.folder}' and prepare it again")
+            self.store.verify(shard.sha256)
 
     def load(self) -> Images:
         """Return all images in memory, one copy."""
-        stored = self._arrays()  # before memory is taken for what the index tells
+        stored, labels = self.arrays()  # before memory is taken for what the index says
         images = torch.empty((self.count, *self.shape), dtype=torch.uint8)
-        labels = torch.empty(self.count, dtype=torch.int64)
-        start = 0
-        for some_images, some_labels in stored:
-            stop = start + len(some_images)
-            images[start:stop].numpy()[:] = some_images
-            labels[start:stop].numpy()[:] = some_labels
-            start = stop
+        np.concatenate(stored, out=images.numpy())
         return Images(images, labels, self.classes)
 
     def mapped(self) -> "Mapped":
         """Return the images left on the disk, for sets larger than the memory."""
         return Mapped(self)
 
-    def _arrays(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return the images and labels of every shard, memory-mapped."""
-        return [(self._array(s.images, s.count), self._array(s.labels, s.count)) for s in self.shards]
-
-    def _array(self, name: str, count: int) -> np.ndarray:
-        """Return one file, memory-mapped."""
-        shape, kind = ((count, *self.shape), np.uint8) if name.startswith("images") else ((count,), np.int64)
-        path = self.folder / name
-        with refusal(f"'{path}' cannot be read", f"prepare '{self.folder}' again"):
-            array = map_npy(path)
-        if array.shape != shape or array.dtype != kind:
-            raise ValueError(f"'{path}' is {array.dtype} {array.shape}, its index says {shape}; prepare it again")
-        if kind is np.int64 and not 0 <= array.min() <= array.max() < len(self.classes):
-            raise ValueError(f"'{path}' holds labels outside 0..{len(self.classes) - 1}; prepare '{self.folder}' again")
-        return array
+    def arrays(self) -> tuple[list[np.ndarray], Tensor]:
+        """Return the images of every shard, memory-mapped, and all labels."""
+        images = [self.store.array(shard.images, (shard.count, *self.shape), np.uint8) for shard in self.shards]
+        labels = [self.store.array(shard.labels, (shard.count,), np.int64) for shard in self.shards]
+        for shard, some in zip(self.shards, labels, strict=True):
+            if not 0 <= some.min() <= some.max() < len(self.classes):
+                path, last = self.folder / shard.labels, len(self.classes) - 1
+                raise ValueError(f"'{path}' holds labels outside 0..{last}; {self.store.remedy}")
+        return images, torch.from_numpy(np.concatenate(labels))
 
 
 class Mapped:
@@ -115,10 +104,8 @@ class Mapped:
     def __init__(self, prepared: Prepared) -> None:
         self.prepared = prepared
         self.shape, self.classes = prepared.shape, prepared.classes
-        arrays = prepared._arrays()
-        self._images = [images for images, _ in arrays]
-        self._starts = np.cumsum([0, *map(len, self._images)])
-        self.labels = torch.from_numpy(np.concatenate([labels for _, labels in arrays]))
+        images, self.labels = prepared.arrays()
+        self._rows = Rows([array[None] for array in images])
 
     def __reduce__(self) -> tuple:
         return Mapped, (self.prepared,)  # to another process go the names, not the pixels
@@ -128,56 +115,39 @@ class Mapped:
 
     def gather(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Return images (B, C, H, W) uint8 and labels (B,) at the indices, on the CPU."""
-        wanted = indices.cpu().numpy()
-        if len(wanted) and not 0 <= wanted.min() <= wanted.max() < len(self):
-            raise IndexError(f"indices {wanted.min()}..{wanted.max()} leave 0..{len(self) - 1}")
-        images = np.empty((len(wanted), *self.shape), np.uint8)
-        order = np.argsort(wanted, kind="stable")  # each shard is read once, forwards
-        cuts = np.searchsorted(wanted[order], self._starts)
-        for shard, (start, stop) in enumerate(pairwise(cuts)):
-            places = order[start:stop]
-            if len(places):
-                images[places] = self._images[shard][wanted[places] - self._starts[shard]]
-        return torch.from_numpy(images), self.labels[indices.cpu()]
+        return torch.from_numpy(self._rows.gather(indices)), self.labels[indices.cpu()]
 
 
-def index_of(prepared: Prepared) -> dict[str, Any]:
-    """Return the contents of index.json."""
-    told = {name: value for name, value in asdict(prepared).items() if name != "folder"}
-    return {"format": FORMAT, "count": prepared.count, **told}
+def _store(folder: Path) -> ArrayStore:
+    return ArrayStore(folder, "images", f"delete '{folder}' and prepare it again")
 
 
 def _of_index(folder: Path, index: dict[str, Any]) -> Prepared:
-    told: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in index.items()}
-    del told["format"]
-    count, shards = told.pop("count"), tuple(Shard(**shard) for shard in told.pop("shards"))
-    prepared = Prepared(folder=folder, shards=shards, **told)
-    _check_types(prepared)
-    if not count == prepared.count == sum(prepared.class_counts):
-        raise ValueError("its counts contradict each other")
-    for name in (name for shard in shards for name in shard.sha256):
-        if not (folder / name).is_file():
-            raise ValueError(f"{name} is missing")
-    return prepared
-
-
-def _check_types(prepared: Prepared) -> None:
-    """Raise where the index tells something else than the names and counts that it should."""
-    whole_numbers(*prepared.shape, *prepared.class_counts, *(shard.count for shard in prepared.shards))
+    """Return the set that an index describes; an error of some kind where it is none."""
+    facts: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in index.items()}
+    del facts["format"]
+    count, shards = facts.pop("count"), tuple(Shard(**shard) for shard in facts.pop("shards"))
+    prepared = Prepared(folder=folder, shards=shards, **facts)
+    whole_numbers(*prepared.shape, *prepared.class_counts, *(shard.count for shard in shards))
     whole_numbers(prepared.skipped["count"], *prepared.reasons.values(), *prepared.ignored.values())
-    for shard in prepared.shards:
+    for shard in shards:
         names = [plain_name(name) for name in shard.sha256]
         if sorted(names) != sorted((shard.images, shard.labels)) or not shard.count:
             raise ValueError(f"{cut(shard)} is no shard")
+        for name, total in shard.sha256.items():
+            if not isinstance(total, str) or not total.isascii():
+                raise ValueError("checksums must be hexadecimal")
+            if not (folder / name).is_file():
+                raise ValueError(f"{name} is missing")
     texts = (*prepared.classes, *prepared.empty_classes, prepared.resize, *prepared.source.values())
-    sums = [text for shard in prepared.shards for text in shard.sha256.values()]
-    if not all(isinstance(text, str) and text.isascii() for text in sums):
-        raise ValueError("checksums must be hexadecimal")
     if not all(isinstance(text, str) for text in texts) or not {"name", "kind"} <= prepared.source.keys():
-        raise ValueError("names and checksums must be text")
+        raise ValueError("names must be text")
     pairs = all(len(pair) == 2 for pair in prepared.skipped["first"])
     if len(prepared.shape) != 3 or len(prepared.classes) != len(prepared.class_counts) or not pairs:
         raise ValueError("its parts do not fit each other")
+    if not 0 < count == prepared.count == sum(prepared.class_counts):
+        raise ValueError("its counts contradict each other")
+    return prepared
 
 
 def is_prepared(folder: Path) -> bool:
@@ -228,15 +198,11 @@ def open_prepared(folder: Path | str, size: int = 0) -> Prepared:
     size: pixels that the caller needs, for the command in the error where nothing is prepared (0: unknown).
     """
     folder = Path(folder)
-    path = folder / INDEX
-    if not path.is_file():
+    if not (folder / INDEX).is_file():
         raise ValueError(_not_prepared(folder, size))
-    try:
-        index = read_json(path)
-        version = index["format"]
-        prepared = _of_index(folder, index) if version == FORMAT else None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"'{path}' is damaged ({cut(error)}); delete '{folder}' and prepare it again") from None
-    if prepared is None:
-        raise ValueError(f"'{path}' has format {cut(version)}; this version of mvm reads {FORMAT}: prepare it again")
-    return prepared
+    store = _store(folder)
+    index = store.table(INDEX)
+    with store.reading(INDEX):
+        if index["format"] != FORMAT:
+            raise ValueError(f"format {cut(index['format'])}; this version of mvm reads {FORMAT}")
+        return _of_index(folder, index)
