@@ -25,6 +25,7 @@ from mvm.model import load
 from mvm.recipes import SampleConfig
 from mvm.samples import Draw, Parts, sample_parts, write_set
 from mvm.solver import SOLVERS
+from mvm.store import ArrayStore
 
 SETTINGS = SampleConfig(nfe=3, rho=0.5)
 DRAW = Draw(22, seed=5, batch=4)  # six parts, the last of two
@@ -194,9 +195,9 @@ def test_damaged_parts_are_made_again_bit_for_bit(model, finished, tmp_path, dam
     ("ahead", "where", "kept"),
     [
         (0, (generate, "_launch"), 3),
-        (0, (module, "put_in_place"), 3),
+        (0, (ArrayStore, "write"), 3),
         (1, (generate, "_launch"), 2),
-        (1, (module, "put_in_place"), 3),
+        (1, (ArrayStore, "write"), 3),
     ],
 )
 def test_a_crash_loses_only_the_batches_in_flight(model, finished, tmp_path, monkeypatch, capsys, ahead, where, kept):
@@ -266,7 +267,7 @@ def test_finished_parts_are_left_alone(model, finished, monkeypatch):
 )
 def test_parts_of_other_images_are_refused(model, finished, change, told):
     before = contents(finished.folder)
-    with pytest.raises(ValueError, match=f"parts holds parts made with other values of {told} .*remove that folder"):
+    with pytest.raises(ValueError, match=f"parts' holds samples with other values of {told} .*remove that folder"):
         make(model, finished.folder, **change)
     assert contents(finished.folder) == before
 
@@ -379,13 +380,13 @@ def test_processes_go_on_where_another_number_of_them_stopped(model, finished, t
 
 def test_missing_parts_are_dealt_in_turn(model, tmp_path, calm, monkeypatch):
     dealt = {}
-    real = module._write_part
+    real = ArrayStore.write
 
-    def note(folder, number, made):
-        dealt.setdefault(threading.get_ident(), []).append(number)
-        real(folder, number, made)
+    def note(store, name, array):
+        dealt.setdefault(threading.get_ident(), []).append(int(name[5:11]))
+        real(store, name, array)
 
-    monkeypatch.setattr(module, "_write_part", note)
+    monkeypatch.setattr(ArrayStore, "write", note)
     in_threads(4, model, tmp_path / "x")
     assert sorted(dealt.values()) == [[0, 4], [1, 5], [2], [3]]
 
@@ -393,7 +394,7 @@ def test_missing_parts_are_dealt_in_turn(model, tmp_path, calm, monkeypatch):
 def test_a_refusal_is_everyones(model, tmp_path, calm):
     (tmp_path / "thesis.tex").write_text("mine")
     first, second = in_threads(2, model, tmp_path)
-    assert first.startswith(f"{tmp_path} is a folder with other files")
+    assert first.startswith(f"'{tmp_path}' is a folder with other files")
     assert second == f"the first process failed: ValueError: {first}"
 
 

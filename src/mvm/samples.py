@@ -1,9 +1,10 @@
 """Large sets of samples: made in parts by any number of processes, resumed bit for bit, streamed into one file."""
 
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,9 +16,8 @@ from tqdm import tqdm
 
 from mvm import __version__, noise
 from mvm.distributed.processes import Processes
-from mvm.files import locked, put_in_place, temporary_beside, write_text
+from mvm.files import temporary_beside, write_text
 from mvm.generate import (
-    Generated,
     asked_classes,
     check_settings,
     computed_by,
@@ -32,7 +32,8 @@ from mvm.options import at_least, choose
 from mvm.pictures import channels_last, check_output, picture_name, write_stream
 from mvm.precision import PRECISIONS
 from mvm.recipes import SampleConfig
-from mvm.untrusted import cut, map_npy, read_json, refusal, whole_numbers
+from mvm.store import ArrayStore, as_json
+from mvm.untrusted import read_json, whole_numbers
 
 SAMPLES = "samples.json"
 LABELS = dict.fromkeys(("balanced", "random"))
@@ -96,84 +97,66 @@ class Parts:
     nfe: int
     passes: int
 
+    @property
+    def store(self) -> ArrayStore:
+        """Return its files."""
+        return _store(self.folder)
+
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield uint8 images (B, C, H, W) and labels (B,) in order, one part in memory at a time."""
+        channels, height, width = self.shape
         number = seen = 0
         while seen < self.count:
-            images = self._images(number)
-            labels = torch.tensor(_read_cost(self.folder, number).labels)
-            if len(images) != len(labels) or not len(images):
-                raise _damaged(_part(self.folder, number), f"{len(images)} images, {len(labels)} labels")
-            yield images, labels
-            number, seen = number + 1, seen + len(images)
-
-    def _images(self, number: int) -> Tensor:
-        """Return the uint8 images (B, C, H, W) of a part."""
-        path, (channels, height, width) = _part(self.folder, number), self.shape
-        with refusal(f"{path} is damaged", _REMEDY):
-            found = map_npy(path)
-        if found.dtype != np.uint8 or found.shape[1:] != (height, width, channels):
-            raise _damaged(path, f"{found.dtype} {found.shape}")
-        return torch.from_numpy(np.array(found)).permute(0, 3, 1, 2).contiguous()
+            labels = _read_cost(self.store, number).labels
+            found = self.store.array(_part(number), (len(labels), height, width, channels), np.uint8)
+            yield torch.from_numpy(np.array(found)).permute(0, 3, 1, 2).contiguous(), torch.tensor(labels)
+            number, seen = number + 1, seen + len(labels)
 
     def provenance(self) -> dict[str, Any]:
         """Return all that decided the images, and what they cost."""
-        return {**_read_provenance(self.folder), "images": self.count, "nfe": self.nfe, "passes": self.passes}
+        made = {"images": self.count, "nfe": self.nfe, "passes": self.passes}
+        return {**_read_provenance(self.folder), **made}
 
 
-def _part(folder: Path, number: int) -> Path:
-    return folder / f"part-{number:06d}.npy"
+def _store(folder: Path) -> ArrayStore:
+    other = "ask for the same to go on, remove that folder to begin again, or name another"
+    return ArrayStore(folder, "samples", "remove this file, and sample again: the other parts are kept", other)
 
 
-_REMEDY = "remove this file, and sample again: the other parts are kept"
+def _part(number: int) -> str:
+    return f"part-{number:06d}.npy"
 
 
-def _damaged(path: Path, why: str) -> ValueError:
-    return ValueError(f"{path} is damaged ({why}); {_REMEDY}")
+def _cost(number: int) -> str:
+    return f"part-{number:06d}.json"
 
 
-def _read_cost(folder: Path, number: int) -> Cost:
-    path = _part(folder, number).with_suffix(".json")
-    try:
-        found = Cost(**read_json(path))
-        whole_numbers(found.nfe, found.passes, *found.labels)
-        if not isinstance(found.labels, list):
+def _read_cost(store: ArrayStore, number: int) -> Cost:
+    table = store.table(_cost(number))
+    with store.reading(_cost(number)):
+        cost = Cost(**table)
+        whole_numbers(cost.nfe, cost.passes, *cost.labels)
+        if not isinstance(cost.labels, list) or not cost.labels:
             raise TypeError("labels must be a list")
-    except (ValueError, TypeError) as error:
-        raise _damaged(path, cut(error)) from None
-    return found
+    return cost
 
 
-def _write_part(folder: Path, number: int, made: Generated) -> None:
-    """Write a part; the array comes last, so that a part with an array is whole."""
-    path = _part(folder, number)
-    cost = Cost(made.labels.tolist(), made.nfe, made.passes)
-    write_text(path.with_suffix(".json"), json.dumps(cost._asdict()) + "\n")
-    temporary = temporary_beside(path)
-    np.save(temporary, channels_last(made.images))
-    put_in_place(temporary, path)
-
-
-def _is_whole(folder: Path, number: int, labels: Tensor, shape: Sequence[int]) -> bool:
-    """Whether a part is there with all its bytes; one that is damaged is made again."""
+def _is_whole(store: ArrayStore, number: int, labels: Tensor, shape: Sequence[int]) -> bool:
+    """Return whether a part is there with all its bytes; one that is damaged is made again."""
     channels, height, width = shape
     try:
-        with refusal("damaged"):
-            found = map_npy(_part(folder, number))
-        told = _read_cost(folder, number).labels
+        store.array(_part(number), (len(labels), height, width, channels), np.uint8)
+        return _read_cost(store, number).labels == labels.tolist()
     except (OSError, ValueError):
         return False
-    whole = found.dtype == np.uint8 and found.shape == (len(labels), height, width, channels)
-    return whole and told == labels.tolist()
 
 
 def _read_provenance(folder: Path) -> dict[str, Any]:
     path = folder / SAMPLES
     try:
-        found = read_json(path)
+        return read_json(path)
     except (OSError, ValueError):
         raise ValueError(f"{path} is missing or damaged; remove {folder}, or name another folder") from None
-    return found
 
 
 def _provenance(
@@ -183,40 +166,19 @@ def _provenance(
     how = {**computed_by(model, precision), "device": model.device.type}
     weights = {**model.origin, **origin}
     found = {"mvm": __version__, "origin": weights, "draw": asdict(draw), "settings": asdict(settings), **how}
-    return json.loads(json.dumps({**found, "solver": solver_told(model, settings), "shape": model.recipe.data.shape}))
+    return as_json({**found, "solver": solver_told(model, settings), "shape": model.recipe.data.shape})
 
 
-def _flat(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
-    """Return the leaves of nested mappings by their dotted names."""
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        found |= _flat(value, f"{where}{name}.") if isinstance(value, Mapping) else {f"{where}{name}": value}
-    return found
-
-
-def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Return what has another value now, by dotted names."""
-    before, now = _flat(old), _flat(new)
-    names = [*now, *(name for name in before if name not in now)]
-    told = [(name, before.get(name), now.get(name)) for name in names]
-    return [f"{name} ({was}, now {is_now})" for name, was, is_now in told if was != is_now]
-
-
-def _open(folder: Path, provenance: Mapping[str, Any]) -> None:
+def _open(store: ArrayStore, provenance: Mapping[str, Any]) -> None:
     """Make the folder ready for parts with this provenance; parts of another one are refused."""
-    if any(folder.glob("part-*.npy")):
-        if changed := differences(_read_provenance(folder), provenance):
-            asked = any(name.startswith("settings.") for name in changed)  # by which the solver's numbers change, too
-            changed = [name for name in changed if not (asked and name.startswith("solver "))]
-            raise ValueError(
-                f"{folder} holds parts made with other values of {', '.join(changed)}; ask for the same to go on, "
-                "remove that folder to begin again, or name another"
-            )
-        return
-    foreign = [entry for entry in folder.iterdir() if not entry.name.startswith((SAMPLES, "part-", "."))]
-    if foreign:
-        raise ValueError(f"{folder} is a folder with other files in it ({foreign[0].name}); name a new one")
-    write_text(folder / SAMPLES, json.dumps(provenance, indent=2) + "\n")
+    if any(store.folder.glob("part-*.npy")):
+        there = _read_provenance(store.folder)
+        if there.get("settings") != provenance["settings"]:  # by which the solver's numbers change, too
+            there = {**there, "solver": provenance["solver"]}
+        store.require_same(there, provenance)
+    else:
+        store.require_own(rf"{re.escape(SAMPLES)}.*|part-.*|\..*")
+        store.write_table(SAMPLES, provenance)
 
 
 def _remove_if_empty(folder: Path) -> None:
@@ -227,10 +189,6 @@ def _remove_if_empty(folder: Path) -> None:
         path.unlink(missing_ok=True)
     with suppress(OSError):  # someone else's files stay, and so does the folder
         folder.rmdir()
-
-
-def _held(folder: Path) -> AbstractContextManager[None]:
-    return locked(folder, f"{folder} is in use by another process that samples into it; wait for it, or name another")
 
 
 def sample_parts(
@@ -255,53 +213,47 @@ def sample_parts(
     check_settings(model, settings)
     labels, seeds = draw.chosen_labels(model.num_classes), draw.chosen_seeds()
     provenance = _provenance(model, draw, settings, origin or {}, precision)
-    missing: list[int] = []
+    # all batches have one shape, for the compiler's sake: the last is filled up from the first image on; a solver that
+    # takes images one by one needs none
+    full = 1 if settings.build_solver().per_sample else min(draw.batch, draw.num)
+    store, missing = _store(folder), list[int]()
     with ExitStack() as stack:
         with place.main_first():
             if place.main:
                 folder.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(_held(folder))
+                stack.enter_context(store.lock())
                 temporary_beside(folder)  # a crash may have left half of an earlier set, on its way out
-                _open(folder, provenance)
+                _open(store, provenance)
                 stack.callback(_remove_if_empty, folder)
-                missing = [n for n, span in enumerate(spans) if not _is_whole(folder, n, labels[span], shape)]
+                missing = [n for n, span in enumerate(spans) if not _is_whole(store, n, labels[span], shape)]
         missing = place.broadcast(missing)
-        with _bar(draw, [spans[n] for n in missing], place, folder, progress) as bar:
-            mine = missing[place.rank :: place.world]
-            filled = (_filled(spans[number], draw, settings) for number in mine)
-            batches = ((labels[i], seeds[i]) for i in filled)
-            made = generate_batches(model, batches, settings, precision, steps_of(bar))
+        mine = missing[place.rank :: place.world]
+        there = draw.num - sum(spans[number].stop - spans[number].start for number in missing)
+        shown = progress and place.main
+        if shown and there:
+            print(f"mvm: {there} of {draw.num} images are there already, in {folder}", file=sys.stderr)
+        # the main process's bar takes the others to be as quick
+        with tqdm(total=draw.num, initial=there, desc="sample", unit="image", disable=not shown) as bar:
+
+            def batches() -> Iterator[tuple[Tensor, Tensor]]:
+                for span in (spans[number] for number in mine):
+                    images = torch.arange(span.start, max(span.stop, span.start + full)) % draw.num
+                    yield labels[images], seeds[images]
+
+            made = generate_batches(model, batches(), settings, precision, steps_of(bar))
             for number, batch in zip(mine, made, strict=True):
-                _write_part(folder, number, _first(batch, spans[number].stop - spans[number].start))
+                size = spans[number].stop - spans[number].start
+                cost = Cost(batch.labels[:size].tolist(), batch.nfe, batch.passes)
+                # the array comes last: a part with an array is whole
+                store.write_table(_cost(number), cost._asdict(), indent=None)
+                store.write(_part(number), channels_last(batch.images[:size]))
                 bar.update(min(len(batch.labels) * place.world, draw.num - bar.n))
         place.any(False)  # past this, all processes have written theirs
         return place.broadcast(_read(folder, draw.num, len(spans), shape) if place.main else None)
 
 
-def _filled(span: slice, draw: Draw, settings: SampleConfig) -> Tensor:
-    """Return the places of a part's images, filled up from the first image on to the size of the first part.
-
-    Then all batches have one shape, for the compiler's sake; a solver that takes images one by one needs none.
-    """
-    size = span.stop - span.start if settings.build_solver().per_sample else min(draw.batch, draw.num)
-    return torch.arange(span.start, span.start + size) % draw.num
-
-
-def _first(made: Generated, count: int) -> Generated:
-    return made._replace(images=made.images[:count], labels=made.labels[:count], seeds=made.seeds[:count])
-
-
-def _bar(draw: Draw, missing: Sequence[slice], place: Processes, folder: Path, progress: bool) -> tqdm:
-    """Return the main process's bar, which says what was there; it takes the others to be as quick."""
-    there = draw.num - sum(span.stop - span.start for span in missing)
-    shown = progress and place.main
-    if shown and there:
-        print(f"mvm: {there} of {draw.num} images are there already, in {folder}", file=sys.stderr)
-    return tqdm(total=draw.num, initial=there, desc="sample", unit="image", disable=not shown)
-
-
 def _read(folder: Path, count: int, parts: int, shape: tuple[int, int, int]) -> Parts:
-    costs = (_read_cost(folder, number) for number in range(parts))
+    costs = (_read_cost(_store(folder), number) for number in range(parts))
     nfe, passes = mean_cost((len(cost.labels), cost.nfe, cost.passes) for cost in costs)
     return Parts(folder, count, shape, nfe, passes)
 
@@ -352,7 +304,7 @@ def write_set(parts: Parts, out: Path, *, names: Sequence[str] = (), progress: b
     """
     check_set(out, parts.count)
     note, provenance, grid = note_beside(out), parts.provenance(), out.suffix.lower() == ".png"
-    with _held(parts.folder):
+    with parts.store.lock():
         if not _is_written(out, parts.count):
             write_stream(out, _counted(parts, progress), (parts.count, *parts.shape), names)
         if not grid:

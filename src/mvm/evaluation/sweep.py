@@ -42,8 +42,9 @@ from mvm.model import Model
 from mvm.options import choose
 from mvm.precision import PRECISIONS
 from mvm.recipes import SampleConfig
-from mvm.samples import Draw, Parts, differences, sample_parts
+from mvm.samples import Draw, Parts, sample_parts
 from mvm.solver import DEFAULT_NFE, DEFAULT_T_MIN
+from mvm.store import differences
 from mvm.untrusted import read_json, refusal
 
 SHOWN = 40  # images in a cell's grid: with balanced labels of ten classes, four rows
