@@ -30,7 +30,7 @@ from mvm.training.track import AUTO, parse_trackers, trackers
 from mvm.training.trainer import Trainer, Write
 from mvm.untrusted import printable
 
-TRAINERS: dict[type[AnyRecipe], type[Trainer[Any]]] = {Recipe: FieldTrainer, DecoderRecipe: DecoderTrainer}
+TRAINERS: dict[str, type[Trainer[Any]]] = {Recipe.task: FieldTrainer, DecoderRecipe.task: DecoderTrainer}
 START = "start.json"  # in a run: what was said at its start
 AGREE_EVERY = 5  # steps after which processes ask each other whether to stop: asking costs a message
 
@@ -108,7 +108,7 @@ class Saver:
 def _build(recipe: AnyRecipe, run: Path, processes: Processes, progress: bool) -> Trainer:
     """Return the trainer of a recipe at step 0."""
     store = training_store(recipe, processes.device)
-    return TRAINERS[type(recipe)].open(recipe, store, run, processes, progress)
+    return TRAINERS[recipe.task].open(recipe, store, run, processes, progress)
 
 
 def _describe(trainer: Trainer, need: Memory | None, run: Path, progress: bool) -> None:
@@ -166,7 +166,7 @@ def _start(
                 stack.enter_context(lock_run(run))
             newest, changed = open_run(recipe, run, resume, allow_change)
     newest = processes.broadcast(newest)
-    executed, need, warning = TRAINERS[type(recipe)].fit_memory(recipe, processes)
+    executed, need, warning = TRAINERS[recipe.task].fit_memory(recipe, processes)
     if warning and processes.main:
         warn(warning)
     trainer = _build(executed, run, processes, progress)
