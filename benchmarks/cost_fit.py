@@ -5,7 +5,7 @@
         --host batch-16 batch-64 wide-batch-16 tokens-64 --check benchmarks/results/training-speed.json
 
 measure: all cases, or those named; what the file has already is not measured again.
-fit: seconds = max(host's floor x blocks, sum of work x cost over the GPU's terms of mvm.recipes.costs). No cost is
+fit: seconds = max(host's floor x blocks, sum of work x cost over the GPU's terms of step_work.py). No cost is
 below what the machine allows, squared relative errors are least. The cases of --host give the floor, the others the
 costs; those of --hold and --check are predicted, not fitted.
 """
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from step_work import GPU_TERMS, UNITS, Work, step_work
 from training_speed import CASES as PUBLISHED
 from training_speed import commit
 
@@ -30,7 +31,6 @@ from mvm.files import write_text
 from mvm.network import DiTConfig
 from mvm.optim.optimizers import TrainConfig
 from mvm.recipes import DataConfig, Recipe, load_recipe, require_field_recipe
-from mvm.recipes.costs import GPU_TERMS, UNITS, Work, step_work
 from mvm.recipes.page import H200_FLOPS, SHOWN_BATCH, hours_on_h200
 
 PREDICTED = ("imagenet32-dit-b", "imagenet32-dit-l")

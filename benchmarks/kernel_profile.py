@@ -18,7 +18,7 @@ from training_speed import CASES  # beside this file
 from mvm.bench import random_images
 from mvm.distributed.processes import Processes, autocast
 from mvm.network import build_network
-from mvm.training.trainer import Trainer
+from mvm.training.field_trainer import FieldTrainer
 
 KINDS = {
     "attention": ("sdpa", "flash", "fmha", "attention", "cudnn_generated"),
@@ -53,7 +53,7 @@ def training(case: str, place: Processes) -> Callable[[], object]:
     """Return one step of a case."""
     recipe, teacher = CASES[case]
     bank = None if teacher is None else teacher(recipe, place.device)
-    trainer = Trainer(recipe, random_images(recipe, 4 * recipe.train.batch), place, bank)
+    trainer = FieldTrainer(recipe, random_images(recipe, 4 * recipe.train.batch), place, bank)
     return trainer.advance
 
 

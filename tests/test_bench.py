@@ -12,7 +12,7 @@ from mvm.distributed.processes import Processes
 from mvm.network import multiply_adds, parameters
 from mvm.recipes import load_recipe, override
 from mvm.recipes.memory import training_memory
-from mvm.training.trainer import Trainer
+from mvm.training.field_trainer import FieldTrainer
 
 TINY = {
     "network.depth": "1",
@@ -39,8 +39,8 @@ def seconds(monkeypatch):
         self.step += 1
 
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(Trainer, "advance", step)
-    monkeypatch.setattr(Trainer, "read", lambda self: [])
+    monkeypatch.setattr(FieldTrainer, "advance", step)
+    monkeypatch.setattr(FieldTrainer, "read", lambda self: [])
     return each
 
 
@@ -53,8 +53,8 @@ def test_median_part_after_a_warm_up(seconds):
 
 @pytest.mark.parametrize(("steps", "done"), [(1, 5), (5, 5), (12, 10), (30, 30)])
 def test_steps_are_five_equal_parts(seconds, monkeypatch, steps, done):
-    counted, advance = [], Trainer.advance
-    monkeypatch.setattr(Trainer, "advance", lambda self: (counted.append(1), advance(self)))
+    counted, advance = [], FieldTrainer.advance
+    monkeypatch.setattr(FieldTrainer, "advance", lambda self: (counted.append(1), advance(self)))
     bench_training(tiny(), PLACE, steps=steps, progress=False)
     assert len(counted) == bench.WARM_UP + done
 

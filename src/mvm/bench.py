@@ -19,8 +19,8 @@ from mvm.recipes.memory import training_memory
 from mvm.recipes.page import training_flops
 from mvm.training.engine import compile_mode
 from mvm.training.features import FeatureBank, TensorBank
+from mvm.training.field_trainer import FieldTrainer
 from mvm.training.logs import matrix_ceiling
-from mvm.training.trainer import Trainer
 
 WARM_UP = 5  # steps before the clock starts: compilation, memory, libraries
 TEACHER_WIDTH = 768  # of features that stand for a recipe's encoder; running that itself is not timed
@@ -85,7 +85,7 @@ def _bench_training(
     device = place.device
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    trainer = Trainer(recipe, random_images(recipe, 4 * recipe.train.batch), place, teacher)
+    trainer = FieldTrainer(recipe, random_images(recipe, 4 * recipe.train.batch), place, teacher)
     start = time.perf_counter()
     bar = tqdm(total=WARM_UP + steps, desc=f"train {recipe.name}", unit="step", disable=not progress)
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import RESULTS, imported
 
-from mvm.recipes.costs import GPU_TERMS, Work
-
+PROGRAM = imported("cost_fit")
+GPU_TERMS, Work = PROGRAM.GPU_TERMS, PROGRAM.Work
 PUBLISHED = RESULTS / "training-speed.json"
 HOST = ("batch-16", "batch-64", "wide-batch-16", "tokens-64")
 KNOWN = {"products": 2e-15, "attention": 3e-15, "elementwise": 2e-11, "states": 1e-12}  # made up
@@ -19,7 +19,7 @@ FLOOR = 1e-3  # seconds a block, made up: the cases of HOST have less to do, all
 
 @pytest.fixture(scope="module")
 def program():
-    return imported("cost_fit")
+    return PROGRAM
 
 
 @pytest.fixture(scope="module")

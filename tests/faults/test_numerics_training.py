@@ -141,7 +141,7 @@ def poison_batches(monkeypatch, value, steps):
 def state(trainer):
     return {
         **{f"decoder.{name}": value.clone() for name, value in trainer.decoder.state_dict().items()},
-        **{f"state.{name}": value.clone() for name, value in trainer._training_state()},
+        **{f"state.{name}": value.clone() for name, value in trainer.optimizer_state()},
     }
 
 

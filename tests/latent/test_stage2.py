@@ -20,8 +20,8 @@ from mvm.recipes import CodecConfig, DataConfig, Recipe, SampleConfig, parse_rec
 from mvm.solver.sampling import solve
 from mvm.solver.sharing import SharingPlan, best_steps, shared, similarity
 from mvm.training.data import training_store
+from mvm.training.field_trainer import FieldTrainer
 from mvm.training.loop import train
-from mvm.training.trainer import Trainer
 
 COUNT = 40
 
@@ -94,14 +94,14 @@ def test_from_the_command_line_to_a_figure(recipe, tmp_path, capsys):
 def test_batches_are_latents_of_mirrored_images(recipe):
     for cache in ("device", "disk", "none"):
         chosen = replace(recipe, codec=replace(recipe.codec, cache=cache))
-        trainer = Trainer(chosen, training_store(chosen, torch.device("cpu")))
+        trainer = FieldTrainer(chosen, training_store(chosen, torch.device("cpu")))
         batch = trainer.batch()
         if cache == "none":
             live = batch
         assert batch.x0.shape == (8, 16, 4, 4)
     for cache in ("device", "disk"):
         chosen = replace(recipe, codec=replace(recipe.codec, cache=cache))
-        batch = Trainer(chosen, training_store(chosen, torch.device("cpu"))).batch()
+        batch = FieldTrainer(chosen, training_store(chosen, torch.device("cpu"))).batch()
         assert torch.equal(batch.labels, live.labels)
         assert torch.equal(batch.seeds, live.seeds)
         assert torch.allclose(batch.x0, live.x0, rtol=2e-3, atol=2e-3)  # float16

@@ -17,11 +17,11 @@ from mvm.data.prepare import prepare
 from mvm.latent import RAE, load_rae, measure
 from mvm.metrics.lpips import LPIPS
 from mvm.recipes import DecoderRecipe, override, parse_recipe, to_json
-from mvm.training import decoder_preview, decoder_result
+from mvm.training import decoder_trainer, preview
 from mvm.training.data import completed, training_store
-from mvm.training.decoder_preview import known_figures, pairs, quality
 from mvm.training.decoder_trainer import HEADS, DecoderTrainer
 from mvm.training.loop import train
+from mvm.training.preview import DecoderPreview, known_figures, pairs
 
 transformers = pytest.importorskip("transformers", reason="needs mean-velocity-matching[encoders]")
 
@@ -251,7 +251,7 @@ def test_the_autoencoder(recipe, whole):
     trainer = trainer_of(settings)
     averaged = checkpoint.load(checkpoint.latest(whole), "ema")
     assert all(torch.equal(value, averaged[name]) for name, value in rae.decoder.named_parameters())
-    found = measure(trainer.encoder, trainer.images, progress=False)
+    found = measure(trainer.encoder, trainer.trained_on, progress=False)
     assert rae.statistics.count == found.count == 2 * (COUNT - HELD_OUT)
     assert torch.equal(rae.statistics.mean, found.mean.float())
     images = trainer.held_out[torch.arange(HELD_OUT)]
@@ -268,7 +268,7 @@ def test_a_finished_run_writes_the_autoencoder_again_where_it_is_missing(recipe,
     index = (run / "rae" / "rae.json").read_text()
     stamp = (run / "rae").stat().st_mtime_ns
     with monkeypatch.context() as patch:
-        patch.setattr(decoder_result, "measure", None)  # nothing is measured again
+        patch.setattr(decoder_trainer, "measure", None)  # nothing is measured again
         again = train(settings, run, resume=True, progress=False)
         assert (run / "rae").stat().st_mtime_ns == stamp
         assert again.fingerprint == first.fingerprint
@@ -286,7 +286,7 @@ def test_previews(whole):
     assert [line["step"] for line in looks] == [2, 4]
     assert all({"psnr", "ssim", "rfd_encoder"} <= line.keys() for line in looks)
     manifest = checkpoint.read_manifest(checkpoint.latest(whole))
-    assert manifest["quality"] == quality(looks[-1]) == -looks[-1]["psnr"]
+    assert manifest["quality"] == DecoderPreview.quality(looks[-1]) == -looks[-1]["psnr"]
     assert [path.name for path in sorted((whole / "samples").iterdir())] == ["step-00000002.png", "step-00000004.png"]
 
 
@@ -305,7 +305,7 @@ def test_figures_are_those_that_the_images_are_large_enough_for(recipe, monkeypa
     cpu = torch.device("cpu")
     assert list(known_figures(objective, 10, cpu)) == ["psnr"]
     assert list(known_figures(objective, 16, cpu)) == ["psnr", "ssim"]
-    monkeypatch.setattr(decoder_preview, "load_lpips", lambda source: LPIPS())
+    monkeypatch.setattr(preview, "load_lpips", lambda source: LPIPS())
     assert list(known_figures(objective, 32, cpu)) == ["psnr", "ssim", "lpips_held_out"]
 
 

@@ -15,8 +15,8 @@ from mvm.distributed.processes import EngineConfig, Processes, determinism, part
 from mvm.recipes import load_recipe, override
 from mvm.training.data import training_data
 from mvm.training.engine import compile_mode
+from mvm.training.field_trainer import FieldTrainer
 from mvm.training.loop import train
-from mvm.training.trainer import Trainer
 
 TINY = {
     "network.depth": "2",
@@ -43,7 +43,7 @@ def tiny(**changes):
 def start(**changes):
     """A trainer with every weight random, so that no gradient is hidden behind a zero gate."""
     recipe = tiny(**changes)
-    trainer = Trainer(recipe, training_data(recipe))
+    trainer = FieldTrainer(recipe, training_data(recipe))
     draw = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in trainer.learner.parameters():
@@ -67,7 +67,7 @@ def weights(trainer):
 
 def gradients(trainer):
     """Of the current step's batch."""
-    trainer._backward()
+    trainer.gradient()
     return {name: value.grad.clone() for name, value in trainer.learner.named()}
 
 
@@ -161,7 +161,7 @@ def test_products_are_kept_or_not():
     def flops(**changes):
         trainer = start(**changes)
         with FlopCounterMode(display=False) as counter:
-            trainer._backward()
+            trainer.gradient()
         return counter.get_total_flops()
 
     plain = flops()
@@ -177,7 +177,7 @@ def test_bf16_trains_close_by_while_weights_stay_float32():
     (a, _), (b, _) = after(full, 4), after(half, 4)
     assert [x["loss"] for x in b] == pytest.approx([x["loss"] for x in a], rel=0.02)
     assert [x["loss"] for x in b] != [x["loss"] for x in a]  # it did happen
-    held = [*weights(half).values(), *dict(half._optimizer_tensors()).values(), *half.averages.tensors["ema"].values()]
+    held = [*weights(half).values(), *dict(half.optimizer_state()).values(), *half.averages.tensors["ema"].values()]
     assert {tensor.dtype for tensor in held} == {torch.float32}
     assert {p.grad.dtype for p in half.learner.parameters()} == {torch.float32}
 
@@ -297,13 +297,13 @@ OPTIMIZERS = ["adamw", "muon"]
 
 def poison(monkeypatch, *steps, value=math.nan):
     """Make the images of those steps (0-based) not finite."""
-    batch = Trainer.batch
+    batch = FieldTrainer.batch
 
     def poisoned(self):
         found = batch(self)
         return found._replace(x0=found.x0 * value) if self.step in steps else found
 
-    monkeypatch.setattr(Trainer, "batch", poisoned)
+    monkeypatch.setattr(FieldTrainer, "batch", poisoned)
 
 
 def copied(tensors):
@@ -318,13 +318,13 @@ def test_a_bad_gradient_moves_neither_weights_nor_moments(monkeypatch, optimizer
     poison(monkeypatch, bad, value=value)
     trainer = start(train_optimizer=optimizer)
     after(trainer, bad)
-    before, moments = weights(trainer), copied(dict(trainer._optimizer_tensors()))
+    before, moments = weights(trainer), copied(dict(trainer.optimizer_state()))
     average = copied(trainer.averages.tensors["ema"])
     trainer.advance()
     (record,) = trainer.read()
     assert record.skipped
     assert_same(weights(trainer), before)
-    found = dict(trainer._optimizer_tensors())
+    found = dict(trainer.optimizer_state())
     assert_same({name: found[name] for name in moments}, moments)
     if bad == 0:  # no moments were there before
         assert all(not value.any() for value in found.values())
@@ -347,9 +347,9 @@ def test_later_steps_are_those_of_a_run_that_waited_out_the_bad_one(monkeypatch,
     assert [not math.isfinite(value["grad_norm"]) for value in values] == [i == 3 for i in range(7)]
     assert values[4:] == want[0]
     assert_same(found, want[1])
-    assert_same(dict(trainer._optimizer_tensors()), dict(waited._optimizer_tensors()))
+    assert_same(dict(trainer.optimizer_state()), dict(waited.optimizer_state()))
     assert_same(trainer.averages.tensors["ema"], waited.averages.tensors["ema"])
-    assert {float(v) for k, v in dict(trainer._optimizer_tensors()).items() if k.endswith("/step")} == {6}
+    assert {float(v) for k, v in dict(trainer.optimizer_state()).items() if k.endswith("/step")} == {6}
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -358,24 +358,24 @@ def test_a_norm_that_overflows_is_a_bad_step(optimizer, value):
     """1e25 is finite, its square is not: clipping by such a norm would make all gradients 0, and moments decay."""
     trainer = start(train_optimizer=optimizer)
     after(trainer, 2)
-    before, moments = weights(trainer), copied(dict(trainer._optimizer_tensors()))
+    before, moments = weights(trainer), copied(dict(trainer.optimizer_state()))
     trainer.model.network.embed.bias.register_hook(lambda gradient: torch.full_like(gradient, value))
     trainer.advance()
     (record,) = trainer.read()
     assert record.values["grad_norm"] == math.inf
     assert_same(weights(trainer), before)
-    assert_same(dict(trainer._optimizer_tensors()), moments)
+    assert_same(dict(trainer.optimizer_state()), moments)
 
 
 def test_one_bad_part_of_a_batch_is_a_bad_step(monkeypatch):
-    batch = Trainer.batch
+    batch = FieldTrainer.batch
 
     def one_bad_image(self):
         found = batch(self)
         found.x0[-1] = math.nan
         return found
 
-    monkeypatch.setattr(Trainer, "batch", one_bad_image)
+    monkeypatch.setattr(FieldTrainer, "batch", one_bad_image)
     trainer = start(engine_accumulate="4")
     before = weights(trainer)
     trainer.advance()
@@ -484,7 +484,7 @@ def test_kernels_need_a_gpu_and_16_bits(monkeypatch):
     recipe = tiny(engine_kernels="true", engine_precision="fp32")
     images = training_data(recipe)
     with pytest.raises(ValueError, match=r"engine\.kernels=True needs a GPU and Triton"):
-        Trainer(recipe, images, Processes())
+        FieldTrainer(recipe, images, Processes())
     monkeypatch.setattr("mvm.network.fast.gpu.gpu_kernels", lambda: object())
     with pytest.raises(ValueError, match=r"does not go with engine\.precision='fp32'; use bf16"):
-        Trainer(recipe, images, Processes())
+        FieldTrainer(recipe, images, Processes())

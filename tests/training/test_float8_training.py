@@ -13,8 +13,8 @@ from mvm.network.blocks import SwiGLU
 from mvm.network.fast.float8 import GRANULARITY
 from mvm.training.data import training_data
 from mvm.training.engine import Engine
+from mvm.training.field_trainer import FieldTrainer
 from mvm.training.loop import train
-from mvm.training.trainer import Trainer
 
 TINY = {
     "network.depth": "2",
@@ -39,7 +39,7 @@ def tiny(**changes):
 def after(steps, **changes):
     """Losses, and weights after some steps."""
     recipe = tiny(**changes)
-    trainer = Trainer(recipe, training_data(recipe))
+    trainer = FieldTrainer(recipe, training_data(recipe))
     for _ in range(steps):
         trainer.advance()
     return [record.values["loss"] for record in trainer.read()], dict(trainer.learner.named())
@@ -68,7 +68,7 @@ def test_the_loss_falls_as_without(full, fp8):
 
 def test_off_is_a_network_of_plain_layers():
     recipe = tiny()
-    mlp = Trainer(recipe, training_data(recipe)).model.network.blocks[0].mlp
+    mlp = FieldTrainer(recipe, training_data(recipe)).model.network.blocks[0].mlp
     x, (gate, up) = torch.randn(2, 16, 32), mlp.gate_up.weight.chunk(2)
     hidden = nn.functional.silu(x @ gate.T + mlp.gate_up.bias[: len(gate)]) * (x @ up.T + mlp.gate_up.bias[len(gate) :])
     assert isinstance(mlp, SwiGLU)
@@ -118,7 +118,7 @@ def test_it_may_be_switched_on_and_off_on_resume(tmp_path):
 def engine(place=None, **options):
     """An engine on a tiny network; place: of the processes, none of whom is asked for anything."""
     recipe = tiny(**{name: options.pop(name) for name in list(options) if name.startswith("network_")})
-    learner = Trainer(recipe, training_data(recipe)).learner
+    learner = FieldTrainer(recipe, training_data(recipe)).learner
     return Engine(EngineConfig(**options), learner, learner.network, place or Processes(), False)
 
 

@@ -10,10 +10,10 @@ from tiny_recipe import NETWORK, recipe_with
 from mvm import checkpoint
 from mvm.optim.ema import Averages
 from mvm.training.data import training_data
+from mvm.training.field_trainer import FieldTrainer
 from mvm.training.interrupt import SIGNALS, Terminated, deferred_interrupt
 from mvm.training.loop import train
-from mvm.training.preview import Preview
-from mvm.training.trainer import Trainer
+from mvm.training.preview import FieldPreview
 
 TINY = {
     **NETWORK,
@@ -164,7 +164,7 @@ def test_sigterm_saves_as_ctrl_c_does(tmp_path, monkeypatch, number):
     assert manifest(tmp_path)["step"] == 3
 
 
-@pytest.mark.parametrize("where", [(Averages, "update", 2), (Preview, "__call__", 1)], ids=["step", "preview"])
+@pytest.mark.parametrize("where", [(Averages, "update", 2), (FieldPreview, "__call__", 1)], ids=["step", "preview"])
 def test_a_stop_right_after_a_judged_save_does_not_lose_its_quality(tmp_path, monkeypatch, where):
     """The checkpoint of that step is written once more: it must stay the best one."""
     press(monkeypatch, *where)
@@ -185,7 +185,7 @@ def test_a_stop_at_an_unjudged_step_borrows_no_quality(tmp_path, monkeypatch):
 def test_a_stop_within_a_preview_puts_the_weights_back(tmp_path, monkeypatch):
     """Twice pressed while the average is swapped in: the weights that are saved are those trained."""
     train(tiny(), tmp_path / "whole", progress=False)
-    press(monkeypatch, Preview, "_images", 1, times=2)
+    press(monkeypatch, FieldPreview, "_images", 1, times=2)
     with pytest.raises(KeyboardInterrupt):
         train(tiny(), tmp_path / "stopped", progress=False)
     monkeypatch.undo()
@@ -199,7 +199,7 @@ def test_a_stop_within_a_preview_puts_the_weights_back(tmp_path, monkeypatch):
 
 def stop_in(recipe, run, monkeypatch, place, step=2):
     """Train until a signal that arrives in the forward or backward pass of a step."""
-    advance = Trainer.advance
+    advance = FieldTrainer.advance
 
     def pressed(trainer):
         if trainer.step == step:
@@ -210,10 +210,10 @@ def stop_in(recipe, run, monkeypatch, place, step=2):
                 next(trainer.model.network.parameters()).register_hook(hook)
         advance(trainer)
 
-    monkeypatch.setattr(Trainer, "advance", pressed)
+    monkeypatch.setattr(FieldTrainer, "advance", pressed)
     with pytest.raises(KeyboardInterrupt):
         train(recipe, run, progress=False)
-    monkeypatch.setattr(Trainer, "advance", advance)
+    monkeypatch.setattr(FieldTrainer, "advance", advance)
 
 
 @pytest.mark.parametrize("place", ["forward", "backward"])
@@ -233,7 +233,7 @@ def test_a_signal_in_a_step_gives_it_up_and_nothing_is_lost(place, tmp_path, mon
 def test_the_backward_pass_comes_by_python_at_every_block():
     """Else a signal on a CPU would wait for the whole pass: only Python runs its handler."""
     recipe = recipe_with(TINY, network_depth="3")
-    trainer, visits = Trainer(recipe, training_data(recipe)), []
+    trainer, visits = FieldTrainer(recipe, training_data(recipe)), []
     inside = []  # the backward pass
 
     def seen(frame, event, argument):

@@ -20,8 +20,8 @@ from mvm.pixels import to_uint8
 from mvm.recipes import parse_recipe
 from mvm.solver import sample
 from mvm.training.data import training_data
+from mvm.training.field_trainer import FieldTrainer
 from mvm.training.loop import train
-from mvm.training.trainer import Trainer
 
 TINY = {
     **NETWORK,
@@ -178,7 +178,7 @@ def test_interrupt_while_logging(whole, tmp_path, step):
     assert_same_run(whole, run)
 
 
-PLACES = {"before the step": (Trainer, "batch"), "between optimizer and average": (Averages, "update")}
+PLACES = {"before the step": (FieldTrainer, "batch"), "between optimizer and average": (Averages, "update")}
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -378,7 +378,7 @@ def test_the_model_returned_has_the_averaged_weights(tmp_path):
 
 def test_batch_is_a_pure_function_of_the_step():
     data = training_data(tiny())
-    one, other = Trainer(tiny(), data), Trainer(tiny(), data)
+    one, other = FieldTrainer(tiny(), data), FieldTrainer(tiny(), data)
     for step in (5, 0, 400, 5):
         one.step = other.step = step
         a, b = one.batch(), other.batch()
@@ -394,7 +394,7 @@ def test_batch_is_a_pure_function_of_the_step():
 def test_one_step_by_hand():
     """Forward, backward, clip at 1, AdamW, EMA, done with torch's own parts."""
     recipe = tiny(train_clip="0.05", train_warmup="0")
-    trainer = Trainer(recipe, training_data(recipe))
+    trainer = FieldTrainer(recipe, training_data(recipe))
     network = Model(recipe).network
     assert all(torch.equal(a, b) for a, b in zip(network.parameters(), trainer.model.network.parameters(), strict=True))
     start = [p.detach().clone() for p in network.parameters()]
@@ -416,7 +416,7 @@ def test_one_step_by_hand():
 
 def test_clip_zero_is_no_clipping():
     recipe = tiny(train_clip="0")
-    trainer = Trainer(recipe, training_data(recipe))
+    trainer = FieldTrainer(recipe, training_data(recipe))
     trainer.advance()
     norm = math.sqrt(sum(float((p.grad**2).sum()) for p in trainer.model.network.parameters()))
     assert norm == pytest.approx(trainer_norm(tiny(train_clip="1e9")), rel=1e-5)
@@ -427,7 +427,7 @@ def trainer_norm(recipe):
 
 
 def first_step(recipe):
-    trainer = Trainer(recipe, training_data(recipe))
+    trainer = FieldTrainer(recipe, training_data(recipe))
     trainer.advance()
     return trainer.read()[0].values
 

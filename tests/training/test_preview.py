@@ -17,9 +17,9 @@ from mvm.model import Model, load
 from mvm.recipes import PreviewConfig
 from mvm.training import preview
 from mvm.training.data import training_data
+from mvm.training.field_trainer import FieldTrainer
 from mvm.training.loop import train
-from mvm.training.preview import Preview, reference_moments
-from mvm.training.trainer import Trainer
+from mvm.training.preview import FieldPreview, reference_moments
 
 TINY = {
     **NETWORK,
@@ -91,7 +91,7 @@ def test_the_grid_shows_the_first_images(run):
 
 def looker(model, config=None, **place):
     store = Resident(training_data(model.recipe), "cpu")
-    return lambda folder: Preview(config or model.recipe.preview, model, store, folder, Processes(**place))
+    return lambda folder: FieldPreview(config or model.recipe.preview, model, store, folder, Processes(**place))
 
 
 def test_the_same_weights_look_the_same_each_time(tmp_path):
@@ -122,7 +122,7 @@ def test_shares_of_any_number_of_processes_are_the_same_images(tmp_path, world):
     looks = [looker(model, rank=rank, world=world)(tmp_path) for rank in range(world)]
     shares = []
     for look in looks:
-        object.__setattr__(look.place, "gather", lambda mine: shares.append(mine) or mine)
+        object.__setattr__(look.processes, "gather", lambda mine: shares.append(mine) or mine)
         look._images()
     assert len({len(share) for share in shares}) == 1  # equally many calls, or fsdp would wait for ever
     assert torch.equal(torch.cat(shares)[:20], whole)
@@ -140,7 +140,7 @@ def test_looks_leave_no_trace_in_the_weights(run, tmp_path):
 
 def test_the_weights_come_back_bit_for_bit_also_after_an_error():
     recipe = tiny()
-    trainer = Trainer(recipe, training_data(recipe))
+    trainer = FieldTrainer(recipe, training_data(recipe))
     trainer.advance()
     network, average = trainer.model.network, trainer.averages.tensors["ema"]
     own = {name: value.detach().clone() for name, value in network.named_parameters()}
@@ -156,7 +156,7 @@ def test_the_weights_come_back_bit_for_bit_also_after_an_error():
 
 def test_keep_best_keeps_the_one_with_the_lowest_figure(tmp_path, monkeypatch):
     figures = {1: 5.0, 2: 3.0, 3: 4.0, 4: 1.0, 5: 2.0, 6: 6.0}
-    monkeypatch.setattr(Preview, "__call__", lambda self, step: figures[step])
+    monkeypatch.setattr(FieldPreview, "__call__", lambda self, step: {"fd_pixels": figures[step]})
     options = {"preview_every": "1", "train_save_every": "1", "train_keep": "1", "train_keep_best": "yes"}
     recipe = tiny(**options)
     train(recipe, tmp_path, progress=False, until=3)

@@ -13,8 +13,8 @@ from mvm.network.pretrained import load_encoder
 from mvm.recipes import load_recipe, override
 from mvm.training.data import training_data
 from mvm.training.features import LiveBank
+from mvm.training.field_trainer import FieldTrainer
 from mvm.training.loop import train
-from mvm.training.trainer import Trainer
 
 transformers = pytest.importorskip("transformers", reason="needs mean-velocity-matching[encoders]")
 
@@ -103,7 +103,7 @@ def test_the_alignment_term_by_hand(recipe, encoder):
     chosen = recipe()
     data = training_data(chosen)[:64]
     teacher = LiveBank(load_encoder(str(encoder), 16), data.images, side=2)
-    trainer = Trainer(chosen, data, teacher=teacher)
+    trainer = FieldTrainer(chosen, data, teacher=teacher)
     trainer.advance()  # gates open, so that tokens depend on all there is
     batch = trainer.batch()
     shown = ((batch.x0 + 1) * 127.5).round().to(torch.uint8)
@@ -141,13 +141,13 @@ def test_alignment_moves_the_network_and_the_projector(recipe, tmp_path):
 def test_weights_at_the_start_do_not_depend_on_alignment(recipe, encoder):
     data = training_data(recipe())[:64]
     teacher = LiveBank(load_encoder(str(encoder), 16), data.images, side=2)
-    one, other = Trainer(recipe(), data, teacher=teacher), Trainer(recipe(repa_encoder=""), data)
+    one, other = FieldTrainer(recipe(), data, teacher=teacher), FieldTrainer(recipe(repa_encoder=""), data)
     assert same(dict(one.model.network.named_parameters()), dict(other.model.network.named_parameters()))
     assert all(torch.equal(a, b) for a, b in zip(one.batch()[:3], other.batch()[:3], strict=True))
     torch.manual_seed(7)
-    again = Trainer(recipe(), data, teacher=teacher)
+    again = FieldTrainer(recipe(), data, teacher=teacher)
     assert same(dict(one.learner.named()), dict(again.learner.named()))
-    reseeded = Trainer(recipe(seed="1"), data, teacher=teacher)
+    reseeded = FieldTrainer(recipe(seed="1"), data, teacher=teacher)
     assert not torch.equal(one.learner.projector.layers[0].weight, reseeded.learner.projector.layers[0].weight)
 
 
@@ -174,14 +174,14 @@ def test_resume_is_exact(recipe, tmp_path, pause, stop, projector):
 def test_the_projector_is_restored(recipe, encoder, tmp_path):
     go(recipe(), tmp_path / "run")
     data = training_data(recipe())[:64]
-    trainer = Trainer(recipe(), data, teacher=LiveBank(load_encoder(str(encoder), 16), data.images, side=2))
+    trainer = FieldTrainer(recipe(), data, teacher=LiveBank(load_encoder(str(encoder), 16), data.images, side=2))
     found = stored(tmp_path / "run", "projector")
     assert not torch.equal(trainer.learner.projector.layers[0].weight, found["projector.layers.0.weight"])
     trainer.restore(checkpoint.latest(tmp_path / "run"))
     named = {name: value for name, value in trainer.learner.named() if name in found}
     assert same(named, found)
     moments = stored(tmp_path / "run", "optimizer")
-    assert same(dict(trainer._optimizer_tensors()), moments)
+    assert same(dict(trainer.optimizer_state()), moments)
     assert any(name.startswith("projector.") and name.endswith("/exp_avg") for name in moments)
 
 

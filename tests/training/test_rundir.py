@@ -13,9 +13,9 @@ from mvm import checkpoint
 from mvm.published import export, open_model
 from mvm.recipes import options, override, parse_recipe
 from mvm.training.data import training_data
+from mvm.training.field_trainer import FieldTrainer
 from mvm.training.loop import train
 from mvm.training.rundir import open_run
-from mvm.training.trainer import Trainer
 
 TINY = {
     **NETWORK,
@@ -200,7 +200,7 @@ def test_init_takes_the_weights_and_nothing_else(source, tmp_path, weights):
     """One step by hand: fresh moments, step 0 of the data order, the first rate of the warm-up."""
     recipe = tiny(seed="5")
     begin = stored(source, weights)
-    trainer = Trainer(recipe, training_data(recipe))
+    trainer = FieldTrainer(recipe, training_data(recipe))
     trainer.load_weights(begin)
     trainer.advance()
     go(recipe, tmp_path / "new", init=(source, weights), until=1)
@@ -213,7 +213,7 @@ def test_init_takes_the_weights_and_nothing_else(source, tmp_path, weights):
 
 def test_averages_start_at_the_given_weights(source):
     recipe = tiny(seed="5")
-    trainer = Trainer(recipe, training_data(recipe))
+    trainer = FieldTrainer(recipe, training_data(recipe))
     fresh = {name: value.clone() for name, value in trainer.averages.whole("ema").items()}
     begin = stored(source, "model")
     trainer.start_from(begin)
@@ -253,7 +253,7 @@ def test_a_run_may_start_from_an_export(source, tmp_path):
     export(source, tmp_path / "export")
     opened = open_model(tmp_path / "export", "ema")
     assert opened.origin["step"] == 4
-    trainer = Trainer(tiny(), training_data(tiny()))
+    trainer = FieldTrainer(tiny(), training_data(tiny()))
     trainer.start_from(opened.weights)
     for name, value in trainer.learner.named():
         assert value.dtype == torch.float32

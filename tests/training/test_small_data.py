@@ -16,8 +16,8 @@ from mvm.pixels import to_unit
 from mvm.published import export, open_model
 from mvm.recipes import load_recipe, override
 from mvm.training.data import training_data
+from mvm.training.field_trainer import FieldTrainer
 from mvm.training.loop import train
-from mvm.training.trainer import Trainer
 
 BOTH = {"data.augment": "0.3", "network.dropout": "0.2"}
 TINY = {
@@ -40,7 +40,7 @@ def tiny(**changes):
 
 
 def trainer_of(recipe):
-    return Trainer(recipe, training_data(recipe))
+    return FieldTrainer(recipe, training_data(recipe))
 
 
 def stored(run):
@@ -203,7 +203,7 @@ def bright_above(count=256):
 def brighter_above(tell):
     """How much brighter the upper half of 64 samples is, after training on turned and flipped images."""
     recipe = override(load_recipe("digits"), LEAK)
-    trainer = Trainer(recipe, bright_above())
+    trainer = FieldTrainer(recipe, bright_above())
     batch = trainer.batch
     if not tell:
         trainer.batch = lambda: batch()._replace(augment=None)

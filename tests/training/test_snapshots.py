@@ -9,9 +9,9 @@ from mvm.model import load
 from mvm.optim import power_ema
 from mvm.optim.ema import profiles
 from mvm.training.data import training_data
+from mvm.training.field_trainer import FieldTrainer
 from mvm.training.loop import train
 from mvm.training.snapshots import export_average, rebuild
-from mvm.training.trainer import Trainer
 
 TINY = {
     **NETWORK,
@@ -56,7 +56,7 @@ def test_names_and_the_one_sampled_from():
 def test_every_average_equals_one_tracked_by_hand():
     """In float64, from the weights after each step: an EMA with its warm-up, and the power function's sum."""
     recipe = tiny()
-    trainer = Trainer(recipe, training_data(recipe))
+    trainer = FieldTrainer(recipe, training_data(recipe))
     history = [raw(trainer)]
     for _ in range(12):
         trainer.advance()

@@ -80,38 +80,40 @@ def train(
         raise ValueError(f"--resume: there is no run in {folder}; check the path, or leave --resume out to start one")
     if init_from is None and init_weights != "ema":
         raise ValueError(f"--init-weights {init_weights} belongs to --init-from RUN")
-    tell = _teller()
+    main = os.environ.get("RANK", "0") == "0"  # of torchrun's processes the first alone speaks
+    say: Callable[..., None] = print if main else lambda *words, file=None: None
     if resume and not (folder / RECIPE).is_file():
-        tell(f"mvm: {folder} was stopped before its first step; starting it anew", sys.stderr)
-    go_on = resume or (auto_resume and folder.is_dir())
-    init = None if init_from is None else (init_from, init_weights)
-    place = shlex.quote(str(folder))
+        say(f"mvm: {folder} was stopped before its first step; starting it anew", file=sys.stderr)
+    quoted = shlex.quote(str(folder))
+    go_on = f"continue with: mvm train --resume {quoted}"
     try:
         run_training(
             chosen,
             folder,
-            resume=go_on,
+            resume=resume or (auto_resume and folder.is_dir()),
             allow_change=allow_change,
             until=until,
             device=choose_device(device),
-            init=init,
+            init=None if init_from is None else (init_from, init_weights),
             track=track,
         )
     except KeyboardInterrupt as stop:
         begun = (folder / RECIPE).is_file()
-        then = f"continue with: mvm train --resume {place}" if begun else "it had not begun, and nothing was written"
-        tell(f"\nmvm: stopped; {then}", sys.stderr)
+        then = go_on if begun else "it had not begun, and nothing was written"
+        say(f"\nmvm: stopped; {then}", file=sys.stderr)
         return 0 if isinstance(stop, Terminated) else INTERRUPTED
     newest = checkpoint.latest(folder)  # --until may lie behind it
     step = checkpoint.read_manifest(newest)["step"] if newest is not None else 0
-    if report and os.environ.get("RANK", "0") == "0":
+    if report and main:
         from mvm.evaluation.run_report import write_run_report
 
         try:
-            tell(f"wrote {write_run_report(folder)}; open it in a browser")
+            say(f"wrote {write_run_report(folder)}; open it in a browser")
         except (ValueError, OSError) as error:  # the run is done, whatever comes of its report
-            tell(f"mvm: no report: {error}", sys.stderr)
-    tell(f"{folder} is at step {step} of {chosen.train.steps}; {_next(chosen, place, step)}")
+            say(f"mvm: no report: {error}", file=sys.stderr)
+    done = step >= chosen.train.steps
+    now = [*([] if done else [go_on]), chosen.usage(quoted, done)]
+    say(f"{folder} is at step {step} of {chosen.train.steps}; {'; '.join(filter(None, now))}")
     return 0
 
 
@@ -123,10 +125,10 @@ def _asked(name: str, out: Path | None, resume: bool) -> "tuple[AnyRecipe, Path]
     run = Path(name) if name and out is None else out if not name else None
     if run is not None and (run / RECIPE).is_file():
         if not resume:
-            place = shlex.quote(str(run))
+            quoted = shlex.quote(str(run))
             raise ValueError(
-                f"{run} is a run; continue it with: mvm train --resume {place}, or start from its weights: "
-                f"mvm train RECIPE --init-from {place} --out NEW"
+                f"{run} is a run; continue it with: mvm train --resume {quoted}, or start from its weights: "
+                f"mvm train RECIPE --init-from {quoted} --out NEW"
             )
         return run_recipe(run), run
     if not name:
@@ -139,26 +141,6 @@ def _asked(name: str, out: Path | None, resume: bool) -> "tuple[AnyRecipe, Path]
 
 
 WHICH = "mvm train RECIPE: which recipe? See: mvm recipes"
-
-
-def _next(recipe: "AnyRecipe", place: str, step: int) -> str:
-    """Return what can be done with a run now; place: its folder, quoted for a shell."""
-    from mvm.recipes import DecoderRecipe
-
-    go_on = f"continue with: mvm train --resume {place}"
-    if not isinstance(recipe, DecoderRecipe):
-        sample = f"sample: mvm sample {place} --out grid.png"
-        return sample if step >= recipe.train.steps else f"{go_on}; {sample}"
-    if step < recipe.train.steps:
-        return go_on
-    return f"the autoencoder is {place}/rae: --codec.kind rae --codec.path {place}/rae"
-
-
-def _teller() -> Callable[..., None]:
-    """Return print for the first of torchrun's processes, silence for the others."""
-    if os.environ.get("RANK", "0") != "0":
-        return lambda text, file=None: None
-    return lambda text, file=None: print(text, file=file)
 
 
 @app.command

@@ -4,10 +4,11 @@ from dataclasses import dataclass, field
 
 from mvm.distributed.processes import EngineConfig
 from mvm.latent import DecoderConfig, EncoderConfig
+from mvm.latent.decoder import decoder_cost
 from mvm.objective.reconstruction import ReconstructionConfig
 from mvm.optim.optimizers import TrainConfig
 from mvm.options import at_least
-from mvm.recipes.schema import DataConfig, PreviewConfig, Recipe
+from mvm.recipes.schema import BaseRecipe, PreviewConfig, require_previews
 
 TASK = "task"  # in a recipe: what is trained; without it a field
 DECODER = "decoder"  # the task's name
@@ -26,18 +27,11 @@ class HeldOutConfig:
 
 
 @dataclass(frozen=True)
-class DecoderRecipe:
+class DecoderRecipe(BaseRecipe):
     """Everything that decides a run of stage 1."""
 
-    task: str = DECODER
+    task: str = DECODER  # ty: ignore[incompatible-attribute-override]  # a field, the first: JSON begins with it
     """What is trained: the decoder of a representation autoencoder."""
-    name: str = "unnamed"
-    """Name of the recipe; a run is written to runs/NAME unless --out says otherwise."""
-    description: str = ""
-    """One line on what the recipe trains, shown by `mvm recipes`."""
-    seed: int = 0
-    """Seed of weights, data order and noise."""
-    data: DataConfig = field(default_factory=DataConfig)
     held_out: HeldOutConfig = field(default_factory=HeldOutConfig)
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     decoder: DecoderConfig = field(default_factory=DecoderConfig)
@@ -47,7 +41,7 @@ class DecoderRecipe:
     preview: PreviewConfig = field(default_factory=PreviewConfig)
 
     def __post_init__(self) -> None:
-        at_least("seed", self.seed, 0)
+        super().__post_init__()
         if self.task != DECODER:
             raise ValueError(f"task='{self.task}': this is a recipe of task '{DECODER}'")
         if self.preview.every and not self.held_out.count:
@@ -59,12 +53,8 @@ class DecoderRecipe:
             raise ValueError(
                 f"data.augment={self.data.augment} is not for decoders, which are told of none; set it to 0"
             )
-        Recipe._check_best(self)  # ty: ignore[invalid-argument-type]
-        self._check_engine()
-
-    def _check_engine(self) -> None:
-        """What is made for the networks of stage 2 alone is refused, not ignored."""
-        engine = self.engine
+        require_previews(self.train, self.preview)
+        engine = self.engine  # what is made for the networks of stage 2 alone is refused, not ignored
         if engine.parallel == "fsdp":
             raise ValueError("engine.parallel='fsdp' is not for decoders, which fit one GPU; use ddp")
         if engine.compile in ("full", "graph"):
@@ -81,3 +71,11 @@ class DecoderRecipe:
     def side(self) -> int:
         """Latents a side, as the images and the decoder's patch say; 0 while the data's folder is not opened."""
         return self.data.shape[-1] // self.decoder.patch
+
+    @property
+    def multiply_adds(self) -> int:
+        """Of the decoder alone, without the frozen networks around it."""
+        return decoder_cost(self.decoder, self.side).multiply_adds
+
+    def usage(self, run: str, done: bool) -> str:
+        return f"the autoencoder is {run}/rae: --codec.kind rae --codec.path {run}/rae" if done else ""

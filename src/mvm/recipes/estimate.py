@@ -7,28 +7,23 @@ earlier blocks are still computed.
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
 from mvm.network import parameters
-from mvm.recipes.costs import FORWARD
 from mvm.recipes.memory import GRADIENT
 from mvm.recipes.page import SHOWN_BATCH, has_estimate, hours_on_h200
-from mvm.recipes.reading import load_recipe, require_field_recipe
 from mvm.recipes.schema import Recipe
 
 # images/s of one NVIDIA H200 where the network is none that recipes.page knows the speed of: `mvm bench` at 256 images
 MEASURED = {"imagenet256-ddt-xl": 317.0}
 
+FORWARD = 1 / 3  # of a block's work: the backward pass has two products for each of the forward's
 NODE = 8  # GPUs that NVLink joins
 NVLINK = 450e9  # bytes a second and GPU, one way: NVLink 4, of whose 900 GB/s half go each way
 NETWORK = 50e9  # bytes a second and GPU, one way: an adapter of 400 Gbit/s for every GPU, and no congestion
 BUCKET = 25 * 2**20  # bytes that DDP sums at once, its default
-
-SHOWN = ("imagenet32-dit-b", "imagenet32-dit-l", "imagenet256-ddt-xl")
-GPUS = (1, 8, 64, 256, 1024)
-LARGER_BATCH, LARGER_GPUS = 16384, (64, 256, 1024)
 
 
 class Estimate(NamedTuple):
@@ -95,7 +90,7 @@ def exposed_seconds(backward: float, communication: float, buckets: int) -> floa
 def estimate(recipe: Recipe, gpus: int) -> Estimate:
     """Return what a step and the training take on so many H200s, each with a copy of the weights, in the worst case."""
     compute, size = _compute_seconds(recipe, gpus), _gradient_bytes(recipe)
-    return _told(recipe, gpus, compute, all_reduce_seconds(size, gpus))
+    return _estimated(recipe, gpus, compute, all_reduce_seconds(size, gpus))
 
 
 def best_estimate(recipe: Recipe, gpus: int) -> Estimate:
@@ -104,7 +99,7 @@ def best_estimate(recipe: Recipe, gpus: int) -> Estimate:
     parts = math.ceil(recipe.train.batch / gpus / SHOWN_BATCH)  # engine.accumulate: sums travel in the last alone
     backward = (1 - FORWARD) * compute / parts
     sums = nested_all_reduce_seconds(size, gpus)
-    return _told(recipe, gpus, compute, exposed_seconds(backward, sums, math.ceil(size / BUCKET)))
+    return _estimated(recipe, gpus, compute, exposed_seconds(backward, sums, math.ceil(size / BUCKET)))
 
 
 def _compute_seconds(recipe: Recipe, gpus: int) -> float:
@@ -117,7 +112,7 @@ def _gradient_bytes(recipe: Recipe) -> int:
     return GRADIENT * parameters(*recipe.blueprint)
 
 
-def _told(recipe: Recipe, gpus: int, compute: float, communication: float) -> Estimate:
+def _estimated(recipe: Recipe, gpus: int, compute: float, communication: float) -> Estimate:
     hours = recipe.train.steps * (compute + communication) / 3600
     return Estimate(gpus, recipe.train.batch / gpus, compute, communication, hours)
 
@@ -135,47 +130,3 @@ def with_batch(recipe: Recipe, batch: int) -> Recipe:
     """Return the recipe with another batch, for as many images."""
     steps = math.ceil(recipe.train.steps * recipe.train.batch / batch)
     return replace(recipe, train=replace(recipe.train, batch=batch, steps=steps))
-
-
-def scaling_table() -> str:
-    """Return the table of docs/scale-out.md in Markdown: the recipes as they are."""
-    return _table([(shown_recipe(name), gpus) for name in SHOWN for gpus in GPUS])
-
-
-def larger_batch_table() -> str:
-    """Return the table of docs/scale-out.md in Markdown: the recipes with LARGER_BATCH."""
-    return _table([(with_batch(shown_recipe(name), LARGER_BATCH), gpus) for name in SHOWN for gpus in LARGER_GPUS])
-
-
-def dominance_table() -> str:
-    """Return the table of docs/scale-out.md in Markdown: from how many GPUs on sums take half of a step."""
-    lines = ["| recipe | `train.batch` | GPUs, worst case | GPUs, best case |", "|---|---|---|---|"]
-    for name in SHOWN:
-        recipe = shown_recipe(name)
-        for batch in (recipe.train.batch, LARGER_BATCH):
-            found = (where_sums_dominate(with_batch(recipe, batch), how) for how in (estimate, best_estimate))
-            lines.append(
-                f"| `{name}` | {batch:,} | " + " | ".join(f"{gpus:,}" if gpus else "never" for gpus in found) + " |"
-            )
-    return "\n".join(lines)
-
-
-def shown_recipe(name: str) -> Recipe:
-    """Return a shipped recipe for a field."""
-    return require_field_recipe(load_recipe(name), name)
-
-
-def _table(rows: Sequence[tuple[Recipe, int]]) -> str:
-    lines = [
-        "| recipe | GPUs | images a GPU | compute, ms | sums, ms: worst | best | efficiency: worst | best "
-        "| hours: worst | best |",
-        "|" + "---|" * 10,
-    ]
-    return "\n".join([*lines, *(_row(recipe, gpus) for recipe, gpus in rows)])
-
-
-def _row(recipe: Recipe, gpus: int) -> str:
-    worst, best = estimate(recipe, gpus), best_estimate(recipe, gpus)
-    sums = f"{1000 * worst.communication:.1f} | {1000 * best.communication:.1f}"
-    shares = f"{worst.efficiency:.0%} | {best.efficiency:.0%} | {worst.hours:.2g} | {best.hours:.2g}"
-    return f"| `{recipe.name}` | {gpus:,} | {worst.images:,.0f} | {1000 * worst.compute:,.1f} | {sums} | {shares} |"

@@ -2,10 +2,11 @@
 
 import json
 import textwrap
+from collections.abc import Callable
 from typing import Any
 
 from mvm.latent.decoder import decoder_cost
-from mvm.network import SIZES, multiply_adds, parameters
+from mvm.network import SIZES, parameters
 from mvm.recipes.autoencoder import TASK, DecoderRecipe
 from mvm.recipes.docs import meanings, option_docs, table_docs
 from mvm.recipes.memory import training_memory
@@ -17,7 +18,7 @@ from mvm.untrusted import printable
 # measured by benchmarks/training_speed.py.
 H200_FLOPS = 790e12
 ONE_GPU = 512  # images of a step that recipes give to one GPU
-SHOWN_BATCH = 256  # images a GPU that memory is told for where a step has more
+SHOWN_BATCH = 256  # images a GPU that memory is given for where a step has more
 H200_MFU = {"S": 0.335, "B": 0.485, "L": 0.523, "XL": 0.518}  # L: benchmarks/cost_fit.py; XL: 16 heads, half recomputed
 
 
@@ -26,9 +27,7 @@ def training_flops(recipe: AnyRecipe) -> float:
 
     Of a decoder's recipe: of the decoder alone, without the frozen networks around it.
     """
-    if isinstance(recipe, DecoderRecipe):
-        return 6.0 * decoder_cost(recipe.decoder, recipe.side).multiply_adds
-    return 6.0 * multiply_adds(recipe.network, recipe.sample_shape, len(recipe.data.class_names))
+    return 6.0 * recipe.multiply_adds
 
 
 def has_estimate(recipe: Recipe) -> bool:
@@ -48,11 +47,11 @@ def costs(recipe: AnyRecipe) -> list[str]:
     """Return lines on size and compute; a folder that is not opened yet has no shape, and its network no cost."""
     images = recipe.train.steps * recipe.train.batch
     training = f"training  {images / 1e6:.4g} M images, {recipe.train.steps} steps of {recipe.train.batch}"
-    return _decoder_costs(recipe, training) if isinstance(recipe, DecoderRecipe) else _field_costs(recipe, training)
+    return COSTS[recipe.task](recipe, training)
 
 
 def _decoder_costs(recipe: DecoderRecipe, training: str) -> list[str]:
-    """Return the decoder's size; hours are told nowhere, as most of a step is spent in the networks around it."""
+    """Return the decoder's size; without hours, as most of a step is spent in the networks around it."""
     if not recipe.side:
         return [training]
     values, products = decoder_cost(recipe.decoder, recipe.side)
@@ -61,14 +60,16 @@ def _decoder_costs(recipe: DecoderRecipe, training: str) -> list[str]:
 
 
 def _field_costs(recipe: Recipe, training: str) -> list[str]:
-    shape, classes = recipe.sample_shape, len(recipe.data.class_names)
-    if 0 in shape:
+    if 0 in recipe.sample_shape:
         return [training]
+    batch = recipe.train.batch if recipe.train.batch <= ONE_GPU else SHOWN_BATCH  # one GPU, where that is meant for one
+    need = training_memory(recipe, batch)
     lines = [
         f"network   {parameters(*recipe.blueprint) / 1e6:.1f} M parameters, "
-        f"{multiply_adds(recipe.network, shape, classes) / 1e9:.3g} G multiply-adds per image",
+        f"{recipe.multiply_adds / 1e9:.3g} G multiply-adds per image",
         training,
-        _memory_line(recipe),
+        f"memory    about {need.total / 1e9:.3g} GB for {batch} images a GPU in bf16, compiled, of which "
+        f"{need.states / 1e9:.3g} GB are weights, optimizer and averages",
     ]
     if has_estimate(recipe):
         basis = "from measured throughput" + (", without REPA's encoder and projector" if recipe.repa.encoder else "")
@@ -76,14 +77,7 @@ def _field_costs(recipe: Recipe, training: str) -> list[str]:
     return lines
 
 
-def _memory_line(recipe: Recipe) -> str:
-    """Return the memory of a step, on one GPU where that is meant for one."""
-    batch = recipe.train.batch if recipe.train.batch <= ONE_GPU else SHOWN_BATCH
-    need = training_memory(recipe, batch)
-    return (
-        f"memory    about {need.total / 1e9:.3g} GB for {batch} images a GPU in bf16, compiled, of which "
-        f"{need.states / 1e9:.3g} GB are weights, optimizer and averages"
-    )
+COSTS: dict[str, Callable[[Any, str], list[str]]] = {Recipe.task: _field_costs, DecoderRecipe.task: _decoder_costs}
 
 
 def page(name: str) -> str:
@@ -99,8 +93,8 @@ def page(name: str) -> str:
     ]
     first, *rest = (f"# {printable(line)}".rstrip() for line in head)
     lines = [first, *words, *rest, ""]
-    if isinstance(recipe, DecoderRecipe):
-        lines += [_comment(meanings(DecoderRecipe)[TASK]), f"{TASK} = {_toml(recipe.task)}"]
+    if recipe.task != Recipe.task:
+        lines += [_comment(meanings(type(recipe))[TASK]), f"{TASK} = {_toml(recipe.task)}"]
     values, docs = options(recipe), option_docs(recipe)
     for table, about in table_docs(recipe).items():
         if table:

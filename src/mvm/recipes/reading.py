@@ -10,7 +10,7 @@ from typing import Any, TypeVar, get_type_hints
 
 from mvm.network import DDTConfig, DiTConfig
 from mvm.options import choose
-from mvm.recipes.autoencoder import DECODER, TASK, DecoderRecipe
+from mvm.recipes.autoencoder import TASK, DecoderRecipe
 from mvm.recipes.docs import hint, unknown_option
 from mvm.recipes.schema import Recipe
 from mvm.untrusted import MOST_RECIPE, cut, parse_json, read_text
@@ -21,7 +21,7 @@ LONGEST = 2_000  # letters of an error: all options of a table fit
 VARIANTS: dict[type, dict[str, type]] = {DiTConfig: {"dit": DiTConfig, "ddt": DDTConfig}}
 
 AnyRecipe = Recipe | DecoderRecipe
-TASKS: dict[str, type[Recipe] | type[DecoderRecipe]] = {"field": Recipe, DECODER: DecoderRecipe}
+TASKS: dict[str, type[Recipe] | type[DecoderRecipe]] = {kind.task: kind for kind in (Recipe, DecoderRecipe)}
 
 C = TypeVar("C")
 R = TypeVar("R", bound=Recipe | DecoderRecipe)
@@ -68,7 +68,8 @@ def from_dict(cls: type[C], values: Mapping[str, Any], where: str = "", known: I
     """Return a dataclass from nested mappings; an unknown key is an error with the nearest of its table or `known`."""
     if not isinstance(values, Mapping):
         raise ValueError(f"{where or 'a recipe'} must be a table of options; got {cut(repr(values))}")
-    kinds = get_type_hints(cls)
+    hints = get_type_hints(cls)
+    kinds = {entry.name: hints[entry.name] for entry in fields(cls)}  # ty: ignore[invalid-argument-type]
     built: dict[str, Any] = {}
     for key, value in values.items():
         if key not in kinds:
@@ -84,11 +85,10 @@ def from_dict(cls: type[C], values: Mapping[str, Any], where: str = "", known: I
 
 def recipe_of(values: Mapping[str, Any]) -> AnyRecipe:
     """Return the recipe of a table: its `task` says of which kind."""
-    task = values.get(TASK, "field") if isinstance(values, Mapping) else "field"
-    kind = choose(TASK, _checked(TASK, task, str), TASKS)
-    if kind is Recipe and isinstance(values, Mapping):
-        values = {name: value for name, value in values.items() if name != TASK}
-    return from_dict(kind, values, known=options(kind()))
+    table = values if isinstance(values, Mapping) else {}
+    kind = choose(TASK, _checked(TASK, table.get(TASK, Recipe.task), str), TASKS)
+    own = {name: value for name, value in table.items() if name != TASK}
+    return from_dict(kind, own if table else values, known=options(kind()))
 
 
 def to_json(recipe: AnyRecipe) -> str:
@@ -143,10 +143,11 @@ def _kind(config: Any, name: str) -> Any:
 
 def override(recipe: R, changes: Mapping[str, str]) -> R:
     """Return the recipe with dotted options changed, e.g. {"train.lr": "3e-4"}; they are judged together."""
-    kind = {name: text for name, text in changes.items() if name == f"network.{KIND}"}
-    if kind and isinstance(recipe, Recipe):
-        changes = {name: text for name, text in changes.items() if name not in kind}
-        recipe = _with_kind(recipe, kind)
+    kind = f"network.{KIND}"
+    if kind in changes and kind in options(recipe):  # first, so that the options of that kind are known
+        tables = asdict(recipe)
+        tables["network"] |= {KIND: changes[kind]}
+        recipe = from_dict(type(recipe), tables)
     known = options(recipe)
     values = asdict(recipe)
     for name, text in changes.items():
@@ -164,13 +165,6 @@ def located(recipe: R) -> R:
     """Return the recipe with absolute paths for the places that are there; hub ids and names stay as they are."""
     found = {name: value for name, value in options(recipe).items() if name in PLACES and value}
     return override(recipe, {name: str(Path(v).resolve()) for name, v in found.items() if Path(v).exists()})
-
-
-def _with_kind(recipe: R, change: Mapping[str, str]) -> R:
-    """Return the recipe with another kind of network, so that its own options are known."""
-    values = asdict(recipe)
-    values["network"] |= {KIND: change[f"network.{KIND}"]}
-    return from_dict(type(recipe), values)
 
 
 def require_field_recipe(recipe: AnyRecipe, source: str) -> Recipe:

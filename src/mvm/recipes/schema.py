@@ -1,12 +1,13 @@
 """Recipes: frozen dataclasses from TOML, to JSON in the run directory; unknown keys are errors."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from mvm.data import AUGMENT_SIZE, DATA_SETS
 from mvm.distributed.processes import EngineConfig
-from mvm.network import DiTConfig
+from mvm.network import DiTConfig, multiply_adds
 from mvm.objective import ObjectiveConfig, RepaConfig
 from mvm.optim.optimizers import TrainConfig
 from mvm.options import at_least, between, choose, finite
@@ -256,10 +257,20 @@ class PreviewConfig:
         at_least("preview.count", self.count, max(2, self.grid))  # a covariance needs two
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """Everything that decides a run."""
+def require_previews(train: TrainConfig, preview: PreviewConfig) -> None:
+    """Refuse train.keep_best where a checkpoint has no preview to judge it by."""
+    if train.keep_best and (not preview.every or train.save_every % preview.every):
+        raise ValueError(
+            f"train.keep_best judges checkpoints by previews: preview.every={preview.every} must divide "
+            f"train.save_every={train.save_every}"
+        )
 
+
+@dataclass(frozen=True)
+class BaseRecipe(ABC):
+    """What recipes of every task begin with; all have the tables train, engine and preview too, after their own."""
+
+    task: ClassVar[str]
     name: str = "unnamed"
     """Name of the recipe; a run is written to runs/NAME unless --out says otherwise."""
     description: str = ""
@@ -267,6 +278,25 @@ class Recipe:
     seed: int = 0
     """Seed of weights, data order and noise."""
     data: DataConfig = field(default_factory=DataConfig)
+
+    def __post_init__(self) -> None:
+        at_least("seed", self.seed, 0)
+
+    @property
+    @abstractmethod
+    def multiply_adds(self) -> int:
+        """Multiply-adds of one image's forward pass through what is trained."""
+
+    @abstractmethod
+    def usage(self, run: str, done: bool) -> str:
+        """Return what can be done with a run now, "" for nothing; run: its folder, done: after the last step."""
+
+
+@dataclass(frozen=True)
+class Recipe(BaseRecipe):
+    """Everything that decides a run."""
+
+    task: ClassVar[str] = "field"
     codec: CodecConfig = field(default_factory=CodecConfig)
     path: PathConfig = field(default_factory=PathConfig)
     network: DiTConfig = field(default_factory=DiTConfig)
@@ -278,11 +308,11 @@ class Recipe:
     sample: SampleConfig = field(default_factory=SampleConfig)
 
     def __post_init__(self) -> None:
-        at_least("seed", self.seed, 0)
+        super().__post_init__()
         self._check_kind()
         self._check_objective()
         self.repa.tap(self.network.dimensions[0])  # refuses a block that is not there
-        self._check_best()
+        require_previews(self.train, self.preview)
         self._check_augment()
         if self.train.optimizer == "muon" and self.engine.parallel == "fsdp":
             raise ValueError(
@@ -301,6 +331,13 @@ class Recipe:
         """Network config, sample shape, number of classes, augment_size: what build_network and parameters take."""
         augment_size = AUGMENT_SIZE if self.data.augment else 0
         return self.network, self.sample_shape, len(self.data.class_names), augment_size
+
+    @property
+    def multiply_adds(self) -> int:
+        return multiply_adds(self.network, self.sample_shape, len(self.data.class_names))
+
+    def usage(self, run: str, done: bool) -> str:
+        return f"sample: mvm sample {run} --out grid.png"
 
     def _check_augment(self) -> None:
         """What does not see the warped images, or has no input for their augmentation, is refused."""
@@ -333,11 +370,3 @@ class Recipe:
                 f"with path.law.t_min={law.t_min}; use uniform from 1e-5, or its equal: weight noise, law lam-uniform"
             )
         objective.require_guidance("sample.cfg", self.sample.cfg)
-
-    def _check_best(self) -> None:
-        every, save = self.preview.every, self.train.save_every
-        if self.train.keep_best and (not every or save % every):
-            raise ValueError(
-                f"train.keep_best judges checkpoints by previews: preview.every={every} must divide "
-                f"train.save_every={save}"
-            )

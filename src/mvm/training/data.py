@@ -1,10 +1,11 @@
 """The images a recipe trains on, placed where they are fastest to reach."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 from mvm.data import DATA_SETS, Images, OnHost, Prepared, Resident, Store, open_prepared
 from mvm.distributed.processes import Processes
@@ -16,6 +17,21 @@ from mvm.store import Share
 R = TypeVar("R", bound=AnyRecipe)
 
 ROOM = 0.5  # share of the free memory that images may take when engine.resident is "auto"
+
+
+@dataclass(frozen=True)
+class Part:
+    """Images first, ..., last - 1 of a store, numbered from 0."""
+
+    store: Store
+    first: int
+    last: int
+
+    def __len__(self) -> int:
+        return self.last - self.first
+
+    def __getitem__(self, indices: Tensor) -> Tensor:
+        return self.store[indices + self.first]
 
 
 def _open(config: DataConfig) -> Prepared:
@@ -75,7 +91,9 @@ def completed(recipe: R) -> R:
     return located(replace(recipe, data=config))
 
 
-def training_latents(recipe: Recipe, codec: Codec, store: Store, place: Processes) -> Latents | LoadedLatents | None:
+def training_latents(
+    recipe: Recipe, codec: Codec, store: Store, processes: Processes
+) -> Latents | LoadedLatents | None:
     """Return the latents of all images, made once and kept as codec.cache says; None: encode every batch.
 
     Every process writes its share; shards of an earlier run are checked and kept.
@@ -84,6 +102,7 @@ def training_latents(recipe: Recipe, codec: Codec, store: Store, place: Processe
         return None
     folder = Path(recipe.codec.latents or f"{recipe.data.folder}-latents-{codec.fingerprint[:8]}")
     stamp = store.stamp or recipe.data.name
-    write_latents(folder, codec, store, stamp=stamp, share=Share(place.rank, place.world, lambda: place.any(False)))
-    found = open_latents(folder, codec=codec.fingerprint, data=stamp, device=place.device)
+    share = Share(processes.rank, processes.world, lambda: processes.any(False))
+    write_latents(folder, codec, store, stamp=stamp, share=share)
+    found = open_latents(folder, codec=codec.fingerprint, data=stamp, device=processes.device)
     return found.load() if recipe.codec.cache == "device" else found

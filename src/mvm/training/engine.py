@@ -18,34 +18,36 @@ from mvm.network.fast import cpu, gpu, recompute
 FP8_CAPABILITY = (8, 9)  # of the first GPUs with 8-bit products: Ada; Hopper has 9.0
 
 
-def compile_mode(config: EngineConfig, place: Processes) -> str:
+def compile_mode(config: EngineConfig, processes: Processes) -> str:
     """Return "off", "blocks", "full" or "graph", with auto decided."""
     if config.compile == "auto":
-        return _best_mode(config, place)
-    if config.compile in ("full", "graph") and config.parallel == "fsdp" and place.world > 1:
+        return _best_mode(config, processes)
+    if config.compile in ("full", "graph") and config.parallel == "fsdp" and processes.world > 1:
         raise ValueError(f"engine.compile='{config.compile}' does not go with engine.parallel='fsdp'; use blocks")
-    if config.compile == "graph" and (place.device.type != "cuda" or place.world > 1 or config.accumulate > 1):
+    if config.compile == "graph" and (processes.device.type != "cuda" or processes.world > 1 or config.accumulate > 1):
         raise ValueError("engine.compile='graph' needs one GPU and engine.accumulate=1; use full, or auto")
     return config.compile
 
 
-def _best_mode(config: EngineConfig, place: Processes) -> str:
-    if place.device.type == "cpu":
+def _best_mode(config: EngineConfig, processes: Processes) -> str:
+    if processes.device.type == "cpu":
         return "off"
-    if place.world > 1:
+    if processes.world > 1:
         return "blocks"
     return "graph" if config.accumulate == 1 else "full"
 
 
-def _shard(config: EngineConfig, learner: nn.Module, network: DiT | DDT, place: Processes) -> None:
+def _shard(config: EngineConfig, learner: nn.Module, network: DiT | DDT, processes: Processes) -> None:
     """Shard weights, gradients and moments over the processes (FSDP2), in copies of `engine.shard` processes each."""
-    size = config.shard or place.world
-    if place.world % size:
-        raise ValueError(f"engine.shard={size} must divide the {place.world} processes")
-    shape, names = ((size,), ("shard",)) if size == place.world else ((place.world // size, size), ("copy", "shard"))
-    mesh = init_device_mesh(place.device.type, shape, mesh_dim_names=names)
+    size = config.shard or processes.world
+    if processes.world % size:
+        raise ValueError(f"engine.shard={size} must divide the {processes.world} processes")
+    shape, names = (
+        ((size,), ("shard",)) if size == processes.world else ((processes.world // size, size), ("copy", "shard"))
+    )
+    mesh = init_device_mesh(processes.device.type, shape, mesh_dim_names=names)
     # Blocks are gathered in the compute precision; sums of gradients stay float32.
-    dtype = precision(config, place.device)
+    dtype = precision(config, processes.device)
     policy = MixedPrecisionPolicy(
         param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
@@ -57,7 +59,7 @@ def _shard(config: EngineConfig, learner: nn.Module, network: DiT | DDT, place: 
         fully_shard(child, mesh=mesh, reshard_after_forward=True)
 
 
-def _kernels(config: EngineConfig, place: Processes) -> Any:
+def _kernels(config: EngineConfig, processes: Processes) -> Any:
     """Return the kernels to train with; None where none are asked for."""
     if not config.kernels:
         return None
@@ -66,21 +68,21 @@ def _kernels(config: EngineConfig, place: Processes) -> Any:
         raise ValueError(
             "engine.kernels=True needs a GPU and Triton, which comes with torch's GPU builds; set it to False"
         )
-    if precision(config, place.device) != torch.bfloat16:
+    if precision(config, processes.device) != torch.bfloat16:
         raise ValueError(f"engine.kernels=True does not go with engine.precision='{config.precision}'; use bf16")
     return kernels
 
 
-def _check_fp8(config: EngineConfig, place: Processes) -> None:
+def _check_fp8(config: EngineConfig, processes: Processes) -> None:
     """Raise where 8-bit products cannot run, or were never tried."""
     said = f"engine.fp8='{config.fp8}'"
-    if config.parallel == "fsdp" and place.world > 1:
+    if config.parallel == "fsdp" and processes.world > 1:
         raise ValueError(f"{said} does not go with engine.parallel='fsdp'; use ddp, or engine.fp8='off'")
-    if place.device.type != "cuda":
+    if processes.device.type != "cuda":
         return
-    if precision(config, place.device) != torch.bfloat16:
+    if precision(config, processes.device) != torch.bfloat16:
         raise ValueError(f"{said} does not go with engine.precision='{config.precision}' on a GPU; use bf16")
-    capability = torch.cuda.get_device_capability(place.device)
+    capability = torch.cuda.get_device_capability(processes.device)
     if capability < FP8_CAPABILITY:
         raise ValueError(
             f"{said} needs a GPU of compute capability {_dotted(FP8_CAPABILITY)}, and this one has "
@@ -107,39 +109,39 @@ class Engine:
     """A learner made ready for its processes and device: call it, and control when gradients are summed."""
 
     def __init__(
-        self, config: EngineConfig, learner: nn.Module, network: DiT | DDT, place: Processes, unused: bool
+        self, config: EngineConfig, learner: nn.Module, network: DiT | DDT, processes: Processes, unused: bool
     ) -> None:
-        self.config, self.place, self.network = config, place, network
-        self.sharded = config.parallel == "fsdp" and place.world > 1
+        self.config, self.processes, self.network = config, processes, network
+        self.sharded = config.parallel == "fsdp" and processes.world > 1
         network.blocks.recompute = math.ceil(config.recompute * len(network.blocks))
         if config.keep == "products":
             recompute.apply(network)
-        if place.device.type == "cpu":
+        if processes.device.type == "cpu":
             cpu.apply(network)  # for previews: with gradients the formulas stay plain
-        kernels = _kernels(config, place)
+        kernels = _kernels(config, processes)
         if config.fp8 != "off":
-            _check_fp8(config, place)
+            _check_fp8(config, processes)
         if kernels is not None or config.fp8 != "off":
             gpu.apply(network, kernels, config.fp8)
-        self.mode = compile_mode(config, place)
+        self.mode = compile_mode(config, processes)
         if self.mode == "blocks":
             for block in blocks_of(network):
                 block.compile()
         if self.mode in ("full", "graph"):
             learner.compile(mode="reduce-overhead" if self.mode == "graph" else None)
-        if place.device.type == "cpu" and place.world == 1:
+        if processes.device.type == "cpu" and processes.world == 1:
             for block in blocks_of(network):
                 block.register_forward_hook(_let_python_in)
         self.module: nn.Module = learner
         if self.sharded:
-            _shard(config, learner, network, place)
-        elif place.world > 1:
+            _shard(config, learner, network, processes)
+        elif processes.world > 1:
             self.module = DistributedDataParallel(learner, find_unused_parameters=unused, gradient_as_bucket_view=True)
 
     def __call__(self, *arguments: Any) -> Any:
         if self.mode == "graph":
             torch.compiler.cudagraph_mark_step_begin()  # what the last replay returned may be overwritten now
-        with autocast(self.config, self.place.device):
+        with autocast(self.config, self.processes.device):
             return self.module(*arguments)
 
     @contextmanager

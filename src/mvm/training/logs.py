@@ -75,8 +75,8 @@ class Window:
 class Meter:
     """Images per second since the last reading and, where the matrix ceiling is known, MFU and memory."""
 
-    def __init__(self, recipe: AnyRecipe, place: Processes, ceiling: float | None, step: int) -> None:
-        self.batch, self.place, self.ceiling = recipe.train.batch, place, ceiling
+    def __init__(self, recipe: AnyRecipe, processes: Processes, ceiling: float | None, step: int) -> None:
+        self.batch, self.processes, self.ceiling = recipe.train.batch, processes, ceiling
         self.flops = training_flops(recipe)
         self.clock, self.step = time.perf_counter(), step
 
@@ -87,9 +87,9 @@ class Meter:
         self.clock, self.step = now, step
         found = {"images_per_second": rate}
         if self.ceiling is not None:
-            found["mfu"] = rate * self.flops / (self.ceiling * self.place.world)
-        if self.place.device.type == "cuda":
-            found["memory_gb"] = torch.cuda.max_memory_allocated(self.place.device) / 1e9
+            found["mfu"] = rate * self.flops / (self.ceiling * self.processes.world)
+        if self.processes.device.type == "cuda":
+            found["memory_gb"] = torch.cuda.max_memory_allocated(self.processes.device) / 1e9
         return found
 
     @contextmanager
@@ -174,7 +174,7 @@ class Log:
         self.path, self.every, self.last = run / METRICS, every, last
         self.window, self.meter, self.on_line = window, meter, on_line
         self.trackers = list(trackers)
-        self.writes = meter.place.main
+        self.writes = meter.processes.main
 
     def due(self, step: int) -> bool:
         """Whether a line is due after step `step`."""

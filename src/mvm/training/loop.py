@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from threading import Event
@@ -12,36 +12,25 @@ import torch
 from tqdm import tqdm
 
 from mvm import checkpoint
-from mvm.data import Store
 from mvm.distributed.processes import Processes, autocast, determinism, precision, processes
-from mvm.distributed.sharding import whole
 from mvm.files import write_text
 from mvm.latent import RAE
 from mvm.model import Model
-from mvm.network.pretrained import load_encoder
-from mvm.optim.ema import MAIN
 from mvm.options import at_least
 from mvm.published import open_model
-from mvm.recipes import RECIPE, AnyRecipe, DecoderRecipe, Recipe, require_field_recipe, to_json
-from mvm.recipes.memory import Memory, fit_memory
-from mvm.store import Share
+from mvm.recipes import RECIPE, AnyRecipe, DecoderRecipe, Recipe, to_json
+from mvm.recipes.memory import Memory
 from mvm.training.data import completed, training_store
-from mvm.training.decoder_preview import DecoderPreview
-from mvm.training.decoder_preview import quality as restoration_quality
-from mvm.training.decoder_result import autoencoder
 from mvm.training.decoder_trainer import DecoderTrainer
-from mvm.training.features import FeatureBank, open_bank
-from mvm.training.finetune import fit
+from mvm.training.field_trainer import FieldTrainer
 from mvm.training.interrupt import Request, deferred_interrupt
 from mvm.training.logs import METRICS, Log, Meter, OnLog, Record, due, keep_metrics, matrix_ceiling, warn
-from mvm.training.preview import QUALITY, Preview
-from mvm.training.rundir import INIT, held, note_changes, note_origin, open_run
-from mvm.training.snapshots import averages_snapshot
+from mvm.training.rundir import INIT, lock_run, note_changes, open_run
 from mvm.training.track import AUTO, parse_trackers, trackers
-from mvm.training.trainer import Trainer
+from mvm.training.trainer import Trainer, Write
 from mvm.untrusted import printable
 
-AnyTrainer = Trainer | DecoderTrainer
+TRAINERS: dict[str, type[Trainer[Any]]] = {Recipe.task: FieldTrainer, DecoderRecipe.task: DecoderTrainer}
 START = "start.json"  # in a run: what was said at its start
 AGREE_EVERY = 5  # steps after which processes ask each other whether to stop: asking costs a message
 
@@ -49,7 +38,7 @@ AGREE_EVERY = 5  # steps after which processes ask each other whether to stop: a
 class Bar:
     """The progress bar: steps, time left, the loss smoothed over about 50 read steps, images a second."""
 
-    def __init__(self, trainer: AnyTrainer, shown: bool) -> None:
+    def __init__(self, trainer: Trainer, shown: bool) -> None:
         total, self.batch, self.loss = trainer.recipe.train.steps, trainer.recipe.train.batch, math.nan
         self.bar = tqdm(total=total, initial=trainer.step, desc="train", unit="step", disable=not shown)
 
@@ -74,19 +63,19 @@ class Bar:
         self.bar.update(1)
 
 
-def _steps(trainer: AnyTrainer, until: int, asked: Event) -> Iterator[int]:
+def _steps(trainer: Trainer, until: int, asked: Event) -> Iterator[int]:
     """Yield before every step; a signal is raised between steps, in all processes after the same one."""
-    place = trainer.place
+    processes = trainer.processes
     while trainer.step < until:
-        if (place.world == 1 or trainer.step % AGREE_EVERY == 0) and place.any(asked.is_set()):
+        if (processes.world == 1 or trainer.step % AGREE_EVERY == 0) and processes.any(asked.is_set()):
             raise KeyboardInterrupt
         yield trainer.step
 
 
 class Saver:
-    """Writes checkpoints and snapshots while training goes on; a write that fails is told, and the next one tried."""
+    """Writes checkpoints and snapshots while training goes on; a failed write is reported, and the next one tried."""
 
-    def __init__(self, trainer: AnyTrainer, run: Path) -> None:
+    def __init__(self, trainer: Trainer, run: Path) -> None:
         self.trainer, self.run, self.writer = trainer, run, checkpoint.Writer()
         self.judged: tuple[int, float | None] = (0, None)  # the step saved last, and its quality
 
@@ -95,19 +84,15 @@ class Saver:
         if quality is None and self.judged[0] == self.trainer.step:  # Ctrl-C right after a save: the same once more
             quality = self.judged[1]
         self.judged = self.trainer.step, quality
-        self._begin(self.trainer.snapshot(quality))
+        self.submit(self.trainer.snapshot(quality))
 
-    def save_averages(self) -> None:
-        """Store the power-function averages of now, in the background too; every process must call."""
-        self._begin(averages_snapshot(self.trainer))
-
-    def _begin(self, write: Callable[[Path], None] | None) -> None:
+    def submit(self, write: Write | None) -> None:
         """Write in the background once the write before has ended; the main process alone has something to write."""
         if write is not None:
-            self.tell_failure()
+            self.report_failure()
             self.writer.submit(lambda: write(self.run))
 
-    def tell_failure(self) -> None:
+    def report_failure(self) -> None:
         """Wait for the write under way; say on stderr if it failed."""
         if (error := self.writer.failure()) is not None:
             kept = checkpoint.latest(self.run)
@@ -116,68 +101,26 @@ class Saver:
 
     def finish(self) -> None:
         """Wait for the last write; every process leaves together, and an error there is everyone's."""
-        with self.trainer.place.main_first():
+        with self.trainer.processes.main_first():
             self.writer.wait()
 
 
-def _teacher(recipe: Recipe, store: Store, run: Path, place: Processes, progress: bool) -> FeatureBank | None:
-    """Return the frozen encoder's features of the data, cached as the recipe says; None without REPA."""
-    if not recipe.repa.encoder:
-        return None
-    encoder = load_encoder(recipe.repa.encoder, recipe.repa.resolution).to(place.device)
-    if precision(recipe.engine, place.device) != torch.float32:
-        encoder = encoder.to(torch.bfloat16)
-    side = min(encoder.side, recipe.sample_shape[-1] // recipe.network.patch)
-    return open_bank(
-        recipe.repa.cache,
-        encoder,
-        store,
-        store.labels,
-        folder=run / "features",
-        side=side,
-        device=place.device,
-        share=Share(place.rank, place.world, lambda: place.any(False)),
-        progress=progress,
-    )
-
-
-def _build(recipe: AnyRecipe, run: Path, place: Processes, progress: bool) -> AnyTrainer:
+def _build(recipe: AnyRecipe, run: Path, processes: Processes, progress: bool) -> Trainer:
     """Return the trainer of a recipe at step 0."""
-    store = training_store(recipe, place.device)
-    if isinstance(recipe, DecoderRecipe):
-        return DecoderTrainer(recipe, store, place)
-    return Trainer(recipe, store, place, _teacher(recipe, store, run, place, progress))
+    store = training_store(recipe, processes.device)
+    return TRAINERS[recipe.task].open(recipe, store, run, processes, progress)
 
 
-def _start_from(trainer: AnyTrainer, source: Path | str, weights: str) -> dict[str, Any]:
-    """Begin with the weights of another run or model, fitted to this network; return where they came from."""
-    try:
-        opened = open_model(source, weights)
-    except ValueError as error:
-        raise ValueError(f"--init-from {source}: {error}") from error
-    if isinstance(trainer, DecoderTrainer):
-        trainer.start_from(opened.weights)
-    else:
-        require_field_recipe(opened.recipe, str(source))
-        own = {name: whole(value.detach()).cpu() for name, value in trainer.model.network.named_parameters()}
-        fitted, told = fit(own, trainer.recipe, opened)
-        trainer.start_from(fitted)
-        for line in told if trainer.place.main else ():
-            warn(f"--init-from {source}: {line}")
-    return {name: opened.origin[name] for name in ("run", "step", "weights", "sha256")}
-
-
-def _tell_start(trainer: AnyTrainer, need: Memory | None, run: Path, progress: bool) -> None:
+def _describe(trainer: Trainer, need: Memory | None, run: Path, progress: bool) -> None:
     """Say what is trained on what, and keep it in RUN/start.json for the report."""
-    recipe, place, device = trainer.recipe, trainer.place, trainer.place.device
-    trained = trainer.model.network if isinstance(trainer, Trainer) else trainer.decoder
+    recipe, processes, device = trainer.recipe, trainer.processes, trainer.processes.device
     images, names, train = len(trainer.store), recipe.data.class_names, recipe.train
     gpu = device.type == "cuda"
     facts = {
         "device": torch.cuda.get_device_name(device) if gpu else f"{device.type} ({torch.get_num_threads()} cores)",
-        "processes": place.world,
+        "processes": processes.world,
         "precision": {torch.float32: "fp32", torch.bfloat16: "bf16"}[precision(recipe.engine, device)],
-        "parameters": sum(parameter.numel() for parameter in trained.parameters()),
+        "parameters": sum(parameter.numel() for parameter in trainer.averages.network.parameters()),
         "images": images,
         "classes": len(names),
         "steps": train.steps,
@@ -189,17 +132,17 @@ def _tell_start(trainer: AnyTrainer, need: Memory | None, run: Path, progress: b
     write_text(run / START, json.dumps(facts, indent=2) + "\n")
     if progress:
         shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-        where = f"{facts['device']}{f' x {place.world}' if place.world > 1 else ''}, {facts['precision']}"
+        where = f"{facts['device']}{f' x {processes.world}' if processes.world > 1 else ''}, {facts['precision']}"
         parts = f", each in {facts['accumulate']} parts" if facts["accumulate"] > 1 else ""
         memory = f"about {facts['memory_gb']} GB of memory; " if need else ""
-        lines = (
+        warn(
             f"{recipe.name} on {where}: {facts['parameters'] / 1e6:.3g} M parameters, {images:,} images, "
-            f"{len(names)} classes ({printable(shown)})",
-            f"steps {trainer.step} to {train.steps} of {train.batch} images{parts} ({facts['epochs']:g} epochs); "
-            f"{memory}writes {run}",
+            f"{len(names)} classes ({printable(shown)})"
         )
-        for line in lines:
-            warn(line)
+        warn(
+            f"steps {trainer.step} to {train.steps} of {train.batch} images{parts} ({facts['epochs']:g} epochs); "
+            f"{memory}writes {run}"
+        )
 
 
 def _start(
@@ -208,47 +151,53 @@ def _start(
     resume: bool,
     allow_change: bool,
     init: tuple[Path | str, str] | None,
-    place: Processes,
+    processes: Processes,
     stack: ExitStack,
     progress: bool,
-) -> AnyTrainer:
+) -> Trainer:
     """Return the trainer at its first step: a new run, another's weights, or the newest checkpoint of an old one.
 
-    stack: holds the run directory against other processes until training ends.
+    stack: locks the run directory against other processes until training ends.
     """
     newest, changed, old = None, [], run.is_dir()
-    with place.main_first():
-        if place.main:
+    with processes.main_first():
+        if processes.main:
             if old:
-                stack.enter_context(held(run))
+                stack.enter_context(lock_run(run))
             newest, changed = open_run(recipe, run, resume, allow_change)
-    newest = place.broadcast(newest)
-    need, executed = None, recipe
-    if isinstance(recipe, Recipe):  # a decoder's memory is mostly that of the frozen networks around it
-        executed, need, warning = fit_memory(recipe, place.device, place.world)
-        if warning and place.main:
-            warn(warning)
-    trainer = _build(executed, run, place, progress)
+    newest = processes.broadcast(newest)
+    executed, need, warning = TRAINERS[recipe.task].fit_memory(recipe, processes)
+    if warning and processes.main:
+        warn(warning)
+    trainer = _build(executed, run, processes, progress)
     origin = None
     if newest is not None:
         trainer.restore(newest)
-        if place.main:  # what a crash has kept from being removed
+        if processes.main:  # what a crash has kept from being removed
             checkpoint.prune(run, recipe.train.keep, recipe.train.keep_best)
     elif init is not None:
-        origin = _start_from(trainer, *init)
-    if place.main:
+        source, weights = init
+        try:
+            opened = open_model(source, weights)
+        except ValueError as error:
+            raise ValueError(f"--init-from {source}: {error}") from error
+        for line in trainer.init_from(opened, str(source)):
+            if processes.main:
+                warn(f"--init-from {source}: {line}")
+        origin = {name: opened.origin[name] for name in ("run", "step", "weights", "sha256")}
+    if processes.main:
         if not old:  # made only now that all that can be refused was accepted
-            stack.enter_context(held(run))
+            stack.enter_context(lock_run(run))
             if open_run(recipe, run, resume)[0] is not None:
                 raise ValueError(f"{run} was begun by another process meanwhile; give --resume to continue it")
         for change in changed:
             warn(f"from step {change.step} on: {change}")
         note_changes(run, changed)
         write_text(run / RECIPE, to_json(recipe))
-        _tell_start(trainer, need, run, progress)
+        _describe(trainer, need, run, progress)
         keep_metrics(run / METRICS, trainer.step)
         if origin is not None:
-            note_origin(run, origin)
+            write_text(run / INIT, json.dumps(origin, indent=2) + "\n")
     return trainer
 
 
@@ -280,60 +229,34 @@ def train(
     if until is not None:
         at_least("until", until, 1)
     recipe = completed(recipe)
-    with processes(device, recipe.engine.timeout) as place, determinism(recipe.engine), ExitStack() as stack:
-        trainer = _start(recipe, run, resume, allow_change, init, place, stack, progress and place.main)
+    with processes(device, recipe.engine.timeout) as group, determinism(recipe.engine), ExitStack() as stack:
+        progress = progress and group.main
+        trainer = _start(recipe, run, resume, allow_change, init, group, stack, progress)
         last = min(until or recipe.train.steps, recipe.train.steps)
         try:
             with deferred_interrupt() as asked:
-                _run(trainer, run, last, asked, progress and place.main, on_log, track)
-            return _result(trainer, run, progress and place.main)
+                _run(trainer, run, last, asked, progress, on_log, track)
+            return trainer.result(run, progress)
         finally:
             trainer.engine.release()
 
 
-def _result(trainer: AnyTrainer, run: Path, progress: bool) -> Model | RAE:
-    """Return a model or autoencoder of its own with the averaged weights, whole in every process."""
-    if isinstance(trainer, DecoderTrainer):
-        return autoencoder(trainer, run, progress)
-    model = Model(trainer.recipe).to(trainer.place.device)
-    model.network.load_state_dict(trainer.averages.whole(MAIN))
-    return model.eval().requires_grad_(False)
-
-
-def _preview(trainer: AnyTrainer, run: Path) -> Preview | DecoderPreview:
-    """Return what looks at the averaged weights while they are trained."""
-    folder = run / "samples"
-    if isinstance(trainer, DecoderTrainer):
-        return DecoderPreview(trainer, folder)
-    return Preview(trainer.recipe.preview, trainer.model, trainer.store, folder, trainer.place)
-
-
-def _look(trainer: AnyTrainer, preview: Preview | DecoderPreview, log: Log) -> float:
-    """Look at the averaged weights and log the figures; return the one that checkpoints are chosen by, low is good."""
-    with log.meter.paused(), trainer.averages.swapped_in(), autocast(trainer.recipe.engine, trainer.place.device):
-        found = preview(trainer.step)
-    figures, quality = (found, restoration_quality(found)) if isinstance(found, dict) else ({QUALITY: found}, found)
-    log.write({"step": trainer.step, **figures})
-    return quality
-
-
 def _run(
-    trainer: AnyTrainer, run: Path, last: int, asked: Request, progress: bool, on_log: OnLog | None, track: str
+    trainer: Trainer, run: Path, last: int, asked: Request, progress: bool, on_log: OnLog | None, track: str
 ) -> None:
     """Do the steps up to `last`, with logs, looks and checkpoints; stop and save once `asked` is set."""
-    recipe, place, config = trainer.recipe, trainer.place, trainer.recipe.train
-    meter = Meter(recipe, place, matrix_ceiling(place.device), trainer.step)
-    shown = trackers(track, run, recipe, trainer.step) if place.main else []
+    recipe, processes, config = trainer.recipe, trainer.processes, trainer.recipe.train
+    meter = Meter(recipe, processes, matrix_ceiling(processes.device), trainer.step)
+    shown = trackers(track, run, recipe, trainer.step) if processes.main else []
     log = Log(run, config.log_every, config.steps, trainer.window, meter, on_log, shown)
-    preview = _preview(trainer, run)
+    preview = trainer.preview(run / "samples")
     saver = Saver(trainer, run)
-    read_every_step = place.device.type == "cpu"  # reading a step's figures is free there
-    if place.broadcast(trainer.step == 0 and (run / INIT).is_file() and checkpoint.latest(run) is None):
+    read_every_step = processes.device.type == "cpu"  # reading a step's figures is free there
+    if processes.broadcast(trainer.step == 0 and (run / INIT).is_file() and checkpoint.latest(run) is None):
         saver.save()  # a run that is stopped before its first checkpoint must not lose what it started from
     bar = Bar(trainer, progress)
-    if isinstance(trainer, Trainer):  # a decoder's step changes its discriminator before its end
-        trainer.on_part = bar.part
-        trainer.at_once = asked.at_once if place.world == 1 else nullcontext
+    trainer.on_part = bar.part
+    trainer.at_once = asked.at_once if processes.world == 1 else nullcontext
     try:
         for _ in _steps(trainer, last, asked):
             trainer.advance()
@@ -344,9 +267,14 @@ def _run(
                 records = trainer.read()
                 trainer.window = log.add(records)
             bar.step(records)
-            quality = _look(trainer, preview, log) if looks else None
+            quality = None
+            if looks:
+                with meter.paused(), trainer.averages.swapped_in(), autocast(recipe.engine, processes.device):
+                    figures = preview(trainer.step)
+                log.write({"step": trainer.step, **figures})
+                quality = preview.quality(figures)
             if config.snapshot_every and trainer.step % config.snapshot_every == 0:
-                saver.save_averages()  # before the checkpoint: a run that goes on from it has them all
+                saver.submit(trainer.averages_snapshot())  # before the checkpoint: a run that goes on has them all
             if saves:
                 saver.save(quality)
         saver.finish()
@@ -358,5 +286,5 @@ def _run(
         raise
     finally:
         bar.bar.close()
-        saver.tell_failure()
+        saver.report_failure()
         log.close()

@@ -1,5 +1,7 @@
-"""Looks at a run while it trains: a grid of samples, and a cheap quality figure to choose checkpoints by."""
+"""Looks at a run while it trains: a grid of pictures, and figures of which one chooses checkpoints."""
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -8,14 +10,69 @@ from torch import Tensor
 from mvm import noise
 from mvm.data import Store
 from mvm.distributed.processes import Processes
+from mvm.files import put_in_place, temporary_beside
 from mvm.generate import cycle_labels, generate_all, write_images
+from mvm.latent import Decoder, LatentEncoder
 from mvm.metrics.distances import Moments, frechet_distance, moments, shrunken_features
+from mvm.metrics.lpips import LPIPS, SMALLEST, load_lpips
+from mvm.metrics.restoration import WINDOW, psnr, ssim
 from mvm.model import Model
+from mvm.objective.reconstruction import Reconstruction
+from mvm.pictures import grid, png_bytes
+from mvm.pixels import to_uint8
 from mvm.recipes import PreviewConfig
+from mvm.training.data import Part
 from mvm.training.logs import warn
 
 QUALITY = "fd_pixels"
 REFERENCE = 10_000  # images of the data that the figure compares with
+
+BATCH = 64  # images restored and compared at a time
+COLUMNS = 8
+RFD = "rfd_encoder"
+LPIPS_HELD_OUT = "lpips_held_out"  # "lpips" is the loss of training images
+Figure = Callable[[Tensor, Tensor], Tensor]  # (originals, restored), uint8 -> one value an image
+
+
+class Preview(ABC):
+    """preview(step) -> figures of the weights that the model has now.
+
+    Every process makes its share of the images; under fsdp the network is spread over them, so all must call.
+    """
+
+    def __init__(self, config: PreviewConfig, count: int, folder: Path, processes: Processes) -> None:
+        """count: how many images are looked at."""
+        self.config, self.count, self.folder, self.processes = config, count, folder, processes
+
+    def due(self, step: int) -> bool:
+        """Whether a look is due after step `step`."""
+        return self.config.every > 0 and step % self.config.every == 0
+
+    @property
+    def share(self) -> Tensor:
+        """This process's part of range(count), padded: equally many in each process, as under fsdp calls must be."""
+        each = -(-self.count // self.processes.world)
+        return torch.arange(self.processes.rank * each, (self.processes.rank + 1) * each) % self.count
+
+    def all_images(self, mine: Tensor) -> Tensor:
+        """Return the images of all processes from those of this one's share."""
+        return self.processes.gather(mine)[: self.count]
+
+    def save(self, step: int, write: Callable[[Path], None]) -> None:
+        """Write the grid, in the main process; a full disk is no reason to stop training."""
+        try:
+            if self.processes.main:
+                write(self.folder / f"step-{step:08d}.png")
+        except OSError as error:
+            warn(f"the samples of step {step} could not be written ({error}); training goes on")
+
+    @abstractmethod
+    def __call__(self, step: int) -> dict[str, float]: ...
+
+    @staticmethod
+    @abstractmethod
+    def quality(figures: dict[str, float]) -> float:
+        """Return what checkpoints are chosen by, lower being better."""
 
 
 def reference_moments(store: Store) -> Moments:
@@ -25,42 +82,123 @@ def reference_moments(store: Store) -> Moments:
     return moments(torch.cat([shrunken_features(store[part]).cpu() for part in indices.split(1000)]))
 
 
-class Preview:
-    """preview(step) -> quality: samples of the weights the model has now, always from the same seeds and classes.
+class FieldPreview(Preview):
+    """Samples, always from the same seeds and classes, and the Frechet distance of their shrunken pixels."""
 
-    Every process samples its share; under fsdp the network is spread over them, so all must call.
-    """
-
-    def __init__(self, config: PreviewConfig, model: Model, store: Store, folder: Path, place: Processes) -> None:
-        self.config, self.model, self.folder, self.place = config, model, folder, place
-        self.store = store
+    def __init__(self, config: PreviewConfig, model: Model, store: Store, folder: Path, processes: Processes) -> None:
+        super().__init__(config, config.count, folder, processes)
+        self.model, self.store = model, store
         self.reference: Moments | None = None  # read when first needed
         self.labels = cycle_labels((), config.count, model.num_classes)
         self.seeds = noise.derive(model.recipe.seed, torch.arange(config.count) + (1 << 40))  # apart from training's
 
-    def due(self, step: int) -> bool:
-        """Whether a look is due after step `step`."""
-        return self.config.every > 0 and step % self.config.every == 0
-
     def _images(self) -> Tensor:
-        """Return the images of all processes; a share is padded so that under fsdp all make equally many calls."""
-        share = -(-self.config.count // self.place.world)
-        mine = torch.arange(self.place.rank * share, (self.place.rank + 1) * share) % self.config.count
-        settings = self.model.recipe.sample
-        found = generate_all(self.model, self.labels[mine], self.seeds[mine], settings, progress=False).images
-        return self.place.gather(found)[: self.config.count]
-
-    def _write(self, step: int, images: Tensor) -> None:
-        """Write the grid; a full disk is no reason to stop training."""
-        try:
-            write_images(self.folder / f"step-{step:08d}.png", images, self.labels[: len(images)], self.model.classes)
-        except OSError as error:
-            warn(f"the samples of step {step} could not be written ({error}); training goes on")
+        mine, settings = self.share, self.model.recipe.sample
+        made = generate_all(self.model, self.labels[mine], self.seeds[mine], settings, progress=False)
+        return self.all_images(made.images)
 
     @torch.no_grad()
-    def __call__(self, step: int) -> float:
+    def __call__(self, step: int) -> dict[str, float]:
         images = self._images()
-        if self.place.main:
-            self._write(step, images[: self.config.grid])
+        shown = images[: self.config.grid]
+        self.save(step, lambda path: write_images(path, shown, self.labels[: len(shown)], self.model.classes))
         self.reference = self.reference or reference_moments(self.store)
-        return frechet_distance(moments(shrunken_features(images)), self.reference)
+        return {QUALITY: frechet_distance(moments(shrunken_features(images)), self.reference)}
+
+    @staticmethod
+    def quality(figures: dict[str, float]) -> float:
+        return figures[QUALITY]
+
+
+def _lpips(objective: Reconstruction) -> LPIPS | None:
+    """Return LPIPS as a figure: the loss's own, else what can be read; None where no weights were given or found."""
+    if objective.lpips is not None:
+        return objective.lpips
+    try:
+        return load_lpips(objective.config.lpips_weights)
+    except ValueError:
+        if objective.config.lpips_weights:
+            raise
+        return None
+
+
+def known_figures(objective: Reconstruction, side: int, device: torch.device) -> dict[str, Figure]:
+    """Return the figures that images of this side have."""
+    found: dict[str, Figure] = {"psnr": psnr}
+    if side >= WINDOW:
+        found["ssim"] = ssim
+    if side >= SMALLEST and (lpips := _lpips(objective)) is not None:
+        found[LPIPS_HELD_OUT] = lpips.to(device).measure
+    return found
+
+
+def pairs(originals: Tensor, restored: Tensor, columns: int = COLUMNS) -> Tensor:
+    """Return both as one list for a grid of so many columns: a row of originals above the row of what became of them.
+
+    A last row that is not full is filled with white.
+    """
+    missing = -len(originals) % columns
+    white = torch.full((missing, *originals.shape[1:]), 255, dtype=torch.uint8)
+    rows = (torch.cat((images, white)).unflatten(0, (-1, columns)) for images in (originals, restored))
+    return torch.stack(tuple(rows), 1).flatten(0, 2)
+
+
+class DecoderPreview(Preview):
+    """Held-out images above what the decoder restores of them; PSNR, SSIM and LPIPS as means over the images, and the
+    Frechet distance between the frozen encoder's class tokens of both (rfd_encoder; it is not rFID, and only comparable
+    within an encoder).
+    """
+
+    def __init__(
+        self,
+        config: PreviewConfig,
+        encoder: LatentEncoder,
+        decoder: Decoder,
+        objective: Reconstruction,
+        images: Part,
+        folder: Path,
+        processes: Processes,
+    ) -> None:
+        super().__init__(config, min(config.count, len(images)), folder, processes)
+        self.encoder, self.decoder, self.objective, self.images = encoder, decoder, objective, images
+        self.figures: dict[str, Figure] | None = None  # read when first needed
+
+    def _measure(self, originals: Tensor, restored: Tensor) -> dict[str, float]:
+        """Return the means of the figures of all images."""
+        device = self.processes.device
+        self.figures = self.figures or known_figures(self.objective, originals.shape[-1], device)
+        parts = [
+            (a.to(device), b.to(device)) for a, b in zip(originals.split(BATCH), restored.split(BATCH), strict=True)
+        ]
+        found = {
+            name: float(torch.cat([figure(*part) for part in parts]).mean()) for name, figure in self.figures.items()
+        }
+        if self.count >= 2:  # a covariance needs two
+            found[RFD] = frechet_distance(*(moments(self._class_tokens(images)) for images in (restored, originals)))
+        return found
+
+    def _class_tokens(self, images: Tensor) -> Tensor:
+        """Return the frozen encoder's class tokens, in float64 on the CPU."""
+        encoder, device = self.encoder.encoder, self.processes.device
+        return torch.cat([encoder.summary(part.to(device)).double().cpu() for part in images.split(BATCH)])
+
+    @torch.no_grad()
+    def __call__(self, step: int) -> dict[str, float]:
+        restore = lambda part: to_uint8(self.decoder(self.encoder(self.images[part]))).cpu()  # noqa: E731
+        restored = self.all_images(torch.cat([restore(part) for part in self.share.split(BATCH)]))
+        originals = torch.cat([self.images[part].cpu() for part in torch.arange(self.count).split(BATCH)])
+        shown = slice(self.config.grid)
+        columns = min(COLUMNS, len(originals[shown]))
+
+        def write(path: Path) -> None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = temporary_beside(path)
+            temporary.write_bytes(png_bytes(grid(pairs(originals[shown], restored[shown], columns), columns, gap=2)))
+            put_in_place(temporary, path)
+
+        self.save(step, write)
+        return self._measure(originals, restored)
+
+    @staticmethod
+    def quality(figures: dict[str, float]) -> float:
+        return -figures["psnr"]

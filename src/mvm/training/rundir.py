@@ -46,18 +46,15 @@ def changes(old: AnyRecipe, new: AnyRecipe, step: int) -> list[Change]:
     return [Change(step, name, before.get(name), after[name]) for name in names]
 
 
-def _refuse(run: Path, found: list[Change], allowed: bool, constant: bool) -> None:
+def _refuse(run: Path, changed: list[Change], allowed: bool, constant: bool) -> None:
     """Raise where something changed that may not: more steps always may, the schedule if `allowed`."""
-    if other := [change for change in found if change.option not in SCHEDULE]:
-        told = "; ".join(map(str, other))
-        raise ValueError(
-            f"{run} was started with other values: {told}. They decide its weights: use another --out, with "
-            f"--init-from {run} to start from its weights"
-        )
-    asked = [c for c in found if c.option != "train.steps" or (c.new < c.old and not constant)]
-    if asked and not allowed:
-        told = "; ".join(map(str, asked))
-        raise ValueError(f"{run} was started with other values: {told}. --allow-change changes them from here on")
+    remedy = f"They decide its weights: use another --out, with --init-from {run} to start from its weights"
+    refused = [change for change in changed if change.option not in SCHEDULE]
+    if not refused and not allowed:
+        remedy = "--allow-change changes them from here on"
+        refused = [c for c in changed if c.option != "train.steps" or (c.new < c.old and not constant)]
+    if refused:
+        raise ValueError(f"{run} was started with other values: {'; '.join(map(str, refused))}. {remedy}")
 
 
 def open_run(
@@ -83,8 +80,8 @@ def open_run(
     return checkpoint.latest(run), found
 
 
-def held(run: Path) -> AbstractContextManager[None]:
-    """Make the run directory if need be, and hold it: two trainings in one would ruin each other's files."""
+def lock_run(run: Path) -> AbstractContextManager[None]:
+    """Make the run directory if need be, and lock it: two trainings in one would ruin each other's files."""
     run.mkdir(parents=True, exist_ok=True)
     return locked(run, f"{run} is in use by another process that trains; wait for it, or give another --out")
 
@@ -95,8 +92,3 @@ def note_changes(run: Path, found: list[Change]) -> None:
         path = run / CHANGES
         before = parse_json(read_text(path)) if path.is_file() else []
         write_text(path, json.dumps([*before, *(change._asdict() for change in found)], indent=2) + "\n")
-
-
-def note_origin(run: Path, origin: dict[str, Any]) -> None:
-    """Write down what a run started from."""
-    write_text(run / INIT, json.dumps(origin, indent=2) + "\n")

@@ -1,6 +1,6 @@
 """Power-function averages kept along the way, from which any other width can be put together after training."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from mvm import checkpoint
@@ -9,23 +9,6 @@ from mvm.optim import power_ema
 from mvm.optim.ema import MAIN, power_name
 from mvm.optim.power_ema import Snapshot
 from mvm.recipes import RECIPE, AnyRecipe, parse_recipe, to_json
-from mvm.training.decoder_trainer import DecoderTrainer
-from mvm.training.trainer import Trainer
-
-
-def averages_snapshot(trainer: Trainer | DecoderTrainer) -> Callable[[Path], None] | None:
-    """Return a function that writes snapshots/step-N with every power-function average, in half precision.
-
-    Every process must call; those that write nothing get None.
-    """
-    names = [power_name(width) for width in trainer.recipe.train.power]
-    found = {name: {key: value.half().cpu() for key, value in trainer.averages.whole(name).items()} for name in names}
-    step, name = trainer.step, trainer.recipe.name
-
-    def write(run: Path) -> None:
-        checkpoint.save(run / "snapshots" / checkpoint.step_name(step), found, {"step": step, "recipe": name})
-
-    return write if trainer.place.main else None
 
 
 def _kept(run: Path, recipe: AnyRecipe, last: int) -> Iterator[tuple[Snapshot, Path, str]]:

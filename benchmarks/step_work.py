@@ -1,17 +1,16 @@
 """What one training step on one GPU does, counted from the shapes, and the seconds that a fit of measurements gives it.
 
 A step is a sum of the GPU's four terms, each an amount of work times what a unit of it costs, or the host's time for
-the blocks where that is longer. The amounts are here; the costs are fitted by benchmarks/cost_fit.py.
+the blocks where that is longer. The amounts are here; the costs are fitted by cost_fit.py.
 """
 
 import math
 from typing import NamedTuple
 
 from mvm.network.cost import multiply_adds_by_part
+from mvm.recipes import Recipe
+from mvm.recipes.estimate import FORWARD
 from mvm.recipes.memory import HALF, training_memory
-from mvm.recipes.schema import Recipe
-
-FORWARD = 1 / 3  # of a block's work: the backward pass has two products for each of the forward's
 
 
 class Work(NamedTuple):

@@ -3,12 +3,15 @@
 from dataclasses import replace
 
 import pytest
+from programs import imported
 
 from mvm.distributed.processes import EngineConfig
 from mvm.network import DiTConfig, multiply_adds
 from mvm.recipes import DataConfig, Recipe, load_recipe
-from mvm.recipes.costs import GPU_TERMS, TERMS, UNITS, step_work
 from mvm.recipes.memory import training_memory
+
+PROGRAM = imported("step_work")
+GPU_TERMS, TERMS, UNITS, step_work = PROGRAM.GPU_TERMS, PROGRAM.TERMS, PROGRAM.UNITS, PROGRAM.step_work
 
 
 def dit(depth: int = 2, width: int = 64, side: int = 16, **engine) -> Recipe:
