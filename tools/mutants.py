@@ -97,12 +97,12 @@ MUTANTS = [
         ("past[: corrector - 1]", "past[:corrector]"),
     ),
     *of(
-        "solver/adams.py",
+        "solver/base.py",
         "solver/test_adams.py solver/test_gradients.py",
         ("combine(before.decay, state.anchor, before.correct", "combine(before.decay, state.x, before.correct"),
     ),
     *of(
-        "solver/adams.py",
+        "solver/base.py",
         "solver/test_adams.py solver/test_sampling.py",
         ("before.correct, history, state.kick)", "before.correct, history, None)"),
     ),
@@ -115,11 +115,19 @@ MUTANTS = [
         ("max(END_B * last, END_FLOOR)", "END_B * last"),
     ),
     *of(
-        "solver/grid.py",
+        "solver/variants.py",
         "solver/test_grid.py",
         ("times[0], times[-1] = start, end", "times[-1] = end"),
-        ("1 + np.sqrt(1 + 4 * r**2)", "1 + np.sqrt(1 + 2 * r**2)"),
         ("np.linspace(first, last, nfe)", "np.linspace(first, last, nfe + 1)[:-1]"),
+    ),
+    *of(
+        "solver/adams.py",
+        "solver/test_grid.py",
+        ("1 + np.sqrt(1 + 4 * r**2)", "1 + np.sqrt(1 + 2 * r**2)"),
+    ),
+    *of(
+        "solver/onestep.py",
+        "solver/test_grid.py",
         ("share ** (1 / schedule.sigma_power)", "share ** schedule.sigma_power"),
     ),
     *of(
@@ -163,7 +171,7 @@ MUTANTS = [
         ("float(schedule.diffusion(t)) / (2 * sigma)", "float(schedule.diffusion(t)) / sigma"),
         ("at ** (1 - p) / p", "at ** (1 - p)"),
         ("(state.x + predicted + end) / 2", "state.x / 2 + end"),
-        ("return schedule.sigma_power * (1 + rho**2)", "return schedule.sigma_power"),
+        ("p = schedule.sigma_power * (1 + rho**2)", "p = schedule.sigma_power"),
     ),
     *of(
         "solver/adaptive.py",
