@@ -23,7 +23,7 @@ from pathlib import Path
 
 # what a reader opens to know path, loss, solver loop, guidance and DiT
 CORE = (
-    "path/schedule.py", "path/convert.py", "path/perturb.py", "path/field.py", "objective/matching.py",
+    "path/schedule.py", "path/convert.py", "path/perturb.py", "objective/matching.py",
     "solver/base.py", "solver/table.py", "solver/adams.py", "solver/sampling.py",
     "solver/guidance.py",
     "network/dit.py", "network/config.py", "network/blocks.py", "network/layers.py",

@@ -73,13 +73,13 @@ MUTANTS = [
         "path/test_perturb.py",
         ("- 0.5 * math.log(self.shift_dimension", "- math.log(self.shift_dimension"),
         ("t = schedule.t_from_lam(schedule.lam(t) - 0.5", "t = schedule.t_from_lam(schedule.lam(t) + 0.5"),
-        ("return t.clamp(*(schedule.end * share for share in INSIDE))", "return t"),
-        ("law.t_min + p * (1 - law.t_min)", "law.t_min + p"),
+        ("return t.clamp(*(end * share for share in INSIDE))", "return t"),
+        ("self.t_min + p * (1 - self.t_min)", "self.t_min + p"),
         ("noise.normal(seeds, noise.TRAIN,", "noise.normal(seeds, noise.TIME,"),
-        ("return schedule.end * torch.sigmoid(", "return torch.sigmoid("),
+        ("t = end * torch.sigmoid(", "t = torch.sigmoid("),
     ),
     *of(
-        "path/field.py",
+        "path/schedule.py",
         "path/test_field.py",
         (
             "target.norm(equal_snr_time(t, source, target)) / source.norm(t)",

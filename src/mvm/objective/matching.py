@@ -80,7 +80,7 @@ def flow_weight(kind: str, t: Tensor, schedule: Schedule) -> Tensor:
     return ((alpha + sigma) / from_pair(kind, Pair(-sigma, alpha), t, schedule)) ** 2
 
 
-# Weights are not normalised: the constant would depend on the law of t, and Adam divides it out.
+# Weights are not normalised: the constant would depend on the timestep distribution, and Adam divides it out.
 WEIGHTS: dict[str, Weight | None] = {
     "none": None,
     "noise": noise_weight,

@@ -214,3 +214,13 @@ def schedule_named(name: str, T: float = 1.0) -> Schedule:
     if T != 1:
         raise ValueError(f"T={T} belongs to schedule='mean-velocity'; '{name}' ends at 1, leave T at 1")
     return kind()
+
+
+def equal_snr_time(t: Time, source: Schedule, target: Schedule) -> Tensor:
+    """Return the target's time with the signal-to-noise ratio the source has at t."""
+    return target.t_from_lam(source.lam(t))
+
+
+def equal_snr_scale(t: Time, source: Schedule, target: Schedule) -> Tensor:
+    """Return c such that c * (state of source at t) is a state of target at equal SNR."""
+    return target.norm(equal_snr_time(t, source, target)) / source.norm(t)

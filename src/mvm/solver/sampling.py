@@ -24,7 +24,7 @@ from mvm.path import (
     full_time,
     require_schedule,
 )
-from mvm.path.condition import batched, rows
+from mvm.path.field import batched, rows
 from mvm.solver.adams import adams
 from mvm.solver.adaptive import Adaptive, dopri5
 from mvm.solver.base import Evaluate, NoiseSource, Solver, State, run
