@@ -64,11 +64,6 @@ MUTANTS = [
         ("self.refuse(self.alpha == 0,", "self.refuse(self.alpha < 0,"),
     ),
     *of(
-        "path/convert.py",
-        "objective/test_weights.py",
-        ("Pair(-ratio, torch.ones_like(ratio))", "Pair(ratio, torch.ones_like(ratio))"),
-    ),
-    *of(
         "path/perturb.py",
         "path/test_perturb.py",
         ("- 0.5 * math.log(self.shift_dimension", "- math.log(self.shift_dimension"),
@@ -194,8 +189,9 @@ MUTANTS = [
         ("weights(-h, [", "weights(h, ["),
     ),
     *of(
-        "objective/matching.py",
+        "objective/weights.py",
         "objective/test_weights.py",
+        ("Pair(-ratio, torch.ones_like(ratio))", "Pair(ratio, torch.ones_like(ratio))"),
         ("return per_noise(kind, t, schedule) ** -2", "return per_noise(kind, t, schedule) ** 2"),
         ("- 2 * variance * schedule.alpha_rate(t)", "- variance * schedule.alpha_rate(t)"),
         ("Pair(-sigma, alpha)", "Pair(sigma, alpha)"),
@@ -246,6 +242,10 @@ MUTANTS = [
         ("torch.cat((-sin, sin), dim=-1)", "torch.cat((sin, -sin), dim=-1)"),
         ("torch.cat((rows, columns), dim=-1)", "torch.cat((columns, rows), dim=-1)"),
         ("x.permute(0, 2, 4, 1, 3, 5)", "x.permute(0, 2, 4, 1, 5, 3)"),
+    ),
+    *of(
+        "network/extras.py",
+        "network/test_layers.py network/test_dit.py network/test_dropout.py",
         ("kept * (1 + scale) - 1", "kept * scale"),
     ),
     *of(

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from mvm.network.blocks import Block, ModulatedBlock, Skip
+from mvm.network.blocks import Block, ModulatedBlock
 from mvm.network.config import DiTConfig
 from mvm.network.ddt import DDT, PlainBlock, WideHead, build_network
 from mvm.network.dit import DiT
+from mvm.network.extras import Skip
 
 HEAD = "head "  # begins the names of a DDT's head's parts; what has another name is the backbone's
 

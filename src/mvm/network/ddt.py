@@ -10,10 +10,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm, silu
 
-from mvm.network.blocks import Block, Head, Passed, RotaryAttention, Stack, SwiGLU, initialise
+from mvm.network.blocks import Block, Head, Passed, Stack, initialise
 from mvm.network.config import DDTConfig, DiTConfig
 from mvm.network.dit import DiT, Output
-from mvm.network.layers import NORM_EPS, LevelEmbedding, patchify, rotary_table, rotary_waves, unpatchify
+from mvm.network.layers import (
+    NORM_EPS,
+    LevelEmbedding,
+    RotaryAttention,
+    SwiGLU,
+    patchify,
+    rotary_table,
+    rotary_waves,
+    unpatchify,
+)
 
 Condition = Passed  # what the backbone says: tokens (B, N, d) for the head, the inner head's prediction, block outputs
 

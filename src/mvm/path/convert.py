@@ -196,13 +196,6 @@ def from_pair(kind: str, pair: Pair, t: Time, schedule: Schedule) -> Tensor:
     return choose("kind", kind, KINDS).from_pair(pair, Moment(schedule, as_time(t), pair.x0))
 
 
-def per_noise(kind: str, t: Time, schedule: Schedule) -> Tensor:
-    """Return d value / d eps of this kind at fixed x, float64 and shaped as t: how a wrong eps shows in it."""
-    t = as_time(t)
-    ratio = schedule.sigma(t) / schedule.alpha(t)  # at fixed x, x0 moves by -ratio where eps moves by 1
-    return from_pair(kind, Pair(-ratio, torch.ones_like(ratio)), t, schedule)
-
-
 def convert(value: Tensor, source: str, target: str, x: Tensor, t: Time, schedule: Schedule) -> Tensor:
     """Return a prediction of one kind as another kind at the same (x, t)."""
     if source == target:

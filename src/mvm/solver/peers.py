@@ -33,7 +33,7 @@ from mvm.solver.base import (
     require_ode,
     start_time,
 )
-from mvm.solver.table import NODES, TO_DATA, Array, Row
+from mvm.solver.table import LEGENDRE, TO_DATA, Array, Row
 
 Rows = tuple[Row, ...]
 # ends of r = sigma/alpha: EDM's; and where DPM-Solver's authors end with few steps, t = 1e-3 of a VP path
@@ -299,7 +299,7 @@ class ErSde(Peer):
         def raised(r: Array) -> Array:  # the noise scale function over r
             return (np.exp(r**0.3) + 10) ** (rho**2)
 
-        points, shares = np.polynomial.legendre.leggauss(NODES)  # in log r
+        points, shares = LEGENDRE  # in log r
         r = np.exp((points * (t.lam - s.lam) - t.lam - s.lam) / 2)
         ends = raised(np.array([t.r, s.r]))
         kept = float(ends[0] / ends[1])

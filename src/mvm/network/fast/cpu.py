@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, layer_norm, silu
 
-from mvm.network.blocks import Block, Head, ModulatedBlock, RotaryAttention, SharedBlock, SwiGLU, for_tokens
+from mvm.network.blocks import Block, Head, ModulatedBlock, SharedBlock, for_tokens
 from mvm.network.dit import DiT, Output
+from mvm.network.extras import Local
 from mvm.network.fast.swap import Swaps, swap, swapped
-from mvm.network.layers import NORM_EPS, Local, linear_parts
+from mvm.network.layers import NORM_EPS, RotaryAttention, SwiGLU, linear_parts
 
 # Values of the tokens of as many images as one core takes at once: what a block makes of them, about eight times as
 # much, is then still in its cache when it is needed next.

@@ -11,25 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, linear, silu
 
-from mvm.network.blocks import (
-    GELU,
-    MLP,
-    Attention,
-    Block,
-    ModulatedBlock,
-    Passed,
-    PlainAttention,
-    RotaryAttention,
-    SharedBlock,
-    Stack,
-    SwiGLU,
-    images,
-)
+from mvm.network.blocks import Block, ModulatedBlock, Passed, SharedBlock, Stack, images
 from mvm.network.dit import DiT
+from mvm.network.extras import GELU, Local, PlainAttention
 from mvm.network.fast import float8
 from mvm.network.fast.recompute import keeping_products
 from mvm.network.fast.swap import Swaps, swap
-from mvm.network.layers import NORM_EPS, Local
+from mvm.network.layers import MLP, NORM_EPS, Attention, RotaryAttention, SwiGLU
 
 # Still to be added to the tokens: a branch's answer y, the bias that is in it detached, and its gate: gate y.
 Pending = tuple[Tensor, Tensor, Tensor]

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from mvm.network.blocks import GELU, MLP, Attention, PlainAttention, RotaryAttention, SwiGLU
+from mvm.network.extras import GELU, PlainAttention
 from mvm.network.fast import cpu
 from mvm.network.fast.cpu import LeanRotaryAttention, LeanSwiGLU, suits
 from mvm.network.fast.float8 import SMALLEST
 from mvm.network.fast.swap import Swaps, swap, swapped
+from mvm.network.layers import MLP, Attention, RotaryAttention, SwiGLU
 
 LARGEST = 127.0
 
