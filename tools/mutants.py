@@ -212,7 +212,7 @@ MUTANTS = [
         "objective/repa.py",
         "objective/test_repa.py",
         ("x - gamma * x.mean(1, keepdim=True)", "x - gamma * x.mean(2, keepdim=True)"),
-        ("return 1 - cosine_similarity", "return -cosine_similarity"),
+        ("projected, target: 1 - cosine_similarity", "projected, target: -cosine_similarity"),
         ("step < self.stop", "step <= self.stop"),
     ),
     *of(
