@@ -181,7 +181,7 @@ MUTANTS = [
     *of(
         "solver/peers.py",
         "solver/test_peers.py",
-        ("found[k - 1] = H * (1 - found[k]) / k", "found[k - 1] = H * (1 - found[k]) / (k + 1)"),
+        ("moment[k - 1] = H * (1 - moment[k]) / k", "moment[k - 1] = H * (1 - moment[k]) / (k + 1)"),
         ("taken[2] *= curvature", "taken[2] *= 1"),
         ('(H if slope == "bh1" else taken[0]) / 2', '(taken[0] if slope == "bh1" else H) / 2'),
         ("min(self.corrector - 1, highest)", "self.corrector - 1"),

@@ -109,7 +109,7 @@ def images(tokens: Tensor, image: int | None) -> Tensor:
 
 
 class Passed(NamedTuple):
-    """tokens (B, N, d) after the last block; what the inner head said, or None; block outputs asked for by taps."""
+    """tokens (B, N, d) after the last block; the inner head's output, or None; outputs of the blocks in taps."""
 
     tokens: Tensor
     inner: Tensor | None
@@ -122,7 +122,7 @@ class Stack(nn.ModuleList):
     def __init__(self, blocks: Iterable[nn.Module] = ()) -> None:
         super().__init__(blocks)
         self.recompute = 0  # blocks, from the first, whose activations the backward pass computes again
-        self.keeping: Callable[[], Any] | None = None  # checkpoint's context_fn: what is kept of them all the same
+        self.keeping: Callable[[], Any] | None = None  # checkpoint's context_fn: what is stored of them all the same
 
     def forward(
         self,
@@ -139,7 +139,7 @@ class Stack(nn.ModuleList):
         locals: nn.ModuleList | None = None,
         kept: Sequence[Tensor] | None = None,
     ) -> Passed:
-        """Return the tokens after all blocks, and what was read on the way.
+        """Return the tokens after all blocks, the inner head's output and the tapped ones.
 
         image: so many tokens, the first, are the image's, and are what taps and the inner head read; None: all.
         skips: the n-th maps the output of block n to what is added before block depth + 1 - n. locals: one before each
@@ -168,7 +168,7 @@ class Stack(nn.ModuleList):
             raise ValueError(f"taps={tuple(taps)} must be block numbers, 1 to {len(self)}")
 
     def run(self, number: int, block: nn.Module, *given: Any) -> Any:
-        """Return the block's answer, by checkpointing where it is among those that are computed again."""
+        """Return the block's output, by checkpointing where it is among those that are computed again."""
         if number > self.recompute or not torch.is_grad_enabled():
             return block(*given)
         keeping: dict[str, Any] = {} if self.keeping is None else {"context_fn": self.keeping}

@@ -16,7 +16,7 @@ AUGMENT_MAP = "augment.weight"  # the one weight that only training reads
 
 
 class Output(NamedTuple):
-    """prediction (B, C, H, W); inner: the inner head's, or None; features: block outputs asked for by taps."""
+    """prediction (B, C, H, W); inner: the inner head's, or None; features: outputs of the blocks in taps."""
 
     prediction: Tensor
     inner: Tensor | None
@@ -108,7 +108,7 @@ class DiT(nn.Module):
         return Output(self.pixels(self.head, tokens, c), inner, features)
 
     def pixels(self, head: nn.Module, tokens: Tensor, condition: Tensor) -> Tensor:
-        """Return the head's answer as images."""
+        """Return the head's output as images."""
         return unpatchify(head(tokens, condition), self.patch, self.channels, self.side)
 
     def kept(self, seeds: Tensor | None) -> Sequence[Tensor] | None:

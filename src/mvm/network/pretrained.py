@@ -51,8 +51,8 @@ LITE = Scaling((127 / 255, 127 / 255, 127 / 255), (128 / 255, 128 / 255, 128 / 2
 def _fit(images: Tensor, resolution: int) -> Tensor:
     """Return uint8 images (B, 1 or 3, H, W) as float32 (B, 3, resolution, resolution) in [0, 1]."""
     if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] not in (1, 3):
-        found = f"{images.dtype} of shape {tuple(images.shape)}"
-        raise ValueError(f"an encoder takes uint8 images (B, 1 or 3, H, W), not {found}")
+        given = f"{images.dtype} of shape {tuple(images.shape)}"
+        raise ValueError(f"an encoder takes uint8 images (B, 1 or 3, H, W), not {given}")
     unit = images.float() / 255
     size = (resolution, resolution)
     if unit.shape[2:] != size:  # the cubic overshoots at edges; no photograph holds such values

@@ -44,7 +44,7 @@ class JoinedField(Protocol):
 
 def joined_for(field: Field, x: Tensor) -> TypeGuard[JoinedField]:
     """Return whether to ask this field for both answers to x in one call."""
-    # the type's own methods: a wrapper that hands on names (torch.compile's) would be passed by
+    # the type's own methods: `both` of a wrapper that forwards attributes (torch.compile's) would bypass it
     return isinstance(field, JoinedField) and issubclass(type(field), JoinedField) and field.joins(x)
 
 
@@ -61,7 +61,7 @@ class TrainedField(Protocol):
 
 @runtime_checkable
 class ConditionedField(Protocol):
-    """A field that says itself which conditions it takes; of another trained field they are labels."""
+    """A field that checks its own conditions; those of another trained field are labels."""
 
     def check_condition(self, condition: Condition, x: Tensor) -> Condition:
         """Return the condition with one row per sample of x; one that it does not take is a ValueError."""
@@ -77,7 +77,7 @@ class SizedField(Protocol):
 
 
 def require_schedule(field: Field, schedule: Schedule) -> None:
-    """Raise if a trained model is used on another path than its own: it would answer noise without a word."""
+    """Raise if a trained model is used on another path than its own: its output would silently be wrong."""
     if not isinstance(schedule, Schedule):
         raise ValueError(f"schedule={schedule!r} is no schedule; pass model.schedule, or one of mvm.path")
     if isinstance(field, TrainedField) and field.schedule != schedule:

@@ -1,7 +1,7 @@
 """Gaussian paths x_t = alpha(t) x0 + sigma(t) eps; t = 0 is data, t = end is noise, everywhere.
 
-Coefficients are computed in float64 from t of any shape; `like` is the one place where they are
-broadcast over a batch and cast to the state's dtype.
+Coefficients are computed in float64 from t of any shape; `like` alone broadcasts them over a batch and casts them to
+the state's dtype.
 """
 
 from abc import ABC, abstractmethod

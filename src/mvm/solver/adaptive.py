@@ -80,8 +80,8 @@ class Adaptive(Solver):
             return (a * state + b * evaluate(state, t)) * (schedule.end * float(c) ** (1 / power - 1) / power)
 
         ends = x.new_tensor([1.0, self.t_min**power])
-        # torchdiffeq's own way, which the literature counts, is to step past the end and interpolate back (the field is
-        # asked at t_min there); a step that ends exactly there needs fewer evaluations
+        # by default torchdiffeq, as the literature counts, steps past the end and interpolates back (the field is
+        # evaluated at t_min there); a step that ends exactly there needs fewer evaluations
         options = None if self.joint else {"step_t": ends[1:]}
         return odeint(velocity, x, ends, rtol=self.rtol, atol=self.atol, method="dopri5", options=options)[-1]
 

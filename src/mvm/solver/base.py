@@ -121,7 +121,7 @@ def combine(
 
 @dataclass(frozen=True)
 class TablePlan(Plan):
-    """One evaluation a step (PEC): evaluate at the predicted state, correct it by what was found, predict the next."""
+    """One evaluation a step (PEC): evaluate at the predicted state, correct it with the result, predict the next."""
 
     rows: tuple[Row, ...]
 

@@ -118,15 +118,15 @@ def rows_through(times: tuple[float, ...], lower_final: float, row: Callable[[li
 
 def moments(H: float, count: int) -> Array:
     """Return INT_0^1 H e^(-H (1-v)) v^k dv, k < count, each recursion where it is stable."""
-    found = np.zeros(max(count, 50) + 1)
+    moment = np.zeros(max(count, 50) + 1)
     if abs(H) < 4:
-        for k in range(len(found) - 1, 0, -1):
-            found[k - 1] = H * (1 - found[k]) / k
+        for k in range(len(moment) - 1, 0, -1):
+            moment[k - 1] = H * (1 - moment[k]) / k
     else:
-        found[0] = -np.expm1(-H)
+        moment[0] = -np.expm1(-H)
         for k in range(1, count):
-            found[k] = 1 - k * found[k - 1] / H
-    return found[:count]
+            moment[k] = 1 - k * moment[k - 1] / H
+    return moment[:count]
 
 
 SLOPES = ("exact", "bh1", "bh2")

@@ -69,11 +69,11 @@ def tune(
 
     def misses(unknowns: Tensor) -> Tensor:
         nonlocal runs
-        found = sample(field, noise, solver=_built(base, unknowns, start), nfe=nfe, **how).double() - wanted
+        difference = sample(field, noise, solver=_built(base, unknowns, start), nfe=nfe, **how).double() - wanted
         runs += 1
         if on_solve is not None:
-            on_solve(runs, float(found.square().mean().sqrt()))
-        return found.flatten(1)
+            on_solve(runs, float(difference.square().mean().sqrt()))
+        return difference.flatten(1)
 
     lams = MEAN_VELOCITY.lam(torch.tensor(base.plan(schedule, nfe, 0.0).times[1:-1], dtype=torch.float64))
     end_b = base.end_b or ending_b(math.exp(-lams[-1]))

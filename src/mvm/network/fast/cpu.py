@@ -22,7 +22,7 @@ AT_ONCE = 2**17
 
 
 def suits(x: Tensor) -> bool:
-    """Return whether x is for these ways: float32 on a CPU, without a gradient, autocast or a compiler."""
+    """Return whether x is computed by this module: float32 on a CPU, without a gradient, autocast or a compiler."""
     if torch.compiler.is_compiling() or torch.is_grad_enabled() or not x.is_cpu or x.dtype != torch.float32:
         return False
     return not torch.is_autocast_enabled("cpu")
@@ -157,12 +157,12 @@ SWAPS: Swaps = {
 
 
 def apply(network: nn.Module, at_once: int = AT_ONCE) -> None:
-    """Have a network sample so; at_once: values of tokens that a core takes."""
+    """Have a network sample by these modules; at_once: values of tokens that a core takes."""
     swap(network, SWAPS)
     if isinstance(network, TiledDiT):
         network.at_once = at_once
 
 
 def applied(network: nn.Module) -> AbstractContextManager[None]:
-    """Return the context in which a network samples so."""
+    """Return the context in which a network samples by these modules."""
     return swapped(network, SWAPS)

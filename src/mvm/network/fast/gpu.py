@@ -47,8 +47,8 @@ class ByKernels(nn.Module):
     def multiply(self, x: Tensor, *weights: tuple[Tensor, Tensor | None]) -> tuple[Tensor, ...]:
         """Return x w^T + b for each (w, b): a branch's products, all through here.
 
-        Without a gradient they are never of float8: what is sampled during training is then what the stored network
-        draws later, which knows nothing of it.
+        Without a gradient they are never of float8: samples drawn during training are then those of the stored network,
+        which has no float8.
         """
         if self.fp8 == "off" or not torch.is_grad_enabled():
             return tuple(linear(x, weight, bias) for weight, bias in weights)
@@ -153,7 +153,7 @@ class KernelModulatedBlock(ByKernels, ModulatedBlock):
 
         pending: what the block before left.
         """
-        if not self.takes(x) or condition.dim() > 2:  # they know no modulation of every token
+        if not self.takes(x) or condition.dim() > 2:  # kernels have no modulation of each token
             if pending is not None or leave:
                 raise ValueError("a block without kernels adds what it has itself; pending and leave are for kernels")
             return super().forward(x, condition, cos, sin, kept)

@@ -35,7 +35,7 @@ def rounded(x: Tensor) -> Rows:
 
 
 class Kept(NamedTuple):
-    """A weight's rounded rows, and what tells whether it has changed since."""
+    """A weight's rounded rows, and the version and address by which a change since is seen."""
 
     version: int
     address: int
@@ -125,10 +125,10 @@ SWAPS: Swaps = {
 
 
 def apply(network: nn.Module) -> None:
-    """Have a network sample so on a CPU, all else of it as cpu.apply has it."""
+    """Have a network sample by these modules on a CPU, and the rest as cpu.apply has it."""
     swap(network, SWAPS)
 
 
 def applied(network: nn.Module) -> AbstractContextManager[None]:
-    """Return the context in which a network samples so."""
+    """Return the context in which a network samples by these modules."""
     return swapped(network, SWAPS)
