@@ -20,7 +20,8 @@ import mvm
 from mvm import noise
 from mvm.data import digits
 from mvm.likelihood import bits_per_dim
-from mvm.network.layers import NORM_EPS, Local, modulate, norm_rotate, rotary_table, rotary_waves
+from mvm.network.extras import Local
+from mvm.network.layers import NORM_EPS, modulate, norm_rotate, rotary_table, rotary_waves
 from mvm.optim.optimizers import optimizers, step_unless
 from mvm.path import MeanVelocity
 from mvm.recipes import load_recipe, override

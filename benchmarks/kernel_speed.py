@@ -23,10 +23,11 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from mvm.network import SIZES
+from mvm.network.extras import Local
 from mvm.network.fast.float8 import VALUES
 from mvm.network.fast.kernels import cast, gelu, local, parts, residual, rotary, swiglu
 from mvm.network.fast.kernels.tiles import Tiles
-from mvm.network.layers import NORM_EPS, Local, modulate, norm_rotate, rotary_table, rotary_waves
+from mvm.network.layers import NORM_EPS, modulate, norm_rotate, rotary_table, rotary_waves
 
 SIDE = 16
 HEAD = 64

@@ -22,8 +22,8 @@ import torch
 from mvm.bench import RandomBank, bench_training, machine, random_images, table
 from mvm.distributed.processes import EngineConfig, Processes
 from mvm.network import DiTConfig
+from mvm.network.extras import Local
 from mvm.network.fast import gpu
-from mvm.network.layers import Local
 from mvm.network.pretrained import load_encoder
 from mvm.objective import RepaConfig
 from mvm.optim.optimizers import TrainConfig

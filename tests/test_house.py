@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -31,3 +32,11 @@ def test_a_cycle_of_packages_is_found_and_a_lazy_import_is_none():
 def test_counts_leave_out_docstrings_and_comments(tmp_path):
     (tmp_path / "x.py").write_text('"""One\ntwo."""\n\n# three\ndef f():\n    """Four."""\n    return 5\n')
     assert house().code_lines(tmp_path / "x.py") == 2
+
+
+def test_the_core_is_what_a_reader_is_sent_to():
+    """Every file of path, loss, solver and network in CONTRIBUTING's table of what to read, and no other."""
+    table = (ROOT / "CONTRIBUTING.md").read_text().partition("| to know | read |")[2].partition("\n\n")[0]
+    listed = re.findall(r"`((?:path|objective|solver|network)/\w+\.py)`", table)
+    assert sorted(listed) == sorted(house().CORE)
+    assert all((ROOT / "src" / "mvm" / name).is_file() for name in listed)

@@ -21,12 +21,12 @@ from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-# what a reader opens to know path, loss, solver loop, guidance and DiT
+# what a reader opens to know path, loss, solver loop, guidance and DiT: the files that CONTRIBUTING.md sends one to
 CORE = (
-    "path/schedule.py", "path/convert.py", "path/perturb.py", "path/field.py", "objective/matching.py",
-    "solver/base.py", "solver/table.py", "solver/grid.py", "solver/adams.py", "solver/sampling.py",
-    "solver/guidance.py",
-    "network/dit.py", "network/config.py", "network/blocks.py", "network/branches.py", "network/layers.py",
+    "path/schedule.py", "path/convert.py", "path/perturb.py",
+    "objective/matching.py",
+    "solver/base.py", "solver/table.py", "solver/adams.py", "solver/sampling.py", "solver/guidance.py",
+    "network/dit.py", "network/blocks.py", "network/layers.py",
 )  # fmt: skip
 
 

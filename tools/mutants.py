@@ -64,22 +64,17 @@ MUTANTS = [
         ("self.refuse(self.alpha == 0,", "self.refuse(self.alpha < 0,"),
     ),
     *of(
-        "path/convert.py",
-        "objective/test_weights.py",
-        ("Pair(-ratio, torch.ones_like(ratio))", "Pair(ratio, torch.ones_like(ratio))"),
-    ),
-    *of(
         "path/perturb.py",
         "path/test_perturb.py",
         ("- 0.5 * math.log(self.shift_dimension", "- math.log(self.shift_dimension"),
         ("t = schedule.t_from_lam(schedule.lam(t) - 0.5", "t = schedule.t_from_lam(schedule.lam(t) + 0.5"),
-        ("return t.clamp(*(schedule.end * share for share in INSIDE))", "return t"),
-        ("law.t_min + p * (1 - law.t_min)", "law.t_min + p"),
+        ("return t.clamp(*(end * share for share in INSIDE))", "return t"),
+        ("self.t_min + p * (1 - self.t_min)", "self.t_min + p"),
         ("noise.normal(seeds, noise.TRAIN,", "noise.normal(seeds, noise.TIME,"),
-        ("return schedule.end * torch.sigmoid(", "return torch.sigmoid("),
+        ("t = end * torch.sigmoid(", "t = torch.sigmoid("),
     ),
     *of(
-        "path/field.py",
+        "path/schedule.py",
         "path/test_field.py",
         (
             "target.norm(equal_snr_time(t, source, target)) / source.norm(t)",
@@ -97,12 +92,12 @@ MUTANTS = [
         ("past[: corrector - 1]", "past[:corrector]"),
     ),
     *of(
-        "solver/adams.py",
+        "solver/base.py",
         "solver/test_adams.py solver/test_gradients.py",
         ("combine(before.decay, state.anchor, before.correct", "combine(before.decay, state.x, before.correct"),
     ),
     *of(
-        "solver/adams.py",
+        "solver/base.py",
         "solver/test_adams.py solver/test_sampling.py",
         ("before.correct, history, state.kick)", "before.correct, history, None)"),
     ),
@@ -115,11 +110,19 @@ MUTANTS = [
         ("max(END_B * last, END_FLOOR)", "END_B * last"),
     ),
     *of(
-        "solver/grid.py",
+        "solver/variants.py",
         "solver/test_grid.py",
         ("times[0], times[-1] = start, end", "times[-1] = end"),
-        ("1 + np.sqrt(1 + 4 * r**2)", "1 + np.sqrt(1 + 2 * r**2)"),
         ("np.linspace(first, last, nfe)", "np.linspace(first, last, nfe + 1)[:-1]"),
+    ),
+    *of(
+        "solver/adams.py",
+        "solver/test_grid.py",
+        ("1 + np.sqrt(1 + 4 * r**2)", "1 + np.sqrt(1 + 2 * r**2)"),
+    ),
+    *of(
+        "solver/onestep.py",
+        "solver/test_grid.py",
         ("share ** (1 / schedule.sigma_power)", "share ** schedule.sigma_power"),
     ),
     *of(
@@ -163,7 +166,7 @@ MUTANTS = [
         ("float(schedule.diffusion(t)) / (2 * sigma)", "float(schedule.diffusion(t)) / sigma"),
         ("at ** (1 - p) / p", "at ** (1 - p)"),
         ("(state.x + predicted + end) / 2", "state.x / 2 + end"),
-        ("return schedule.sigma_power * (1 + rho**2)", "return schedule.sigma_power"),
+        ("p = schedule.sigma_power * (1 + rho**2)", "p = schedule.sigma_power"),
     ),
     *of(
         "solver/adaptive.py",
@@ -178,7 +181,7 @@ MUTANTS = [
     *of(
         "solver/peers.py",
         "solver/test_peers.py",
-        ("found[k - 1] = H * (1 - found[k]) / k", "found[k - 1] = H * (1 - found[k]) / (k + 1)"),
+        ("moment[k - 1] = H * (1 - moment[k]) / k", "moment[k - 1] = H * (1 - moment[k]) / (k + 1)"),
         ("taken[2] *= curvature", "taken[2] *= 1"),
         ('(H if slope == "bh1" else taken[0]) / 2', '(taken[0] if slope == "bh1" else H) / 2'),
         ("min(self.corrector - 1, highest)", "self.corrector - 1"),
@@ -186,8 +189,9 @@ MUTANTS = [
         ("weights(-h, [", "weights(h, ["),
     ),
     *of(
-        "objective/matching.py",
+        "objective/weights.py",
         "objective/test_weights.py",
+        ("Pair(-ratio, torch.ones_like(ratio))", "Pair(ratio, torch.ones_like(ratio))"),
         ("return per_noise(kind, t, schedule) ** -2", "return per_noise(kind, t, schedule) ** 2"),
         ("- 2 * variance * schedule.alpha_rate(t)", "- variance * schedule.alpha_rate(t)"),
         ("Pair(-sigma, alpha)", "Pair(sigma, alpha)"),
@@ -208,7 +212,7 @@ MUTANTS = [
         "objective/repa.py",
         "objective/test_repa.py",
         ("x - gamma * x.mean(1, keepdim=True)", "x - gamma * x.mean(2, keepdim=True)"),
-        ("return 1 - cosine_similarity", "return -cosine_similarity"),
+        ("projected, target: 1 - cosine_similarity", "projected, target: -cosine_similarity"),
         ("step < self.stop", "step <= self.stop"),
     ),
     *of(
@@ -238,6 +242,10 @@ MUTANTS = [
         ("torch.cat((-sin, sin), dim=-1)", "torch.cat((sin, -sin), dim=-1)"),
         ("torch.cat((rows, columns), dim=-1)", "torch.cat((columns, rows), dim=-1)"),
         ("x.permute(0, 2, 4, 1, 3, 5)", "x.permute(0, 2, 4, 1, 5, 3)"),
+    ),
+    *of(
+        "network/extras.py",
+        "network/test_layers.py network/test_dit.py network/test_dropout.py",
         ("kept * (1 + scale) - 1", "kept * scale"),
     ),
     *of(

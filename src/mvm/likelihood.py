@@ -27,8 +27,7 @@ from mvm.path import (
 )
 from mvm.pixels import GREY_SCALE
 from mvm.solver import PredictorCorrector, adams_power, no_noise, run
-from mvm.solver.adams import GRID_POWER, START_POWER
-from mvm.solver.grid import power_times
+from mvm.solver.variants import GRID_POWER, START_POWER, power_times
 
 T_MIN = 1e-5
 SOLVER: PredictorCorrector = adams_power()

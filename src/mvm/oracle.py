@@ -1,7 +1,7 @@
 """Exact fields: mixtures of isotropic Gaussians (one Gaussian and a finite data set among them).
 
-An oracle stands where a network would, with the exact answer under any schedule, so that solvers,
-guidance and likelihoods are tested against truth.
+An oracle takes the place of a network, with the exact x0_hat under any schedule, so that solvers, guidance and
+likelihoods are tested against the truth.
 """
 
 import math
@@ -14,7 +14,7 @@ from torch import Tensor
 from mvm import noise
 from mvm.path import Field, Schedule, as_time, convert, like
 
-TINY = 1e-200  # stands for a variance of 0: small beyond doubt, yet squares over it stay finite
+TINY = 1e-200  # in place of a variance of 0: small beyond doubt, yet squares over it stay finite
 
 
 class _Mixed(NamedTuple):

@@ -5,7 +5,8 @@ from collections import Counter
 import torch
 from torch.nn.functional import gelu, linear, silu
 
-from mvm.network.layers import NORM_EPS, Local, modulate, norm_rotate
+from mvm.network.extras import Local
+from mvm.network.layers import NORM_EPS, modulate, norm_rotate
 
 
 class BiasElsewhere(torch.autograd.Function):

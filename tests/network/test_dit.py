@@ -5,8 +5,9 @@ import torch
 from torch.nn.functional import conv2d, silu
 
 from mvm.network import SIZES, DDTConfig, DiT, DiTConfig
+from mvm.network.extras import Local
 from mvm.network.fast import recompute as selective
-from mvm.network.layers import Local, patchify, unpatchify
+from mvm.network.layers import patchify, unpatchify
 
 SMALL = {"size": "tiny", "depth": 3, "width": 16, "heads": 2, "patch": 2}
 

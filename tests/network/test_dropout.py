@@ -7,8 +7,9 @@ import torch
 
 from mvm import noise
 from mvm.network import DDTConfig, DiT, DiTConfig
+from mvm.network.extras import drop
 from mvm.network.fast import recompute
-from mvm.network.layers import drop, modulate, patchify
+from mvm.network.layers import modulate, patchify
 
 SMALL = {"size": "tiny", "depth": 3, "width": 16, "heads": 2, "patch": 2}
 SEEDS = torch.tensor([5, 1, 2**40, 7])

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from mvm.network import DDTConfig, DiTConfig, build_network
-from mvm.network.blocks import Block, Head, RotaryAttention, SwiGLU
+from mvm.network.blocks import Block, Head
+from mvm.network.extras import Local
 from mvm.network.fast import cpu, int8, swap
-from mvm.network.layers import Local, modulate, norm_rotate, rotary_table, rotary_waves
+from mvm.network.layers import RotaryAttention, SwiGLU, modulate, norm_rotate, rotary_table, rotary_waves
 from mvm.precision import arithmetic
 
 CPU = torch.device("cpu")

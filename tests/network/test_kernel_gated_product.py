@@ -11,9 +11,9 @@ import pytest
 import torch
 from stand_ins import Counted
 
-from mvm.network.blocks import SwiGLU
 from mvm.network.fast import gpu
 from mvm.network.fast.float8 import product_dtype
+from mvm.network.layers import SwiGLU
 
 BF16 = torch.bfloat16
 

@@ -5,8 +5,8 @@ import torch
 from kernel_code import WRITTEN, run
 from stand_ins import Counted
 
+from mvm.network.extras import Local
 from mvm.network.fast import gpu
-from mvm.network.layers import Local
 
 CODE = """
 import torch

@@ -12,9 +12,9 @@ from kernel_code import WRITTEN, run
 from stand_ins import StandIns
 
 from mvm.network import DDTConfig, DiTConfig, build_network
-from mvm.network.blocks import GELU, Attention, PlainAttention, RotaryAttention, SwiGLU
+from mvm.network.extras import GELU, PlainAttention
 from mvm.network.fast import gpu, swap
-from mvm.network.layers import rotary_table, rotary_waves
+from mvm.network.layers import Attention, RotaryAttention, SwiGLU, rotary_table, rotary_waves
 
 CODE = """
 import torch, triton

@@ -9,17 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import silu
 
-from mvm.network.blocks import GELU, PlainAttention, RotaryAttention, SwiGLU
+from mvm.network.extras import GELU, PlainAttention, sine_positions
 from mvm.network.layers import (
     NORM_EPS,
     LevelEmbedding,
     RMSNorm,
+    RotaryAttention,
+    SwiGLU,
     modulate,
     patchify,
     rotary_table,
     rotary_waves,
     rotate,
-    sine_positions,
     unpatchify,
 )
 

@@ -9,7 +9,7 @@ from scipy.integrate import quad
 from mvm import noise
 from mvm.network import Output
 from mvm.objective import WEIGHTS, Batch, Matching, ObjectiveConfig
-from mvm.objective.matching import flow_weight, likelihood_weight, noise_weight
+from mvm.objective.weights import flow_weight, likelihood_weight, noise_weight, per_noise
 from mvm.oracle import gaussian
 from mvm.path import (
     KINDS,
@@ -22,7 +22,6 @@ from mvm.path import (
     convert,
     from_pair,
 )
-from mvm.path.convert import per_noise
 
 MV, FLOW, VP = MeanVelocity(), LinearFlow(), VariancePreserving()
 PATHS = (MV, MeanVelocity(2.5), FLOW, VP)

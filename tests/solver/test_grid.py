@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from mvm.path import MEAN_VELOCITY, LinearFlow, MeanVelocity, VariancePreserving
-from mvm.solver.grid import FixedGrid, LamGrid, PowerGrid, SoftLamGrid, power_times, smooth_times
+from mvm.solver.adams import FixedGrid, SoftLamGrid
+from mvm.solver.onestep import smooth_times
+from mvm.solver.variants import LamGrid, PowerGrid, power_times
 
 
 @pytest.mark.parametrize("end", [0.0, 1e-5])

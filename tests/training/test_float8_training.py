@@ -9,8 +9,8 @@ from torch import nn
 
 from mvm import checkpoint
 from mvm.distributed.processes import EngineConfig, Processes
-from mvm.network.blocks import SwiGLU
 from mvm.network.fast.float8 import GRANULARITY
+from mvm.network.layers import SwiGLU
 from mvm.training.data import training_data
 from mvm.training.engine import Engine
 from mvm.training.field_trainer import FieldTrainer

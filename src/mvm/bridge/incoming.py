@@ -40,7 +40,7 @@ from mvm.path import (
     like,
     to_x0,
 )
-from mvm.path.condition import batched, cat
+from mvm.path.field import batched, cat
 from mvm.solver import Multistep, adams
 
 # (x, timestep (B,)) and the condition -> a prediction of x's shape. Labels (B,), None where there are classes but no

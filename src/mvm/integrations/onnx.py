@@ -23,7 +23,7 @@ from mvm.model import Model
 from mvm.options import needs
 from mvm.path import to_x0
 from mvm.recipes import SampleConfig
-from mvm.solver.adams import TablePlan
+from mvm.solver.base import TablePlan
 from mvm.solver.guidance import Interval
 from mvm.solver.table import Row
 

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
 from mvm.latent.fingerprint import Origin, fingerprint, require_same
-from mvm.network.layers import sine_positions, unpatchify
+from mvm.network.extras import sine_positions
+from mvm.network.layers import unpatchify
 from mvm.options import at_least, choose
 
 NORM_EPS = 1e-12  # as published

@@ -5,112 +5,16 @@ modern: RMSNorm, norm of queries and keys, rotary positions, SwiGLU. classic, as
 with queries, keys and values, no positions here (tokens have theirs from the start), GELU. Both cost the same.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, scaled_dot_product_attention, silu
 from torch.utils.checkpoint import checkpoint
 
-from mvm.network.layers import AugmentMap, Local, RMSNorm, drop, linear_parts, modulate, norm_rotate
-
-
-class Attention(nn.Module, ABC):
-    """Multi-head self-attention: x (B, N, d), cos and sin (N, head) from rotary_waves -> (B, N, d)."""
-
-    qkv: nn.Linear
-    out: nn.Linear
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-
-    def products(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Return queries, keys and values as the first layer gives them, each (B, N, heads, head)."""
-        return tuple(part.unflatten(-1, (self.heads, -1)) for part in linear_parts(x, self.qkv, 3))
-
-    @abstractmethod
-    def placed(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
-        """Return queries, keys and values as they are compared, each (B, N, heads, head)."""
-
-    def mixed(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Return what the last layer is given."""
-        query, key, value = (part.transpose(1, 2) for part in self.placed(x, cos, sin))
-        return scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
-
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        return self.out(self.mixed(x, cos, sin))
-
-
-class RotaryAttention(Attention):
-    """Attention with QK-norm and rotary positions."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__(width, heads)
-        self.qkv = nn.Linear(width, 3 * width, bias=False)
-        self.query_norm = RMSNorm(width // heads)
-        self.key_norm = RMSNorm(width // heads)
-        self.out = nn.Linear(width, width)
-
-    def placed(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
-        query, key, value = self.products(x)
-        query = norm_rotate(query, self.query_norm.weight, cos, sin)
-        return query, norm_rotate(key, self.key_norm.weight, cos, sin), value
-
-
-class PlainAttention(Attention):
-    """Attention of the classic design: it reads no positions."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__(width, heads)
-        self.qkv = nn.Linear(width, 3 * width)
-        self.out = nn.Linear(width, width)
-
-    def placed(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
-        return self.products(x)
-
-
-class MLP(nn.Module, ABC):
-    """Two layers for each token; a subclass has them, and says what lies between."""
-
-    down: nn.Linear
-
-    @abstractmethod
-    def hidden(self, x: Tensor) -> Tensor:
-        """Return what the last layer is given."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.hidden(x))
-
-
-class SwiGLU(MLP):
-    """down(silu(gate(x)) * up(x)); hidden is 2/3 of ratio * width, so that it costs what a plain MLP does."""
-
-    def __init__(self, width: int, ratio: float = 4.0) -> None:
-        super().__init__()
-        hidden = 16 * math.ceil(2 / 3 * ratio * width / 16)
-        self.gate_up = nn.Linear(width, 2 * hidden)
-        self.down = nn.Linear(hidden, width)
-
-    def hidden(self, x: Tensor) -> Tensor:
-        gate, up = linear_parts(x, self.gate_up, 2)
-        return silu(gate) * up
-
-
-class GELU(MLP):
-    """down(gelu(up(x))), gelu by tanh: the classic design's."""
-
-    def __init__(self, width: int, ratio: float = 4.0) -> None:
-        super().__init__()
-        hidden = 16 * math.ceil(ratio * width / 16)
-        self.up = nn.Linear(width, hidden)
-        self.down = nn.Linear(hidden, width)
-
-    def hidden(self, x: Tensor) -> Tensor:
-        return gelu(self.up(x), approximate="tanh")
+from mvm.network.extras import GELU, AugmentMap, Local, PlainAttention, Skip, drop
+from mvm.network.layers import MLP, Attention, RotaryAttention, SwiGLU, modulate
 
 
 class Design(NamedTuple):
@@ -199,17 +103,13 @@ class Head(nn.Module):
         return self.linear(modulate(x, shift, scale, self.centred))
 
 
-class Skip(nn.Linear):
-    """What an early block's output adds to the tokens of a late one."""
-
-
 def images(tokens: Tensor, image: int | None) -> Tensor:
     """Return the tokens that are an image's: the first so many, or all."""
     return tokens if image is None else tokens[:, :image]
 
 
 class Passed(NamedTuple):
-    """tokens (B, N, d) after the last block; what the inner head said, or None; block outputs asked for by taps."""
+    """tokens (B, N, d) after the last block; the inner head's output, or None; outputs of the blocks in taps."""
 
     tokens: Tensor
     inner: Tensor | None
@@ -222,7 +122,7 @@ class Stack(nn.ModuleList):
     def __init__(self, blocks: Iterable[nn.Module] = ()) -> None:
         super().__init__(blocks)
         self.recompute = 0  # blocks, from the first, whose activations the backward pass computes again
-        self.keeping: Callable[[], Any] | None = None  # checkpoint's context_fn: what is kept of them all the same
+        self.keeping: Callable[[], Any] | None = None  # checkpoint's context_fn: what is stored of them all the same
 
     def forward(
         self,
@@ -239,12 +139,11 @@ class Stack(nn.ModuleList):
         locals: nn.ModuleList | None = None,
         kept: Sequence[Tensor] | None = None,
     ) -> Passed:
-        """Return the tokens after all blocks, and what was read on the way.
+        """Return the tokens after all blocks, the inner head's output and the tapped ones.
 
-        image: the first so many tokens are the image's, which taps and the inner head after `inner_block` read; None:
-        all are.
-        skips: the n-th maps the output of block n to what is added before block depth + 1 - n. locals: one for each
-        block, before it. kept: dropout's factors, for each block.
+        image: so many tokens, the first, are the image's, and are what taps and the inner head read; None: all.
+        skips: the n-th maps the output of block n to what is added before block depth + 1 - n. locals: one before each
+        block. kept: dropout's factors for each block.
         """
         self.check(taps)
         outputs, features, inner = [], {}, None
@@ -269,7 +168,7 @@ class Stack(nn.ModuleList):
             raise ValueError(f"taps={tuple(taps)} must be block numbers, 1 to {len(self)}")
 
     def run(self, number: int, block: nn.Module, *given: Any) -> Any:
-        """Return the block's answer, by checkpointing where it is among those that are computed again."""
+        """Return the block's output, by checkpointing where it is among those that are computed again."""
         if number > self.recompute or not torch.is_grad_enabled():
             return block(*given)
         keeping: dict[str, Any] = {} if self.keeping is None else {"context_fn": self.keeping}

@@ -17,6 +17,15 @@ WIDE = (2, 2048, 16)  # of every published size: it must be wider than a latent 
 HEAD_SIZES: dict[str, tuple[int, int, int]] = {**dict.fromkeys(SIZES, WIDE), "tiny": (2, 128, 4)}
 
 
+def _check_dimensions(dimensions: tuple[int, int, int], head: str = "") -> None:
+    depth, width, heads = dimensions
+    if min(dimensions) < 1 or width % heads or (width // heads) % 4:
+        raise ValueError(
+            f"network.{head}depth={depth}, network.{head}width={width}, network.{head}heads={heads}: "
+            f"{head}width must be a multiple of 4 * {head}heads, and {head}depth at least 1"
+        )
+
+
 @dataclass(frozen=True)
 class DiTConfig:
     """Network: a diffusion transformer. `size` sets depth, width and heads; each may be overridden."""
@@ -54,14 +63,9 @@ class DiTConfig:
         choose("network.modulation", self.modulation, BLOCKS)
         if not 0 <= self.dropout < 1:
             raise ValueError(f"network.dropout={self.dropout} is out of range; it must be at least 0 and less than 1")
-        depth, width, heads = self.dimensions
-        if self.patch < 1:
-            raise ValueError(f"network.patch={self.patch} is out of range; it must be at least 1")
-        if min(depth, width, heads) < 1 or width % heads or (width // heads) % 4:
-            raise ValueError(
-                f"network.depth={depth}, network.width={width}, network.heads={heads}: "
-                "width must be a multiple of 4 * heads, and depth at least 1"
-            )
+        at_least("network.patch", self.patch, 1)
+        _check_dimensions(self.dimensions)
+        depth = self.dimensions[0]
         if not 0 <= self.inner_block < depth:
             raise ValueError(f"network.inner_block={self.inner_block} must lie in [0, {depth - 1}] (0: no inner head)")
 
@@ -81,9 +85,9 @@ class DDTConfig(DiTConfig):
     """How noise level and class enter the backbone: by modulation, or as tokens beside the image's, with blocks that
     are not modulated. One of: adaln, in-context."""
     time_tokens: int = 4
-    """Tokens that tell the noise level, with in-context conditioning."""
+    """Tokens that carry the noise level, with in-context conditioning."""
     class_tokens: int = 8
-    """Tokens that tell the class, with in-context conditioning."""
+    """Tokens that carry the class, with in-context conditioning."""
     head_depth: int = 0
     """Number of blocks of the head; 0: by network.size."""
     head_width: int = 0
@@ -105,12 +109,7 @@ class DDTConfig(DiTConfig):
         choose("network.conditioning", self.conditioning, dict.fromkeys(CONDITIONINGS))
         at_least("network.time_tokens", self.time_tokens, 1)
         at_least("network.class_tokens", self.class_tokens, 1)
-        depth, width, heads = self.head_dimensions
-        if min(depth, width, heads) < 1 or width % heads or (width // heads) % 4:
-            raise ValueError(
-                f"network.head_depth={depth}, network.head_width={width}, network.head_heads={heads}: "
-                "head_width must be a multiple of 4 * head_heads, and head_depth at least 1"
-            )
+        _check_dimensions(self.head_dimensions, "head_")
 
     @property
     def head_dimensions(self) -> tuple[int, int, int]:

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from mvm.network.blocks import Block, ModulatedBlock, Skip
+from mvm.network.blocks import Block, ModulatedBlock
 from mvm.network.config import DiTConfig
-from mvm.network.ddt import DDT, PlainBlock, WideHead, build_network
+from mvm.network.ddt import DDT, PlainBlock, build_network
 from mvm.network.dit import DiT
+from mvm.network.extras import Skip
 
 HEAD = "head "  # begins the names of a DDT's head's parts; what has another name is the backbone's
 
@@ -32,7 +33,7 @@ def multiply_adds(config: DiTConfig, sample_shape: Sequence[int], num_classes: i
 def multiply_adds_by_part(config: DiTConfig, sample_shape: Sequence[int], num_classes: int) -> dict[str, int]:
     """Return the multiply-adds of one image by part: matrix products alone; norms, gates and look-ups are left out.
 
-    So is what tells of augmentation, a small map that training alone has. The parts of a DDT's head have names that
+    So is the input for augmentation, a small map that training alone has. The parts of a DDT's head have names that
     begin with HEAD: all others are spared where the backbone is shared.
     """
     network = _shapes(config, sample_shape, num_classes)
@@ -62,16 +63,10 @@ def _of_ddt(network: DDT) -> dict[str, int]:
         **_of_blocks(network.blocks, tokens + others),
         "inner": 0 if inner is None else tokens * _products(inner.modulation, inner.linear),
         HEAD + "level": level,
-        **{HEAD + name: count for name, count in _of_wide(wide, tokens).items()},
-    }
-
-
-def _of_wide(wide: WideHead, tokens: int) -> dict[str, int]:
-    return {
-        "embed": tokens * _products(wide.embed),
-        "project": tokens * _products(wide.project),
-        **_of_blocks(wide.blocks, tokens, conditions=tokens),
-        "last": tokens * _products(wide.out.modulation, wide.out.linear),
+        HEAD + "embed": tokens * _products(wide.embed),
+        HEAD + "project": tokens * _products(wide.project),
+        **{HEAD + name: count for name, count in _of_blocks(wide.blocks, tokens, conditions=tokens).items()},
+        HEAD + "last": tokens * _products(wide.out.modulation, wide.out.linear),
     }
 
 

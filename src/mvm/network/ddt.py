@@ -1,6 +1,6 @@
-"""The latent DDT: a deep backbone says what the image is, a wide shallow head denoises it, conditioned on that.
+"""The latent DDT: a deep backbone encodes the noisy latent, and a wide shallow head denoises it, conditioned on that.
 
-As DiT^DH of RAE and RAEv2, from the parts of our DiT. The backbone's answer changes little from step to step of a
+As DiT^DH of RAE and RAEv2, from the parts of our DiT. The backbone's output changes little from step to step of a
 solver, so that it can be computed on some steps only: `condition`, then `head` as often as wanted; a call is both.
 """
 
@@ -10,12 +10,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm, silu
 
-from mvm.network.blocks import Block, Head, Passed, RotaryAttention, Stack, SwiGLU, initialise
+from mvm.network.blocks import Block, Head, Passed, Stack, initialise
 from mvm.network.config import DDTConfig, DiTConfig
 from mvm.network.dit import DiT, Output
-from mvm.network.layers import NORM_EPS, LevelEmbedding, patchify, rotary_table, rotary_waves, unpatchify
+from mvm.network.layers import (
+    NORM_EPS,
+    LevelEmbedding,
+    RotaryAttention,
+    SwiGLU,
+    patchify,
+    rotary_table,
+    rotary_waves,
+    unpatchify,
+)
 
-Condition = Passed  # what the backbone says: tokens (B, N, d) for the head, the inner head's prediction, block outputs
+Condition = Passed  # the backbone's output: tokens (B, N, d) for the head, the inner head's prediction, block outputs
 
 
 class PlainBlock(nn.Module):
@@ -99,7 +108,7 @@ class DDT(nn.Module):
         self.inner_head = Head(dim, pixels) if config.inner_block else None
         self.wide = WideHead(config.head_dimensions, pixels, dim, self.side)
         angles = rotary_table(self.side, dim // heads)
-        if in_context:  # tokens that stand nowhere are not turned
+        if in_context:  # tokens without a position are not rotated
             angles = torch.cat((angles, angles.new_zeros(config.time_tokens + config.class_tokens, angles.shape[1])))
         cos, sin = rotary_waves(angles)
         self.register_buffer("cos", cos, persistent=False)
@@ -120,7 +129,7 @@ class DDT(nn.Module):
         return self.num_classes
 
     def condition(self, x: Tensor, level: Tensor, labels: Tensor, taps: Sequence[int] = ()) -> Condition:
-        """Return what the backbone says, the inner head's prediction and the tapped blocks' tokens with it."""
+        """Return the backbone's output, with the inner head's prediction and the tapped blocks' tokens."""
         time, label = self.level(level), self.label(labels)
         tokens = self.embed(patchify(x, self.patch))
         if self.context is not None:
@@ -150,8 +159,8 @@ class DDT(nn.Module):
         return self.latent(self.wide(patchify(x, self.patch), c))
 
     def forward(self, x: Tensor, level: Tensor, condition: Tensor, taps: Sequence[int] = ()) -> Output:
-        said = self.condition(x, level, condition, taps)
-        return Output(self.head(x, level, said), said.inner, said.features)
+        encoded = self.condition(x, level, condition, taps)
+        return Output(self.head(x, level, encoded), encoded.inner, encoded.features)
 
     def latent(self, patches: Tensor) -> Tensor:
         """Return patches (B, N, p) as latents (B, C, H, W)."""

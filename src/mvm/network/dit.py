@@ -7,24 +7,16 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from mvm import noise
-from mvm.network.blocks import BLOCKS, Head, SharedBlock, Skip, Stack, initialise
+from mvm.network.blocks import BLOCKS, Head, SharedBlock, Stack, initialise
 from mvm.network.config import DiTConfig
-from mvm.network.layers import (
-    AugmentMap,
-    LevelEmbedding,
-    Local,
-    patchify,
-    rotary_table,
-    rotary_waves,
-    sine_positions,
-    unpatchify,
-)
+from mvm.network.extras import AugmentMap, Local, Skip, sine_positions
+from mvm.network.layers import LevelEmbedding, patchify, rotary_table, rotary_waves, unpatchify
 
 AUGMENT_MAP = "augment.weight"  # the one weight that only training reads
 
 
 class Output(NamedTuple):
-    """prediction (B, C, H, W); inner: the inner head's, or None; features: block outputs asked for by taps."""
+    """prediction (B, C, H, W); inner: the inner head's, or None; features: outputs of the blocks in taps."""
 
     prediction: Tensor
     inner: Tensor | None
@@ -34,10 +26,9 @@ class Output(NamedTuple):
 class DiT(nn.Module):
     """network(x, level, condition, taps, augment, seeds) -> Output.
 
-    x (B, C, H, W); level (B,), the schedule's noise level in [0, 1]; condition int64 labels (B,), where
-    num_classes is the null class; taps: 1-based blocks whose token outputs (B, N, d) are returned.
-    In training alone: augment (B, augment_size), what was done to the images, None: nothing; seeds (B,), for
-    dropout, None: nothing is dropped. augment_size: how many numbers describe an augmentation; 0: no input for them.
+    x (B, C, H, W); level (B,), the schedule's noise level in [0, 1]; condition int64 labels (B,), where num_classes is
+    the null class; taps: 1-based blocks whose token outputs (B, N, d) are returned. In training alone: augment
+    (B, augment_size), what was done to the images; seeds (B,), from which dropout is drawn. None: neither.
     """
 
     cos: Tensor
@@ -97,7 +88,9 @@ class DiT(nn.Module):
             tokens = tokens + self.positions.to(tokens.dtype)
         c = self.level(level) + self.label(condition)
         if augment is not None:
-            c = c + self.augmentation(augment)
+            if self.augment is None:
+                raise ValueError("augment: this network has no input for it; train with data.augment above 0")
+            c = c + self.augment(augment)
         c = silu(c)
         inner_head = self.inner_head
         tokens, inner, features = self.blocks(
@@ -115,17 +108,11 @@ class DiT(nn.Module):
         return Output(self.pixels(self.head, tokens, c), inner, features)
 
     def pixels(self, head: nn.Module, tokens: Tensor, condition: Tensor) -> Tensor:
-        """Return the head's answer as images."""
+        """Return the head's output as images."""
         return unpatchify(head(tokens, condition), self.patch, self.channels, self.side)
 
-    def augmentation(self, augment: Tensor) -> Tensor:
-        """Return what an augmentation adds to the condition (B, d)."""
-        if self.augment is None:
-            raise ValueError("augment: this network has no input for it; train with data.augment above 0")
-        return self.augment(augment)
-
     def kept(self, seeds: Tensor | None) -> Sequence[Tensor] | None:
-        """Return for each block what multiplies the channels its branches see (B, 2, d): 0, else 1 / (1 - dropout)."""
+        """Return dropout's factors of each block's channels, for both branches (B, 2, d): 0 or 1 / (1 - dropout)."""
         if seeds is None or not self.dropout:
             return None
         drawn = noise.uniform(seeds, noise.DROPOUT, (len(self.blocks), 2, self.embed.out_features))

@@ -1,10 +1,11 @@
-"""What the Transformers are made of: norms, positions, local convolutions, embeddings, patches."""
+"""What the transformers are made of: norms, rotary positions, attention, MLPs, embeddings, patches."""
 
 import math
+from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import layer_norm, linear, pad, rms_norm, silu
+from torch.nn.functional import layer_norm, linear, rms_norm, scaled_dot_product_attention, silu
 
 NORM_EPS = 1e-6
 
@@ -26,14 +27,6 @@ def modulate(x: Tensor, shift: Tensor, scale: Tensor, centred: bool = False) -> 
     return norm(x, x.shape[-1:], eps=NORM_EPS) * (1 + scale) + shift
 
 
-def drop(shift: Tensor, scale: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the shift and scale by which `modulate` gives kept (norm(x) (1 + scale) + shift); all (B, 1, d).
-
-    Whole channels are dropped for that: a mask of tokens would not go into a modulation.
-    """
-    return (kept * shift).to(shift.dtype), (kept * (1 + scale) - 1).to(scale.dtype)
-
-
 def rotary_table(side: int, head_width: int, base: float = 100.0) -> Tensor:
     """Return angles (side^2, head_width/2) of 2-D rotary positions: first half by row, second by column.
 
@@ -44,19 +37,6 @@ def rotary_table(side: int, head_width: int, base: float = 100.0) -> Tensor:
     angle = torch.arange(side, dtype=torch.float64)[:, None] * frequency  # (side, quarter)
     rows, columns = angle[:, None].expand(-1, side, -1), angle[None].expand(side, -1, -1)
     return torch.cat((rows, columns), dim=-1).reshape(side * side, 2 * quarter).float()
-
-
-def sine_positions(side: int, width: int, base: float = 10_000.0) -> Tensor:
-    """Return (side^2, width), to be added to tokens: waves of the column in one half, of the row in the other.
-
-    Their order is free, as the product before is learned; base as DiT and SiT have it.
-    """
-    quarter = width // 4
-    frequency = base ** (-torch.arange(quarter, dtype=torch.float64) / quarter)
-    angle = torch.arange(side, dtype=torch.float64)[:, None] * frequency
-    waves = torch.cat((angle.sin(), angle.cos()), dim=-1)  # (side, width / 2)
-    rows, columns = waves[:, None].expand(-1, side, -1), waves[None].expand(side, -1, -1)
-    return torch.cat((columns, rows), dim=-1).reshape(side * side, 4 * quarter).float()
 
 
 def rotary_waves(angles: Tensor) -> tuple[Tensor, Tensor]:
@@ -82,39 +62,87 @@ def norm_rotate(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def linear_parts(x: Tensor, layer: nn.Linear, parts: int) -> tuple[Tensor, ...]:
-    """Return the layer's answer in equal parts.
+    """Return the layer's output in equal parts, each by a product of its own.
 
-    Several products with parts of one matrix, not parts of one product: its gradient would have to be put together
-    again from its parts', which costs more on a GPU than the larger product saves.
+    To cut one product's output would cost more on a GPU: the gradient had to be put together again from its parts'.
     """
     biases = (None,) * parts if layer.bias is None else layer.bias.chunk(parts)
     return tuple(linear(x, weight, bias) for weight, bias in zip(layer.weight.chunk(parts), biases, strict=True))
 
 
-class Local(nn.Module):
-    """Tokens on their grid, and a depthwise 3x3 convolution of them added: (B, side^2, d) -> the same; zero outside.
+class Attention(nn.Module, ABC):
+    """Multi-head self-attention: x (B, N, d), cos and sin (N, head) from rotary_waves -> (B, N, d)."""
 
-    A sum of nine shifted products, which a compiler fuses; a library's depthwise convolution is slow backwards.
-    """
+    qkv: nn.Linear
+    out: nn.Linear
 
-    def __init__(self, width: int, side: int) -> None:
+    def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.side = side
-        self.weight = nn.Parameter(torch.zeros(3, 3, width))
+        self.heads = heads
+
+    def products(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return queries, keys and values as the first layer gives them, each (B, N, heads, head)."""
+        return tuple(part.unflatten(-1, (self.heads, -1)) for part in linear_parts(x, self.qkv, 3))
+
+    @abstractmethod
+    def placed(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+        """Return queries, keys and values as they are compared, each (B, N, heads, head)."""
+
+    def mixed(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Return the input of the last layer."""
+        query, key, value = (part.transpose(1, 2) for part in self.placed(x, cos, sin))
+        return scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return self.out(self.mixed(x, cos, sin))
+
+
+class RotaryAttention(Attention):
+    """Attention with QK-norm and rotary positions."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__(width, heads)
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.query_norm = RMSNorm(width // heads)
+        self.key_norm = RMSNorm(width // heads)
+        self.out = nn.Linear(width, width)
+
+    def placed(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+        query, key, value = self.products(x)
+        query = norm_rotate(query, self.query_norm.weight, cos, sin)
+        return query, norm_rotate(key, self.key_norm.weight, cos, sin), value
+
+
+class MLP(nn.Module, ABC):
+    """Two layers for each token; `hidden` is the input of the second."""
+
+    down: nn.Linear
+
+    @abstractmethod
+    def hidden(self, x: Tensor) -> Tensor: ...
 
     def forward(self, x: Tensor) -> Tensor:
-        side = self.side
-        padded = pad(x.unflatten(1, (side, side)), (0, 0, 1, 1, 1, 1))
-        weight = self.weight.to(x.dtype)
-        shifted = (weight[i, j] * padded[:, i : i + side, j : j + side] for i in range(3) for j in range(3))
-        return x + sum(shifted, start=torch.zeros_like(x[:, :1, None])).flatten(1, 2)
+        return self.down(self.hidden(x))
+
+
+class SwiGLU(MLP):
+    """down(silu(gate(x)) * up(x)); hidden is 2/3 of ratio * width, so that it costs what a plain MLP does."""
+
+    def __init__(self, width: int, ratio: float = 4.0) -> None:
+        super().__init__()
+        hidden = 16 * math.ceil(2 / 3 * ratio * width / 16)
+        self.gate_up = nn.Linear(width, 2 * hidden)
+        self.down = nn.Linear(hidden, width)
+
+    def hidden(self, x: Tensor) -> Tensor:
+        gate, up = linear_parts(x, self.gate_up, 2)
+        return silu(gate) * up
 
 
 class LevelEmbedding(nn.Module):
     """Sinusoids of 1000 * noise level, then an MLP: (B,) in [0, 1] -> (B, d).
 
-    The level is sqrt(t) on the mean-velocity path. Scaled by 1000 it uses all frequencies; t in [0, 1]
-    unscaled would leave most of them flat.
+    The level is sqrt(t) on the mean-velocity path. Unscaled it would leave most of the frequencies flat.
     """
 
     rates: Tensor
@@ -130,20 +158,6 @@ class LevelEmbedding(nn.Module):
         angle = level[:, None].float() * self.rates
         waves = torch.cat((torch.cos(angle), torch.sin(angle)), dim=-1)
         return self.out(silu(self.up(waves.to(self.up.weight.dtype))))
-
-
-class AugmentMap(nn.Module):
-    """What is done to an image -> an addition to its condition: (B, augment_size) -> (B, d). Nothing done adds nothing.
-
-    Zero at the start, and made without a random number: all other weights are those of a network without it.
-    """
-
-    def __init__(self, augment_size: int, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(width, augment_size))
-
-    def forward(self, augment: Tensor) -> Tensor:
-        return linear(augment.to(self.weight.dtype), self.weight)
 
 
 def patchify(x: Tensor, patch: int) -> Tensor:

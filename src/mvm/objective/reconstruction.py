@@ -106,12 +106,6 @@ class ReconstructionConfig:
         return Augmentation(self.translate, self.colour, self.cutout)
 
 
-def _carry(output: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
-    """Return a scalar of that value, whose gradient at the output is the one given."""
-    pull = (output * gradient.detach()).sum()
-    return value.detach() + (pull - pull.detach())
-
-
 @dataclass(frozen=True)
 class Reconstruction:
     """generator(...) and discriminator(...) -> Loss; the networks are handed in on the device of the images.
@@ -152,8 +146,8 @@ class Reconstruction:
     def generator(self, output: Tensor, target: Tensor, seeds: Tensor, step: int, last: Tensor) -> Loss:
         """Return the decoder's loss, with the parts l1, lpips, gan, lambda, total; last: the weight of its last layer.
 
-        Gradients are taken at the output first and carried on from there, so that LPIPS and the discriminator are
-        walked back once, though lambda needs the gradient of each. Before gan_start there is neither gan nor lambda.
+        Gradients are taken at the output first and carried on from there, so that LPIPS and the discriminator have one
+        backward pass each, though lambda needs the gradient of both. Before gan_start there is neither gan nor lambda.
         """
         output = output.float()
         if not self.config.adversarial(step):
@@ -167,7 +161,8 @@ class Reconstruction:
         pulls = (torch.autograd.grad(output, last, pull, retain_graph=True)[0] for pull in (restoring, fooling))
         ratio = adaptive_weight(*pulls)
         weight = self.config.gan * ratio
-        total = _carry(output, restored + weight * gan, restoring + weight * fooling)
+        pull = (output * (restoring + weight * fooling).detach()).sum()  # carries this gradient to the output
+        total = (restored + weight * gan).detach() + (pull - pull.detach())
         return Loss(total, parts | {"gan": gan.detach(), "lambda": ratio, "total": total.detach()})
 
     def discriminator(self, output: Tensor, target: Tensor, seeds: Tensor, step: int) -> Loss:

@@ -130,11 +130,10 @@ def spatial_norm(target: Tensor, gamma: float) -> Tensor:
     return (x - gamma * x.mean(1, keepdim=True)) / (x.std(1, keepdim=True) + SPREAD_EPS)
 
 
-def _cosine(projected: Tensor, target: Tensor) -> Tensor:
-    return 1 - cosine_similarity(projected, target, dim=-1).mean()
-
-
-ALIGNMENTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"cosine": _cosine, "mse": mse_loss}
+ALIGNMENTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cosine": lambda projected, target: 1 - cosine_similarity(projected, target, dim=-1).mean(),
+    "mse": mse_loss,
+}
 
 
 def alignment(projected: Tensor, target: Tensor, loss: str = "cosine") -> Tensor:

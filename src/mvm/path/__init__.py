@@ -1,8 +1,8 @@
 """The Gaussian path between data and noise: schedules, prediction kinds, fields, training noise."""
 
-from mvm.path.condition import Condition
 from mvm.path.convert import KINDS, MEAN_VELOCITY_KINDS, NOISE_KINDS, Pair, convert, from_pair, to_pair, to_x0
 from mvm.path.field import (
+    Condition,
     ConditionedField,
     Field,
     JoinedField,
@@ -10,8 +10,6 @@ from mvm.path.field import (
     SizedField,
     TrainedField,
     equal_snr,
-    equal_snr_scale,
-    equal_snr_time,
     full_time,
     joined_for,
     require_schedule,
@@ -25,6 +23,8 @@ from mvm.path.schedule import (
     Schedule,
     VariancePreserving,
     as_time,
+    equal_snr_scale,
+    equal_snr_time,
     like,
     schedule_named,
 )

@@ -1,7 +1,7 @@
 """Prediction kinds, through the pair (x0, eps).
 
-Each kind is three small functions: `from_pair` (what a network is trained on), `to_x0` and `to_eps`
-(what its answer means). At the ends:
+Each kind is three small functions: `from_pair` (what a network is trained on), `to_x0` and `to_eps` (what its output
+means). At the ends:
 
 - u, x0, eps and diffusion-v are finite given the pair, at every t;
 - v, the score and (where sigma' is infinite) the flow velocity diverge at t = 0: they come out as inf;
@@ -56,14 +56,14 @@ class Moment:
         return self.require_mean_velocity().T
 
     def refuse(self, where: Tensor, what: str) -> None:
-        """Raise if any t lies where the answer is indeterminate.
+        """Raise if any t lies where the result is indeterminate.
 
-        Not while a GPU's work is recorded, when nothing can be looked at: a loop is recorded at times it has run at.
+        Not while a CUDA graph is captured, when no value can be read: a loop is captured at times it has run at.
         """
         if not (where.is_cuda and torch.cuda.is_current_stream_capturing()) and bool(where.any()):
             raise ValueError(f"t={float(self.t.reshape(-1)[int(where.reshape(-1).nonzero()[0])])}: {what}")
 
-    # both judged in x's dtype: what is not 0 in float64 may be 0 in float16, and 0/0 no answer
+    # both in x's dtype: what is not 0 in float64 may be 0 in float16, and 0/0 is no result
     def need_noise(self, kind: str) -> None:
         self.refuse(self.sigma == 0, f"{kind} -> eps is indeterminate where sigma = 0")
 
@@ -155,7 +155,7 @@ def _score_to_x0(score: Tensor, x: Tensor, at: Moment) -> Tensor:
 
 @dataclass(frozen=True)
 class Kind:
-    """What a network may predict: what its answer means, and what it is trained on."""
+    """A prediction kind: what a network's output means, and what it is trained on."""
 
     to_x0: Callable[[Tensor, Tensor, Moment], Tensor]
     to_eps: Callable[[Tensor, Tensor, Moment], Tensor]
@@ -187,20 +187,13 @@ def to_x0(kind: str, value: Tensor, x: Tensor, t: Time, schedule: Schedule) -> T
 def to_pair(kind: str, value: Tensor, x: Tensor, t: Time, schedule: Schedule) -> Pair:
     """Return (x0_hat, eps_hat) that a prediction of this kind means at (x, t)."""
     at = Moment(schedule, as_time(t), x)
-    found = choose("kind", kind, KINDS)
-    return Pair(found.to_x0(value, x, at), found.to_eps(value, x, at))
+    meaning = choose("kind", kind, KINDS)
+    return Pair(meaning.to_x0(value, x, at), meaning.to_eps(value, x, at))
 
 
 def from_pair(kind: str, pair: Pair, t: Time, schedule: Schedule) -> Tensor:
     """Return the value of this kind for a given (x0, eps)."""
     return choose("kind", kind, KINDS).from_pair(pair, Moment(schedule, as_time(t), pair.x0))
-
-
-def per_noise(kind: str, t: Time, schedule: Schedule) -> Tensor:
-    """Return d value / d eps of this kind at fixed x, float64 and shaped as t: how a wrong eps shows in it."""
-    t = as_time(t)
-    ratio = schedule.sigma(t) / schedule.alpha(t)  # at fixed x, x0 moves by -ratio where eps moves by 1
-    return from_pair(kind, Pair(-ratio, torch.ones_like(ratio)), t, schedule)
 
 
 def convert(value: Tensor, source: str, target: str, x: Tensor, t: Time, schedule: Schedule) -> Tensor:

@@ -1,4 +1,4 @@
-"""Laws of t, and noising: from clean images to what the network sees and learns."""
+"""Timestep distributions, and noising: from clean images to what the network sees and learns."""
 
 import math
 from dataclasses import dataclass
@@ -12,8 +12,13 @@ from mvm.options import at_least, choose
 from mvm.path.convert import Pair, from_pair
 from mvm.path.schedule import Schedule, like
 
+LAWS = ("uniform", "lam-uniform", "logit-normal", "lam-normal")
+BOUNDED_LAWS = ("uniform", "lam-uniform")  # those that begin at t_min
 REFERENCE_DIMENSION = 4096  # the dimension at which the dimension shift is nothing
-INSIDE = (2.0**-60, 1 - 2.0**-53)  # of t/end: at 0 and 1 some targets and weights are infinite; wide laws round to them
+INSIDE = (
+    2.0**-60,
+    1 - 2.0**-53,
+)  # of t/end: some targets are infinite at 0 or 1, and draws may round to them
 
 
 @dataclass(frozen=True)
@@ -21,7 +26,7 @@ class TimeLaw:
     """Timestep distribution of training.
 
     uniform: t/T ~ U(t_min, 1). lam-uniform: lam ~ U(lam(T), lam(t_min T)). logit-normal: logit(t/T) ~ N(mean, std^2).
-    lam-normal: lam ~ N(mean, std^2). T is the schedule's end: laws are of the signal-to-noise ratio, whatever T.
+    lam-normal: lam ~ N(mean, std^2). T is the schedule's end, so the signal-to-noise ratio does not depend on it.
     """
 
     name: str = "uniform"
@@ -38,7 +43,7 @@ class TimeLaw:
     """Smallest t that uniform and lam-uniform draw, as a share of T; lam-uniform needs one above 0, e.g. 1e-5."""
 
     def __post_init__(self) -> None:
-        choose("path.law.name", self.name, LAWS)
+        choose("path.law.name", self.name, dict.fromkeys(LAWS))
         if not self.std > 0:
             raise ValueError(f"path.law.std={self.std} is out of range; it must be positive")
         if self.shift_dimension < 0:
@@ -46,13 +51,13 @@ class TimeLaw:
         at_least("path.law.t_min", self.t_min, 0)
         if self.t_min >= 1:
             raise ValueError(f"path.law.t_min={self.t_min} must lie below 1: it is a share of T, the end of the path")
-        if self.t_min and self.name not in UNIFORM_LAWS:
-            raise ValueError(f"path.law.t_min={self.t_min} belongs to {', '.join(UNIFORM_LAWS)}; '{self.name}' takes 0")
+        if self.t_min and self.name not in BOUNDED_LAWS:
+            raise ValueError(f"path.law.t_min={self.t_min} belongs to {', '.join(BOUNDED_LAWS)}; '{self.name}' takes 0")
         if self.name == "lam-uniform" and not self.t_min:
             raise ValueError("path.law.t_min=0: lam is infinite there; lam-uniform must begin above, e.g. at 1e-5")
 
     def require(self, schedule: Schedule) -> None:
-        """Raise if the law has no draws on this path."""
+        """Raise if the distribution has no draws on this path."""
         if self.name == "lam-uniform" and float(schedule.alpha(schedule.end)) == 0:
             raise ValueError(
                 f"path.law.name='lam-uniform': lam has no lower end on {schedule}, as alpha = 0 there; use "
@@ -61,36 +66,22 @@ class TimeLaw:
 
     def quantile(self, p: Tensor, schedule: Schedule) -> Tensor:
         """Return the t below (for lam-normal: above) which a share p of the draws lies."""
-        t = LAWS[self.name](self, p, schedule)
+        end = schedule.end
+        if self.name == "uniform":
+            t = end * (self.t_min + p * (1 - self.t_min))
+        elif self.name == "lam-uniform":
+            first, last = (schedule.lam(torch.full_like(p, t)) for t in (self.t_min * end, end))  # on p's device
+            t = schedule.t_from_lam(first + p * (last - first))
+        else:
+            normal = self.mean + self.std * torch.special.ndtri(p)
+            t = end * torch.sigmoid(normal) if self.name == "logit-normal" else schedule.t_from_lam(normal)
         if self.shift_dimension:
             t = schedule.t_from_lam(schedule.lam(t) - 0.5 * math.log(self.shift_dimension / REFERENCE_DIMENSION))
-        return t.clamp(*(schedule.end * share for share in INSIDE))
+        return t.clamp(*(end * share for share in INSIDE))
 
     def draw(self, seeds: Tensor, schedule: Schedule) -> Tensor:
         """Return one t per seed: float64 (B,)."""
         return self.quantile(noise.uniform(seeds, noise.TIME, (1,))[:, 0], schedule)
-
-
-def _uniform(law: TimeLaw, p: Tensor, schedule: Schedule) -> Tensor:
-    return schedule.end * (law.t_min + p * (1 - law.t_min))
-
-
-def _lam_uniform(law: TimeLaw, p: Tensor, schedule: Schedule) -> Tensor:
-    ends = (law.t_min * schedule.end, schedule.end)
-    first, last = (schedule.lam(torch.full_like(p, t)) for t in ends)  # on p's device: no wait
-    return schedule.t_from_lam(first + p * (last - first))
-
-
-def _logit_normal(law: TimeLaw, p: Tensor, schedule: Schedule) -> Tensor:
-    return schedule.end * torch.sigmoid(law.mean + law.std * torch.special.ndtri(p))
-
-
-def _lam_normal(law: TimeLaw, p: Tensor, schedule: Schedule) -> Tensor:
-    return schedule.t_from_lam(law.mean + law.std * torch.special.ndtri(p))
-
-
-LAWS = {"uniform": _uniform, "lam-uniform": _lam_uniform, "logit-normal": _logit_normal, "lam-normal": _lam_normal}
-UNIFORM_LAWS = ("uniform", "lam-uniform")
 
 
 class Noised(NamedTuple):

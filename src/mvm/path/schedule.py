@@ -1,7 +1,7 @@
 """Gaussian paths x_t = alpha(t) x0 + sigma(t) eps; t = 0 is data, t = end is noise, everywhere.
 
-Coefficients are computed in float64 from t of any shape; `like` is the one place where they are
-broadcast over a batch and cast to the state's dtype.
+Coefficients are computed in float64 from t of any shape; `like` alone broadcasts them over a batch and casts them to
+the state's dtype.
 """
 
 from abc import ABC, abstractmethod
@@ -214,3 +214,13 @@ def schedule_named(name: str, T: float = 1.0) -> Schedule:
     if T != 1:
         raise ValueError(f"T={T} belongs to schedule='mean-velocity'; '{name}' ends at 1, leave T at 1")
     return kind()
+
+
+def equal_snr_time(t: Time, source: Schedule, target: Schedule) -> Tensor:
+    """Return the target's time with the signal-to-noise ratio the source has at t."""
+    return target.t_from_lam(source.lam(t))
+
+
+def equal_snr_scale(t: Time, source: Schedule, target: Schedule) -> Tensor:
+    """Return c such that c * (state of source at t) is a state of target at equal SNR."""
+    return target.norm(equal_snr_time(t, source, target)) / source.norm(t)

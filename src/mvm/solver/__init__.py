@@ -1,9 +1,8 @@
 """Solvers of the reverse family: rho = 0 is the probability-flow ODE, rho = 1 the paper's reverse SDE."""
 
-from mvm.solver.adams import Adams, Multistep, PredictorCorrector, adams, adams_power, sa
+from mvm.solver.adams import Adams, Multistep, PredictorCorrector, adams
 from mvm.solver.adaptive import Adaptive
-from mvm.solver.base import Evaluate, NoiseSource, Plan, Solver, State, no_noise, run
-from mvm.solver.grid import DEFAULT_T_MIN, Grid, LamGrid, PowerGrid
+from mvm.solver.base import Evaluate, Grid, NoiseSource, Plan, Solver, State, no_noise, run
 from mvm.solver.guidance import (
     Auto,
     ClassifierFree,
@@ -17,23 +16,19 @@ from mvm.solver.guidance import (
 )
 from mvm.solver.onestep import Euler, EulerMaruyama, Heun
 from mvm.solver.peers import (
-    PEERS,
     DataMultistep,
-    EdmChurn,
     ErSde,
     NoiseMultistep,
-    Seeds,
     SigmaGrid,
     deis,
     dpm,
-    edm_churn,
     er_sde,
     ipndm,
     sa_official,
     sde_dpm,
-    seeds,
     unipc,
 )
+from mvm.solver.peers_staged import PEERS, EdmChurn, Seeds, edm_churn, seeds
 from mvm.solver.sampling import (
     DEFAULT_NFE,
     MAX_RHO,
@@ -46,6 +41,7 @@ from mvm.solver.sampling import (
     solver_named,
 )
 from mvm.solver.table import LamVariable, PowerVariable, Variable
+from mvm.solver.variants import DEFAULT_T_MIN, LamGrid, PowerGrid, adams_power, sa
 
 __all__ = [
     "DEFAULT_NFE",

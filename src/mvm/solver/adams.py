@@ -1,72 +1,64 @@
-"""Predictor-corrector multistep solvers: `adams` (ours, the default) and `sa` (the paper's SA-Solver)."""
+"""`adams`, the default: a predictor-corrector with times and a variable that saturate at both ends."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from torch import Tensor
+import numpy as np
 
 from mvm.options import at_least, choose
-from mvm.path import MEAN_VELOCITY, Schedule, equal_snr_time
-from mvm.solver.base import Evaluate, NoiseSource, Plan, Solver, State
-from mvm.solver.grid import DEFAULT_T_MIN, FixedGrid, Grid, LamGrid, PowerGrid, SoftLamGrid
-from mvm.solver.table import (
-    TAUS,
-    TO_DATA,
-    LamVariable,
-    PowerVariable,
-    Row,
-    SoftLamVariable,
-    Variable,
-    build_row,
-    ending_row,
-)
+from mvm.path import Schedule
+from mvm.solver.base import Grid, Plan, Solver, TablePlan, start_time
+from mvm.solver.table import TAUS, SoftLamVariable, Variable, build_row, ending_row
 
 
-def combine(
-    decay: float, x: Tensor, weights: tuple[float, ...], x0s: tuple[Tensor, ...], kick: Tensor | None
-) -> Tensor:
-    """Return decay x + sum(weights * x0s) + kick."""
-    out = decay * x
-    for weight, x0 in zip(weights, x0s, strict=False):
-        out = out + weight * x0
-    return out if kick is None else out + kick
+def soft_lam_times(steps: int, start: float, end: float, c: float, d: float) -> tuple[float, ...]:
+    """Return steps + 1 times from exactly `start` to exactly `end`, uniform in log((r + c)/(1 + d r)), r = sigma/alpha.
+
+    Between r = 1/d and r = c that is uniform in lam; beyond, the steps grow. Data of std s in some direction are
+    decided around r = s: 1/d belongs near the largest std of the data along any direction, c below the smallest.
+    """
+    t = np.array([start, end])
+    first, last = np.log((np.sqrt(t) + c * (1 - t)) / (1 - t + d * np.sqrt(t)))
+    e = np.exp(first + (last - first) * np.arange(1, steps) / steps)
+    r = (e - c) / (1 - d * e)
+    inner = (2 * r / (1 + np.sqrt(1 + 4 * r**2))) ** 2  # t of r: sqrt(t) = r (1 - t)
+    return (start, *inner.tolist(), end)
 
 
 @dataclass(frozen=True)
-class TablePlan(Plan):
-    """PEC, one evaluation a step: evaluate at the predicted state, correct the step before with it, predict the next.
+class SoftLamGrid(Grid):
+    """`soft_lam_times` from exactly `start` to exactly 0; t_min > 0: the last time evaluated, before 0."""
 
-    The correction starts from the previous corrected state (`State.anchor`) and adds that step's noise (`kick`) again.
-    """
+    c: float
+    d: float
+    t_min: float = 0.0
 
-    rows: tuple[Row, ...]
+    def __post_init__(self) -> None:
+        for name, value in (("c", self.c), ("d", self.d)):
+            if not 0 < value < np.inf:
+                raise ValueError(f"{name}={value} is out of range; it must be positive and finite")
+        if self.c * self.d >= 1:
+            raise ValueError(f"c={self.c}, d={self.d}: their product must lie below 1")
 
-    @property
-    def nfe(self) -> int:
-        return self.steps
+    def times(self, nfe: int, start: float = 1.0) -> tuple[float, ...]:
+        if not self.t_min:
+            return soft_lam_times(nfe, start, 0.0, self.c, self.d)
+        known = soft_lam_times(nfe - 1, start, self.t_min, self.c, self.d) if nfe > 1 else (start,)
+        return (*known, 0.0)
 
-    def _corrected(self, state: State, history: tuple[Tensor, ...]) -> Tensor:
-        before = self.rows[state.index - 1] if state.index else None
-        if before is None or state.anchor is None or not before.correct:
-            return state.x
-        return combine(before.decay, state.anchor, before.correct, history, state.kick)
 
-    def step(self, state: State, evaluate: Evaluate, noise: NoiseSource) -> State:
-        row = self.rows[state.index]
-        history = (evaluate(state.x, self.times[state.index]), *state.history)
-        if row == TO_DATA:
-            return State(state.index + 1, history[0], history[:1])
-        x = self._corrected(state, history)
-        kick = row.std * noise(state.index) if row.std else None
-        predicted = combine(row.decay, x, row.predict, history, kick)
-        return State(state.index + 1, predicted, history[: self._kept(state.index)], x, kick)
+@dataclass(frozen=True)
+class FixedGrid(Grid):
+    """Given times, for exactly as many evaluations; they fall from the schedule's start to 0."""
 
-    def _kept(self, index: int) -> int:
-        """How many x0_hat the next step needs besides the one it evaluates (at least the newest, for viewers)."""
-        following = self.rows[index + 1].predict if index + 1 < self.steps else ()
-        ending = len(self.rows[-1].predict) - (self.steps - 2 - index)  # which may reach back past the steps before it
-        return max(len(self.rows[index].correct), len(following), ending, 2) - 1
+    given: tuple[float, ...]
+
+    def times(self, nfe: int, start: float = 1.0) -> tuple[float, ...]:
+        if nfe != len(self.given) - 1:
+            raise ValueError(
+                f"nfe={nfe}: these times were made for {len(self.given) - 1} evaluations; use that, or adams"
+            )
+        return self.given
 
 
 @dataclass(frozen=True)
@@ -82,16 +74,15 @@ class Multistep(Solver):
         """Return the solver with its last evaluation at t_min, the cleanest level that a field knows."""
 
     def plan(self, schedule: Schedule, nfe: int, rho: float) -> Plan:
-        start = float(equal_snr_time(schedule.end, schedule, MEAN_VELOCITY))
-        return self.plan_times(schedule, self.times(nfe, start, rho), rho)
+        return self.plan_times(schedule, self.times(nfe, start_time(schedule), rho), rho)
 
 
 @dataclass(frozen=True)
 class PredictorCorrector(Multistep):
     """Adams-Bashforth predictor of order `predictor`, Adams-Moulton corrector of order `corrector` (0: none).
 
-    grid: the times. variable: where x0_hat is a polynomial. tau: "exact", or held at a step's "start" or
-    "end". Times are those of MeanVelocity(T=1); fields of other schedules come through the equal-SNR map.
+    x0_hat is a polynomial in `variable`. tau: "exact", or held at its value at a step's "start" or "end". The step into
+    t = 0 extrapolates x0_hat through `ending` evaluations (1: it is the last), in `end_variable` (None: `variable`).
     """
 
     grid: Grid
@@ -99,8 +90,8 @@ class PredictorCorrector(Multistep):
     tau: str = "exact"
     predictor: int = 3
     corrector: int = 4
-    ending: int = 1  # evaluations through which the step into t = 0 extrapolates x0_hat; 1: the last x0_hat
-    end_variable: Variable | None = None  # in which it does; None: `variable`
+    ending: int = 1
+    end_variable: Variable | None = None
 
     def __post_init__(self) -> None:
         at_least("predictor", self.predictor, 1)
@@ -115,16 +106,14 @@ class PredictorCorrector(Multistep):
 
     @property
     def weak_order(self) -> int:
-        """x0_hat along a noisy path is no polynomial: past order 2 nothing is gained in the law."""
+        """Past order 2 nothing is gained: x0_hat along a noisy path is no polynomial."""
         return min(self.order, 2)
 
     def times(self, nfe: int, start: float = 1.0, rho: float = 0.0) -> tuple[float, ...]:
         return self.grid.times(nfe, start)
 
     def ending_at(self, t_min: float) -> "PredictorCorrector":
-        if not isinstance(self.grid, LamGrid):
-            raise ValueError(f"solver: the times of {self.grid} cannot be made to end at a level; use 'adams' or 'sa'")
-        return replace(self, grid=replace(self.grid, t_min=t_min))
+        return replace(self, grid=self.grid.ending_at(t_min))
 
     def plan_times(self, schedule: Schedule, times: tuple[float, ...], rho: float) -> Plan:
         rows = [
@@ -165,7 +154,7 @@ class Adams(Multistep):
     (`mvm.solver.tune`), for exactly so many evaluations.
     """
 
-    name: str = "adams"
+    name: str = field(default="adams", kw_only=True)
     predictor: int | None = None
     corrector: int | None = None
     ending: int | None = None
@@ -179,6 +168,7 @@ class Adams(Multistep):
     def __post_init__(self) -> None:
         if self.spread is not None and not 0 < self.spread < float("inf"):
             raise ValueError(f"spread={self.spread} is out of range; it must be positive and finite")
+        object.__setattr__(self, "given", tuple(self.given))
         self._method(0.0, 1)  # refuses what its parts refuse
 
     def _method(self, rho: float, nfe: int, last: float = 1.0) -> PredictorCorrector:
@@ -224,33 +214,4 @@ class Adams(Multistep):
         return self._method(rho, len(times) - 1, last**0.5 / (1 - last)).plan_times(schedule, times, rho)
 
 
-def adams(
-    predictor: int | None = None,
-    corrector: int | None = None,
-    ending: int | None = None,
-    c: float | None = None,
-    b: float | None = None,
-    end_b: float | None = None,
-    spread: float | None = None,
-    t_min: float = 0.0,
-    given: Sequence[float] = (),
-) -> Adams:
-    """Return the default solver, `Adams`."""
-    return Adams("adams", predictor, corrector, ending, c, b, end_b, spread, t_min, tuple(given))
-
-
-GRID_POWER, START_POWER = 4.0, 1.4  # r and p of adams_power
-
-
-def adams_power(
-    predictor: int = 3, corrector: int = 4, r: float = GRID_POWER, q: float = 0.8, p: float = START_POWER
-) -> PredictorCorrector:
-    """Return adams with a power law of t: phi = t^q, t_i = (1 - (i/N)^p)^r from exactly 1 to exactly 0."""
-    return PredictorCorrector("adams-power", PowerGrid(r, p), PowerVariable(q), "exact", predictor, corrector)
-
-
-def sa(
-    predictor: int = 3, corrector: int = 4, t_max: float = 0.999, t_min: float = DEFAULT_T_MIN, tau: str = "end"
-) -> PredictorCorrector:
-    """Return the paper's SA-Solver: phi = lam, times uniform in lam, tau constant over each step."""
-    return PredictorCorrector("sa", LamGrid(t_max, t_min), LamVariable(), tau, predictor, corrector)
+adams = Adams  # as the other solvers are made: adams(), sa(), dpm()

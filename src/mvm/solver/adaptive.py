@@ -17,10 +17,7 @@ class TolerancePlan(Plan):
 
     schedule: Schedule
     solver: "Adaptive"
-
-    @property
-    def nfe(self) -> int:
-        return 0
+    nfe = 0
 
     @property
     def uncounted(self) -> int:
@@ -48,6 +45,7 @@ class Adaptive(Solver):
     t_min: float = 1e-5
     name: str = field(default="adaptive", kw_only=True)
     joint: bool = False
+    order, by_tolerance, own_time = 5, True, True
 
     def __post_init__(self) -> None:
         for option in ("rtol", "atol", "t_min"):
@@ -56,24 +54,8 @@ class Adaptive(Solver):
             raise ValueError(f"t_min={self.t_min} must lie below 1: it is a share of the schedule's end")
 
     @property
-    def order(self) -> int:
-        return 5
-
-    @property
-    def weak_order(self) -> int:
-        return 0
-
-    @property
-    def by_tolerance(self) -> bool:
-        return True
-
-    @property
     def per_sample(self) -> bool:
         return not self.joint
-
-    @property
-    def own_time(self) -> bool:
-        return True
 
     def plan(self, schedule: Schedule, nfe: int, rho: float) -> Plan:
         return self.plan_times(schedule, (schedule.end, self.t_min * schedule.end, 0.0), rho)
@@ -98,8 +80,8 @@ class Adaptive(Solver):
             return (a * state + b * evaluate(state, t)) * (schedule.end * float(c) ** (1 / power - 1) / power)
 
         ends = x.new_tensor([1.0, self.t_min**power])
-        # torchdiffeq's own way, which the literature counts, is to step past the end and interpolate back (the field is
-        # asked at t_min there); a step that ends exactly there needs fewer evaluations
+        # by default torchdiffeq, as the literature counts, steps past the end and interpolates back (the field is
+        # evaluated at t_min there); a step that ends exactly there needs fewer evaluations
         options = None if self.joint else {"step_t": ends[1:]}
         return odeint(velocity, x, ends, rtol=self.rtol, atol=self.atol, method="dopri5", options=options)[-1]
 

@@ -3,10 +3,12 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
-from mvm.path import Schedule
+from mvm.path import MEAN_VELOCITY, Schedule, equal_snr_time
+from mvm.solver.table import TO_DATA, Row
 
 # x0_hat at (x, t); t is a host float, so that plans, tables and guidance are decided off the device.
 Evaluate = Callable[[Tensor, float], Tensor]
@@ -18,9 +20,8 @@ NoiseSource = Callable[[int], Tensor]
 class State:
     """Everything a solver knows between steps; nothing is kept in the solver itself.
 
-    x is the state at times[index] (for a predictor-corrector: the predicted one); history holds past
-    x0_hat, newest first; anchor is the corrected state one step back and kick the noise added since,
-    which the corrector starts from and adds again.
+    x is the state at times[index] (of a predictor-corrector, the predicted one); history holds past x0_hat, newest
+    first. A corrector starts from anchor, the corrected state one step back, and adds kick, that step's noise, again.
     """
 
     index: int
@@ -43,7 +44,7 @@ class Plan(ABC):
 
     @property
     def uncounted(self) -> int:
-        """Evaluations that are passes, but do not count as evaluations."""
+        """Evaluations that are forward passes, but do not count in nfe."""
         return 0
 
     @property
@@ -60,6 +61,8 @@ class Solver(ABC):
     """A rule that makes plans."""
 
     name: str
+    by_tolerance: ClassVar[bool] = False  # it takes a tolerance in place of nfe, and reports the nfe it took
+    own_time: ClassVar[bool] = False  # times are of the field's own schedule, not of MeanVelocity(T=1) at equal SNR
 
     @property
     @abstractmethod
@@ -67,23 +70,13 @@ class Solver(ABC):
         """Order of convergence on a smooth ODE."""
 
     @property
-    @abstractmethod
     def weak_order(self) -> int:
-        """Order of convergence of the sampled law at rho > 0; 0 where only the ODE is solved."""
-
-    @property
-    def by_tolerance(self) -> bool:
-        """Whether it takes a tolerance in place of a number of evaluations, and reports how many it took."""
-        return False
+        """Order of convergence of the sampled distribution at rho > 0; 0 where only the ODE is solved."""
+        return 0
 
     @property
     def per_sample(self) -> bool:
         """Whether each sample is solved by itself, with steps of its own."""
-        return False
-
-    @property
-    def own_time(self) -> bool:
-        """Whether times are those of the field's own schedule, not of MeanVelocity(T=1) at equal SNR."""
         return False
 
     def for_size(self, size: int) -> "Solver":
@@ -97,6 +90,62 @@ class Solver(ABC):
     @abstractmethod
     def plan_times(self, schedule: Schedule, times: tuple[float, ...], rho: float) -> Plan:
         """Return the plan through given times; an end at t > 0 yields the state there."""
+
+
+class Grid(ABC):
+    """Times t_0 > ... > t_N = 0 of MeanVelocity(T=1): N evaluations, then the clean image."""
+
+    @abstractmethod
+    def times(self, nfe: int, start: float = 1.0) -> tuple[float, ...]:
+        """Return nfe + 1 times; `start` < 1 where the field's schedule never reaches pure noise."""
+
+    def ending_at(self, t_min: float) -> "Grid":
+        """Return the grid with its last evaluation at t_min; a ValueError where it has no such choice."""
+        raise ValueError(f"solver: the times of {self} cannot be made to end at a level; use 'adams' or 'sa'")
+
+
+def start_time(schedule: Schedule) -> float:
+    """Return the time of MeanVelocity(T=1) at which the schedule begins: 1 where that is pure noise."""
+    return float(equal_snr_time(schedule.end, schedule, MEAN_VELOCITY))
+
+
+def combine(
+    decay: float, x: Tensor, weights: tuple[float, ...], x0s: tuple[Tensor, ...], kick: Tensor | None
+) -> Tensor:
+    """Return decay x + sum(weights * x0s) + kick."""
+    out = decay * x
+    for weight, x0 in zip(weights, x0s, strict=False):
+        out = out + weight * x0
+    return out if kick is None else out + kick
+
+
+@dataclass(frozen=True)
+class TablePlan(Plan):
+    """One evaluation a step (PEC): evaluate at the predicted state, correct it with the result, predict the next."""
+
+    rows: tuple[Row, ...]
+
+    @property
+    def nfe(self) -> int:
+        return self.steps
+
+    def step(self, state: State, evaluate: Evaluate, noise: NoiseSource) -> State:
+        index, x = state.index, state.x
+        row, before = self.rows[index], self.rows[index - 1]
+        history = (evaluate(x, self.times[index]), *state.history)
+        if row == TO_DATA:
+            return State(index + 1, history[0], history[:1])
+        if index and state.anchor is not None and before.correct:
+            x = combine(before.decay, state.anchor, before.correct, history, state.kick)
+        kick = row.std * noise(index) if row.std else None
+        predicted = combine(row.decay, x, row.predict, history, kick)
+        return State(index + 1, predicted, history[: self._kept(index)], x, kick)
+
+    def _kept(self, index: int) -> int:
+        """Return how many x0_hat later steps need of those known now; at least the newest, for viewers."""
+        following = self.rows[index + 1].predict if index + 1 < self.steps else ()
+        ending = len(self.rows[-1].predict) - (self.steps - 2 - index)  # which may reach back past the steps before it
+        return max(len(self.rows[index].correct), len(following), ending, 2) - 1
 
 
 def require_ode(name: str, rho: float) -> None:

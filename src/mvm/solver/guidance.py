@@ -1,7 +1,7 @@
 """Guidance: rules that turn a field into a field, judged at the time evaluated.
 
-Solvers know nothing of it. A rule of scale 1, or outside its interval, hands back the field it was
-given, so no extra pass is made.
+Solvers know nothing of it. A rule of scale 1, or outside its interval, returns the field it was given, so that no
+extra pass is made.
 """
 
 from abc import ABC, abstractmethod
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from mvm.options import choose, finite
-from mvm.path import MEAN_VELOCITY, Condition, Field, PairedField, Schedule, joined_for
-from mvm.path.condition import batched, rows
+from mvm.path import MEAN_VELOCITY, Condition, Field, PairedField, Schedule, as_time, joined_for
+from mvm.path.field import batched, rows
 
 # Log-SNR progress runs from 0 at t = 0.999 to 1 at t = 0.001 of MeanVelocity(T=1), for every solver and schedule.
 _PROGRESS = tuple(float(MEAN_VELOCITY.lam(t)) for t in (0.999, 0.001))
@@ -26,12 +26,7 @@ def progress(t: Tensor | float, schedule: Schedule) -> Tensor:
     return ((schedule.lam(t) - first) / (last - first)).clamp(0, 1)
 
 
-def relative_time(t: Tensor | float, schedule: Schedule) -> Tensor:
-    """Return t/end."""
-    return torch.as_tensor(t, dtype=torch.float64) / schedule.end
-
-
-MEASURES = {"progress": progress, "t": relative_time}
+MEASURES = {"progress": progress, "t": lambda t, schedule: as_time(t) / schedule.end}
 
 
 @dataclass(frozen=True)
@@ -175,18 +170,3 @@ def guided_evaluations(guidance: Rules, times: Sequence[float], schedule: Schedu
     """Return at how many of these times at least one rule acts; at t = 0 nothing is ever evaluated."""
     rules = [rule for rule in as_rules(guidance) if rule.scale != 1]
     return sum(any(bool(rule.interval.contains(t, schedule)) for rule in rules) for t in times if t > 0)
-
-
-__all__ = [
-    "ALWAYS",
-    "Auto",
-    "ClassifierFree",
-    "Guidance",
-    "Internal",
-    "Interval",
-    "Rules",
-    "guided",
-    "guided_at",
-    "guided_evaluations",
-    "progress",
-]

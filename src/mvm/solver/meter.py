@@ -1,4 +1,4 @@
-"""What a sampler costs: a field that counts how often it is asked."""
+"""What a sampler costs: a field that counts its evaluations and forward passes."""
 
 from dataclasses import dataclass
 

@@ -9,11 +9,17 @@ flow's ODE it is t itself, the usual Euler.
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
+
 from mvm.path import Schedule
-from mvm.solver.adams import TablePlan, combine
-from mvm.solver.base import Evaluate, NoiseSource, Plan, Solver, State, require_ode
-from mvm.solver.grid import smooth_times
+from mvm.solver.base import Evaluate, NoiseSource, Plan, Solver, State, TablePlan, combine, require_ode
 from mvm.solver.table import TO_DATA, Row
+
+
+def smooth_times(schedule: Schedule, steps: int) -> tuple[float, ...]:
+    """Return steps + 1 times of the schedule's own, uniform in the variable in which its sigma is smooth."""
+    share = 1 - np.arange(steps + 1) / steps
+    return tuple((schedule.end * share ** (1 / schedule.sigma_power)).tolist())
 
 
 def drift(schedule: Schedule, t: float, rho: float) -> tuple[float, float]:
@@ -23,13 +29,9 @@ def drift(schedule: Schedule, t: float, rho: float) -> tuple[float, float]:
     return per_eps / sigma, float(schedule.alpha_rate(t)) - per_eps * alpha / sigma
 
 
-def clock_power(schedule: Schedule, rho: float) -> float:
-    return schedule.sigma_power * (1 + rho**2)
-
-
 def clock_increment(schedule: Schedule, s: float, t: float, at: float, rho: float) -> float:
     """Return dt/dc at time `at`, times c(t) - c(s): what multiplies a drift evaluated there."""
-    p = clock_power(schedule, rho)
+    p = schedule.sigma_power * (1 + rho**2)
     return at ** (1 - p) / p * (t**p - s**p)
 
 
@@ -48,18 +50,7 @@ class EulerMaruyama(Solver):
     """First order, any rho >= 0; rho = 0 is Euler's method."""
 
     name: str = "euler-maruyama"
-
-    @property
-    def order(self) -> int:
-        return 1
-
-    @property
-    def weak_order(self) -> int:
-        return 1
-
-    @property
-    def own_time(self) -> bool:
-        return True
+    order, weak_order, own_time = 1, 1, True
 
     def plan(self, schedule: Schedule, nfe: int, rho: float) -> Plan:
         return self.plan_times(schedule, smooth_times(schedule, nfe), rho)
@@ -73,10 +64,7 @@ class Euler(EulerMaruyama):
     """First order, ODE only."""
 
     name: str = "euler"
-
-    @property
-    def weak_order(self) -> int:
-        return 0
+    weak_order = 0
 
     def plan_times(self, schedule: Schedule, times: tuple[float, ...], rho: float) -> Plan:
         require_ode(self.name, rho)
@@ -113,18 +101,7 @@ class Heun(Solver):
     """Second order, ODE only. The step into t = 0 is Euler's; an even nfe takes one Euler step first."""
 
     name: str = "heun"
-
-    @property
-    def order(self) -> int:
-        return 2
-
-    @property
-    def weak_order(self) -> int:
-        return 0
-
-    @property
-    def own_time(self) -> bool:
-        return True
+    order, own_time = 2, True
 
     def plan(self, schedule: Schedule, nfe: int, rho: float) -> Plan:
         require_ode(self.name, rho)

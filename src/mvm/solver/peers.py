@@ -1,4 +1,6 @@
-"""Published training-free samplers, all in the time and coordinates of MeanVelocity(T=1), to compare with in one sweep.
+"""Published multistep samplers, as rows of coefficients in time and coordinates of MeanVelocity(T=1).
+
+They are here to be compared with in one sweep; peers_staged.py has those of several evaluations a step.
 
 With h = lam(t) - lam(s), v = (lam - lam(s))/h and H = (1 + eta) h, the samplers that predict data take
 
@@ -18,11 +20,20 @@ from typing import NamedTuple
 import numpy as np
 
 from mvm.options import at_least, choose
-from mvm.path import MEAN_VELOCITY, Schedule, equal_snr_time
-from mvm.solver.adams import TablePlan, combine
-from mvm.solver.base import Evaluate, NoiseSource, Plan, Solver, State, require_ode
-from mvm.solver.grid import Grid
-from mvm.solver.table import NODES, TO_DATA, Array, Row
+from mvm.path import MEAN_VELOCITY, Schedule
+from mvm.solver.base import (
+    Evaluate,
+    Grid,
+    NoiseSource,
+    Plan,
+    Solver,
+    State,
+    TablePlan,
+    combine,
+    require_ode,
+    start_time,
+)
+from mvm.solver.table import LEGENDRE, TO_DATA, Array, Row
 
 Rows = tuple[Row, ...]
 # ends of r = sigma/alpha: EDM's; and where DPM-Solver's authors end with few steps, t = 1e-3 of a VP path
@@ -107,15 +118,15 @@ def rows_through(times: tuple[float, ...], lower_final: float, row: Callable[[li
 
 def moments(H: float, count: int) -> Array:
     """Return INT_0^1 H e^(-H (1-v)) v^k dv, k < count, each recursion where it is stable."""
-    found = np.zeros(max(count, 50) + 1)
+    moment = np.zeros(max(count, 50) + 1)
     if abs(H) < 4:
-        for k in range(len(found) - 1, 0, -1):
-            found[k - 1] = H * (1 - found[k]) / k
+        for k in range(len(moment) - 1, 0, -1):
+            moment[k - 1] = H * (1 - moment[k]) / k
     else:
-        found[0] = -np.expm1(-H)
+        moment[0] = -np.expm1(-H)
         for k in range(1, count):
-            found[k] = 1 - k * found[k - 1] / H
-    return found[:count]
+            moment[k] = 1 - k * moment[k - 1] / H
+    return moment[:count]
 
 
 SLOPES = ("exact", "bh1", "bh2")
@@ -135,14 +146,18 @@ def weights(H: float, v: Sequence[float], slope: str = "exact", curvature: float
     return tuple(np.linalg.solve(np.vander(v, increasing=True).T, taken).tolist())
 
 
-def plan_from(solver: Solver, grid: Grid, schedule: Schedule, nfe: int, rho: float) -> Plan:
-    """Return the plan through the grid's times from the schedule's start."""
-    start = float(equal_snr_time(schedule.end, schedule, MEAN_VELOCITY))
-    return solver.plan_times(schedule, grid.times(nfe, start), rho)
+@dataclass(frozen=True)
+class Peer(Solver):
+    """A published sampler of one evaluation a step."""
+
+    grid: Grid
+
+    def plan(self, schedule: Schedule, nfe: int, rho: float) -> Plan:
+        return self.plan_times(schedule, self.grid.times(nfe, start_time(schedule)), rho)
 
 
 @dataclass(frozen=True)
-class DataMultistep(Solver):
+class DataMultistep(Peer):
     """A multistep sampler in x0_hat: DPM-Solver++, its SDE, UniPC, the published SA-Solver.
 
     predictor, corrector: evaluations they go through (0: no corrector). slope, curvature: see `weights`.
@@ -151,7 +166,6 @@ class DataMultistep(Solver):
     noise at all.
     """
 
-    grid: Grid
     predictor: int
     corrector: int = 0
     slope: str = "exact"
@@ -175,9 +189,6 @@ class DataMultistep(Solver):
     def weak_order(self) -> int:
         return 0 if self.noise is None else min(self.order, 2)
 
-    def plan(self, schedule: Schedule, nfe: int, rho: float) -> Plan:
-        return plan_from(self, self.grid, schedule, nfe, rho)
-
     def plan_times(self, schedule: Schedule, times: tuple[float, ...], rho: float) -> Plan:
         if self.noise is None:
             require_ode(self.name, rho)
@@ -185,8 +196,8 @@ class DataMultistep(Solver):
 
     def _row(self, rho: float, past: list[Point], t: Point, highest: int) -> Row:
         s = past[0]
-        h = t.lam - s.lam
-        eta = self._eta(s if self.tau_at == "start" else t, rho)
+        h, at = t.lam - s.lam, s if self.tau_at == "start" else t
+        eta = rho**2 if self.noise and self.noise[0] <= at.r <= self.noise[1] else 0.0
 
         def scaled(nodes: list[Point]) -> tuple[float, ...]:
             v = [(node.lam - s.lam) / h for node in nodes]
@@ -196,9 +207,6 @@ class DataMultistep(Solver):
         correct = scaled([t, *past[: min(self.corrector - 1, highest)]]) if self.corrector else ()
         std = t.sigma * math.sqrt(max(0.0, -math.expm1(-2 * eta * h)))
         return Row(t.sigma / s.sigma * math.exp(-eta * h), std, predict, correct)
-
-    def _eta(self, at: Point, rho: float) -> float:
-        return rho**2 if self.noise and self.noise[0] <= at.r <= self.noise[1] else 0.0
 
 
 @dataclass(frozen=True)
@@ -227,13 +235,12 @@ BASHFORTH = ((1.0,), (3 / 2, -1 / 2), (23 / 12, -16 / 12, 5 / 12), (55 / 24, -59
 
 
 @dataclass(frozen=True)
-class NoiseMultistep(Solver):
+class NoiseMultistep(Peer):
     """A multistep sampler in eps_hat, ODE only: DEIS (a polynomial in log r) or iPNDM.
 
     equal_steps: Adams-Bashforth coefficients of equal steps in r = sigma/alpha, whatever the steps are.
     """
 
-    grid: Grid
     steps: int
     equal_steps: bool = False
     lower_final: float = 0
@@ -247,13 +254,6 @@ class NoiseMultistep(Solver):
         """The first step, with one past value, caps it at 2."""
         return min(self.steps, 2)
 
-    @property
-    def weak_order(self) -> int:
-        return 0
-
-    def plan(self, schedule: Schedule, nfe: int, rho: float) -> Plan:
-        return plan_from(self, self.grid, schedule, nfe, rho)
-
     def plan_times(self, schedule: Schedule, times: tuple[float, ...], rho: float) -> Plan:
         require_ode(self.name, rho)
         return NoisePlan(times, rows_through(times, self.lower_final, self._row))
@@ -266,6 +266,56 @@ class NoiseMultistep(Solver):
             h = t.lam - s.lam
             scale, taken = t.sigma, weights(-h, [(node.lam - s.lam) / h for node in past[:used]])
         return Row(t.alpha / s.alpha, 0.0, tuple(scale * w for w in taken))
+
+
+@dataclass(frozen=True)
+class ErSde(Peer):
+    """ER-SDE-Solver of `stages` 1 to 3, with the noise scale function r (exp(r^0.3) + 10)^(rho^2), r = sigma/alpha.
+
+    rho = 1 is the published noise, rho = 0 the ODE. The integrals of its Taylor terms are exact here, sums there.
+    """
+
+    stages: int = 3
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.stages <= 3:
+            raise ValueError(f"stages={self.stages} is out of range; it must be 1 to 3")
+
+    @property
+    def order(self) -> int:
+        """The slope is a difference, right half a step before: the third stage does not raise the order."""
+        return min(self.stages, 2)
+
+    @property
+    def weak_order(self) -> int:
+        return self.order
+
+    def plan_times(self, schedule: Schedule, times: tuple[float, ...], rho: float) -> Plan:
+        return TablePlan(times, rows_through(times, 0, partial(self._row, rho)))
+
+    def _row(self, rho: float, past: list[Point], t: Point, highest: int) -> Row:
+        s, used = past[0], min(self.stages, highest)
+
+        def raised(r: Array) -> Array:  # the noise scale function over r
+            return (np.exp(r**0.3) + 10) ** (rho**2)
+
+        points, shares = LEGENDRE  # in log r
+        r = np.exp((points * (t.lam - s.lam) - t.lam - s.lam) / 2)
+        ends = raised(np.array([t.r, s.r]))
+        kept = float(ends[0] / ends[1])
+        ratio = t.r / s.r * kept
+        inverse = t.r * ends[0] * shares * (t.lam - s.lam) / 2 / raised(r)  # scale(t) INT dr/scale(r) from t to s
+        step = t.r - s.r
+        taken = np.zeros(3)
+        taken[0] = 1 - ratio
+        if used > 1:
+            slope = np.array([1, -1, 0]) / (s.r - past[1].r)
+            taken += (step + inverse.sum()) * slope
+        if used > 2:
+            before = np.array([0, 1, -1]) / (past[1].r - past[2].r)
+            taken += (step**2 / 2 + (inverse * (r - s.r)).sum()) * 2 * (slope - before) / (s.r - past[2].r)
+        predict = tuple((t.alpha * taken[:used]).tolist())
+        return Row(t.alpha / s.alpha * ratio, t.sigma * math.sqrt(max(0.0, 1 - kept**2)), predict)
 
 
 ALWAYS = float("inf")
@@ -321,238 +371,6 @@ def sa_official(
     )
 
 
-LEGENDRE = np.polynomial.legendre.leggauss(NODES)
-
-
-@dataclass(frozen=True)
-class ErSde(Solver):
-    """ER-SDE-Solver of `stages` 1 to 3, with the noise scale function r (exp(r^0.3) + 10)^(rho^2), r = sigma/alpha.
-
-    rho = 1 is the published noise, rho = 0 the ODE. The integrals of its Taylor terms are exact here, sums there.
-    """
-
-    grid: Grid
-    stages: int = 3
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.stages <= 3:
-            raise ValueError(f"stages={self.stages} is out of range; it must be 1 to 3")
-
-    @property
-    def order(self) -> int:
-        """The slope is a difference, right half a step before: the third stage does not raise the order."""
-        return min(self.stages, 2)
-
-    @property
-    def weak_order(self) -> int:
-        return self.order
-
-    def plan(self, schedule: Schedule, nfe: int, rho: float) -> Plan:
-        return plan_from(self, self.grid, schedule, nfe, rho)
-
-    def plan_times(self, schedule: Schedule, times: tuple[float, ...], rho: float) -> Plan:
-        return TablePlan(times, rows_through(times, 0, partial(self._row, rho)))
-
-    def _row(self, rho: float, past: list[Point], t: Point, highest: int) -> Row:
-        s, used = past[0], min(self.stages, highest)
-
-        def raised(r: Array) -> Array:  # the noise scale function over r
-            return (np.exp(r**0.3) + 10) ** (rho**2)
-
-        points, shares = LEGENDRE  # in log r
-        r = np.exp((points * (t.lam - s.lam) - t.lam - s.lam) / 2)
-        ends = raised(np.array([t.r, s.r]))
-        kept = float(ends[0] / ends[1])
-        ratio = t.r / s.r * kept
-        inverse = t.r * ends[0] * shares * (t.lam - s.lam) / 2 / raised(r)  # scale(t) INT dr/scale(r) from t to s
-        step = t.r - s.r
-        taken = np.zeros(3)
-        taken[0] = 1 - ratio
-        if used > 1:
-            slope = np.array([1, -1, 0]) / (s.r - past[1].r)
-            taken += (step + inverse.sum()) * slope
-        if used > 2:
-            before = np.array([0, 1, -1]) / (past[1].r - past[2].r)
-            taken += (step**2 / 2 + (inverse * (r - s.r)).sum()) * 2 * (slope - before) / (s.r - past[2].r)
-        predict = tuple((t.alpha * taken[:used]).tolist())
-        return Row(t.alpha / s.alpha * ratio, t.sigma * math.sqrt(max(0.0, 1 - kept**2)), predict)
-
-
-STAGES: dict[int, tuple[float, ...]] = {1: (1.0,), 2: (1 / 2, 1.0), 3: (1 / 3, 2 / 3, 1.0)}
-
-
-@dataclass(frozen=True)
-class SeedsPlan(Plan):
-    """stages: evaluations of every step, the last of which gives x0_hat where the end is 0."""
-
-    stages: tuple[int, ...]
-    eta: float
-
-    @property
-    def nfe(self) -> int:
-        return sum(self.stages)
-
-    def step(self, state: State, evaluate: Evaluate, noise: NoiseSource) -> State:
-        index, x = state.index, state.x
-        first = newest = evaluate(x, self.times[index])
-        if self.times[index + 1] == 0:
-            return State(index + 1, first, (first,))
-        s, t = point(self.times[index]), point(self.times[index + 1])
-        h, parts, before, path = t.lam - s.lam, STAGES[self.stages[index]], 0.0, None
-        for k, part in enumerate(parts):
-            if before:  # through the first evaluation and the newest
-                x0s, v = (newest, first), (before / part, 0.0)
-            else:
-                x0s, v = (first,), (0.0,)
-            time = self.times[index + 1] if part == 1 else float(MEAN_VELOCITY.t_from_lam(s.lam + part * h))
-            at = point(time)
-            if self.eta:  # one Brownian path through all stages
-                gap = self.eta * (part - before) * h
-                kick = math.sqrt(-math.expm1(-2 * gap)) * noise(len(STAGES) * index + k)
-                path = kick if path is None else math.exp(-gap) * path + kick
-            slope = "bh2" if len(parts) == 2 else "exact"
-            predict = tuple(at.alpha * w for w in weights((1 + self.eta) * part * h, v, slope))
-            decay = at.sigma / s.sigma * math.exp(-self.eta * part * h)
-            reached = combine(decay, x, predict, x0s, None if path is None else at.sigma * path)
-            if part < 1:
-                newest, before = evaluate(reached, time), part
-        return State(index + 1, reached, (first,))
-
-
-@dataclass(frozen=True)
-class Seeds(Solver):
-    """SEEDS of 2 or 3 stages a step; eta = rho^2: rho = 1 is the published noise, rho = 0 the ODE.
-
-    The step into t = 0 has one stage; where evaluations are left over, a first step of fewer stages spends them.
-    """
-
-    grid: Grid
-    stages: int
-
-    def __post_init__(self) -> None:
-        if self.stages not in STAGES:
-            raise ValueError(f"stages={self.stages} is out of range; it must be 1 to 3")
-
-    @property
-    def order(self) -> int:
-        return self.stages
-
-    @property
-    def weak_order(self) -> int:
-        return min(self.stages, 2)
-
-    def plan(self, schedule: Schedule, nfe: int, rho: float) -> Plan:
-        whole, rest = divmod(nfe - 1, self.stages)
-        stages = (*[rest] * bool(rest), *[self.stages] * whole, 1)
-        start = float(equal_snr_time(schedule.end, schedule, MEAN_VELOCITY))
-        return SeedsPlan(self.grid.times(len(stages), start), stages, rho**2)
-
-    def plan_times(self, schedule: Schedule, times: tuple[float, ...], rho: float) -> Plan:
-        stages = [self.stages] * (len(times) - 1)
-        if times[-1] == 0:
-            stages[-1] = 1
-        return SeedsPlan(times, tuple(stages), rho**2)
-
-
-@dataclass(frozen=True)
-class ChurnPlan(Plan):
-    """gammas: by how much the noise of each step is raised first. euler: steps of one evaluation."""
-
-    gammas: tuple[float, ...]
-    s_noise: float
-    euler: frozenset[int]
-
-    @property
-    def nfe(self) -> int:
-        return 2 * self.steps - len(self.euler)
-
-    def step(self, state: State, evaluate: Evaluate, noise: NoiseSource) -> State:
-        index, time = state.index, self.times[state.index]
-        at, gamma = point(time), self.gammas[state.index]
-        y = state.x / at.alpha  # as on the path of exploding variance, where r is the clock
-        if gamma:
-            y = y + self.s_noise * at.r * math.sqrt(gamma * (2 + gamma)) * noise(index)
-            time = float(MEAN_VELOCITY.t_from_lam(at.lam - math.log1p(gamma)))
-            at = point(time)
-        x0 = evaluate(y * at.alpha, time)
-        end = self.times[index + 1]
-        if end == 0:
-            return State(index + 1, x0, (x0,))
-        t, rate = point(end), (y - x0) / at.r
-        predicted = y + (t.r - at.r) * rate
-        if index not in self.euler:
-            rate = (rate + (predicted - evaluate(predicted * t.alpha, end)) / t.r) / 2
-            predicted = y + (t.r - at.r) * rate
-        return State(index + 1, predicted * t.alpha, (x0,))
-
-
-@dataclass(frozen=True)
-class EdmChurn(Solver):
-    """EDM's stochastic sampler, Heun over r = sigma/alpha; S_churn is scaled by rho^2, so rho = 0 is its ODE sampler.
-
-    Defaults are its ImageNet-64 settings. Noise is never raised above the first time's. The step into t = 0 is Euler's;
-    an even nfe takes one Euler step first.
-    """
-
-    grid: Grid
-    s_churn: float = 40.0
-    s_min: float = 0.05
-    s_max: float = 50.0
-    s_noise: float = 1.003
-
-    def __post_init__(self) -> None:
-        for option in ("s_churn", "s_min", "s_max", "s_noise"):
-            at_least(option, getattr(self, option), 0)
-
-    @property
-    def order(self) -> int:
-        return 2
-
-    @property
-    def weak_order(self) -> int:
-        """Once s_churn / steps is below its cap."""
-        return 2
-
-    def plan(self, schedule: Schedule, nfe: int, rho: float) -> Plan:
-        start = float(equal_snr_time(schedule.end, schedule, MEAN_VELOCITY))
-        return self._plan(self.grid.times(nfe // 2 + 1, start), rho, {0} if nfe % 2 == 0 else set())
-
-    def plan_times(self, schedule: Schedule, times: tuple[float, ...], rho: float) -> Plan:
-        return self._plan(times, rho, set())
-
-    def _plan(self, times: tuple[float, ...], rho: float, euler: set[int]) -> Plan:
-        steps, levels = len(times) - 1, [point(t).r for t in times[:-1]]
-        raised = min(self.s_churn * rho**2 / steps, math.sqrt(2) - 1)
-        gammas = tuple(min(raised, levels[0] / r - 1) * (self.s_min <= r <= self.s_max) for r in levels)
-        return ChurnPlan(times, gammas, self.s_noise, frozenset(euler | ({steps - 1} if times[-1] == 0 else set())))
-
-
 def er_sde(stages: int = 3, grid: str | Grid = "karras") -> ErSde:
     """Return ER-SDE-Solver-3, or of fewer stages."""
     return ErSde("er-sde", as_grid(grid), stages)
-
-
-def seeds(stages: int = 3, grid: str | Grid = "karras") -> Seeds:
-    """Return SEEDS-3 or SEEDS-2."""
-    return Seeds(f"seeds{stages}", as_grid(grid), stages)
-
-
-def edm_churn(grid: str | Grid = "karras", **settings: float) -> EdmChurn:
-    """Return EDM's stochastic sampler; settings: s_churn, s_min, s_max, s_noise."""
-    return EdmChurn("edm-churn", as_grid(grid), **settings)
-
-
-PEERS: dict[str, Callable[[], Solver]] = {
-    "dpm++2m": dpm,
-    "dpm++3m": partial(dpm, 3),
-    "unipc": unipc,
-    "deis": deis,
-    "ipndm": ipndm,
-    "sde-dpm++2m": sde_dpm,
-    "sde-dpm++3m": partial(sde_dpm, 3),
-    "sa-official": sa_official,
-    "er-sde": er_sde,
-    "seeds2": partial(seeds, 2),
-    "seeds3": seeds,
-    "edm-churn": edm_churn,
-}

@@ -10,7 +10,6 @@ depend on times and rho only; they are made once, on the host, in float64.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +18,7 @@ from mvm.options import choose
 from mvm.path import MEAN_VELOCITY
 
 Array = NDArray[np.float64]
-NODES = 32  # Gauss-Legendre points: exact to 1e-14 for the grids in use
+LEGENDRE = np.polynomial.legendre.leggauss(32)  # points and weights on (-1, 1): exact to 1e-14 for the grids in use
 
 
 class Variable(ABC):
@@ -78,14 +77,9 @@ class Quadrature:
     weights: Array
 
 
-@lru_cache
-def _legendre() -> tuple[Array, Array]:
-    return np.polynomial.legendre.leggauss(NODES)
-
-
 def _interval(start: float, end: float) -> tuple[Array, Array]:
     """Gauss-Legendre points and weights of INT_end^start (negative weights when end > start)."""
-    points, weights = _legendre()
+    points, weights = LEGENDRE
     return (start + end + (start - end) * points) / 2, weights * (start - end) / 2
 
 

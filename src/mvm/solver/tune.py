@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from mvm.options import at_least
-from mvm.path import MEAN_VELOCITY, Field, Schedule, equal_snr_time
+from mvm.path import MEAN_VELOCITY, Field, Schedule
 from mvm.solver.adams import ODE_B, Adams, adams, ending_b
+from mvm.solver.base import start_time
 from mvm.solver.guidance import Rules
 from mvm.solver.sampling import sample
 
@@ -61,18 +62,18 @@ def tune(
     at_least("nfe", nfe, 2)
     at_least("reference_nfe", reference_nfe, nfe + 1)
     base = (solver or adams()).for_size(noise[0].numel())
-    start = float(equal_snr_time(schedule.end, schedule, MEAN_VELOCITY))
+    start = start_time(schedule)
     how: dict[str, Any] = {"schedule": schedule, "condition": condition, "guidance": guidance}
     wanted = sample(field, noise, solver=base, nfe=reference_nfe, **how).double()
     runs = 0
 
     def misses(unknowns: Tensor) -> Tensor:
         nonlocal runs
-        found = sample(field, noise, solver=_built(base, unknowns, start), nfe=nfe, **how).double() - wanted
+        difference = sample(field, noise, solver=_built(base, unknowns, start), nfe=nfe, **how).double() - wanted
         runs += 1
         if on_solve is not None:
-            on_solve(runs, float(found.square().mean().sqrt()))
-        return found.flatten(1)
+            on_solve(runs, float(difference.square().mean().sqrt()))
+        return difference.flatten(1)
 
     lams = MEAN_VELOCITY.lam(torch.tensor(base.plan(schedule, nfe, 0.0).times[1:-1], dtype=torch.float64))
     end_b = base.end_b or ending_b(math.exp(-lams[-1]))

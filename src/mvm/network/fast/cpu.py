@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, layer_norm, silu
 
-from mvm.network.blocks import Block, Head, ModulatedBlock, RotaryAttention, SharedBlock, SwiGLU, for_tokens
+from mvm.network.blocks import Block, Head, ModulatedBlock, SharedBlock, for_tokens
 from mvm.network.dit import DiT, Output
+from mvm.network.extras import Local
 from mvm.network.fast.swap import Swaps, swap, swapped
-from mvm.network.layers import NORM_EPS, Local, linear_parts
+from mvm.network.layers import NORM_EPS, RotaryAttention, SwiGLU, linear_parts
 
 # Values of the tokens of as many images as one core takes at once: what a block makes of them, about eight times as
 # much, is then still in its cache when it is needed next.
@@ -21,7 +22,7 @@ AT_ONCE = 2**17
 
 
 def suits(x: Tensor) -> bool:
-    """Return whether x is for these ways: float32 on a CPU, without a gradient, autocast or a compiler."""
+    """Return whether x is computed by this module: float32 on a CPU, without a gradient, autocast or a compiler."""
     if torch.compiler.is_compiling() or torch.is_grad_enabled() or not x.is_cpu or x.dtype != torch.float32:
         return False
     return not torch.is_autocast_enabled("cpu")
@@ -156,12 +157,12 @@ SWAPS: Swaps = {
 
 
 def apply(network: nn.Module, at_once: int = AT_ONCE) -> None:
-    """Have a network sample so; at_once: values of tokens that a core takes."""
+    """Have a network sample by these modules; at_once: values of tokens that a core takes."""
     swap(network, SWAPS)
     if isinstance(network, TiledDiT):
         network.at_once = at_once
 
 
 def applied(network: nn.Module) -> AbstractContextManager[None]:
-    """Return the context in which a network samples so."""
+    """Return the context in which a network samples by these modules."""
     return swapped(network, SWAPS)

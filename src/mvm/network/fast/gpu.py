@@ -11,25 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, linear, silu
 
-from mvm.network.blocks import (
-    GELU,
-    MLP,
-    Attention,
-    Block,
-    ModulatedBlock,
-    Passed,
-    PlainAttention,
-    RotaryAttention,
-    SharedBlock,
-    Stack,
-    SwiGLU,
-    images,
-)
+from mvm.network.blocks import Block, ModulatedBlock, Passed, SharedBlock, Stack, images
 from mvm.network.dit import DiT
+from mvm.network.extras import GELU, Local, PlainAttention
 from mvm.network.fast import float8
 from mvm.network.fast.recompute import keeping_products
 from mvm.network.fast.swap import Swaps, swap
-from mvm.network.layers import NORM_EPS, Local
+from mvm.network.layers import MLP, NORM_EPS, Attention, RotaryAttention, SwiGLU
 
 # Still to be added to the tokens: a branch's answer y, the bias that is in it detached, and its gate: gate y.
 Pending = tuple[Tensor, Tensor, Tensor]
@@ -59,8 +47,8 @@ class ByKernels(nn.Module):
     def multiply(self, x: Tensor, *weights: tuple[Tensor, Tensor | None]) -> tuple[Tensor, ...]:
         """Return x w^T + b for each (w, b): a branch's products, all through here.
 
-        Without a gradient they are never of float8: what is sampled during training is then what the stored network
-        draws later, which knows nothing of it.
+        Without a gradient they are never of float8: samples drawn during training are then those of the stored network,
+        which has no float8.
         """
         if self.fp8 == "off" or not torch.is_grad_enabled():
             return tuple(linear(x, weight, bias) for weight, bias in weights)
@@ -165,7 +153,7 @@ class KernelModulatedBlock(ByKernels, ModulatedBlock):
 
         pending: what the block before left.
         """
-        if not self.takes(x) or condition.dim() > 2:  # they know no modulation of every token
+        if not self.takes(x) or condition.dim() > 2:  # kernels have no modulation of each token
             if pending is not None or leave:
                 raise ValueError("a block without kernels adds what it has itself; pending and leave are for kernels")
             return super().forward(x, condition, cos, sin, kept)

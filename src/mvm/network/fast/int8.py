@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from mvm.network.blocks import GELU, MLP, Attention, PlainAttention, RotaryAttention, SwiGLU
+from mvm.network.extras import GELU, PlainAttention
 from mvm.network.fast import cpu
 from mvm.network.fast.cpu import LeanRotaryAttention, LeanSwiGLU, suits
 from mvm.network.fast.float8 import SMALLEST
 from mvm.network.fast.swap import Swaps, swap, swapped
+from mvm.network.layers import MLP, Attention, RotaryAttention, SwiGLU
 
 LARGEST = 127.0
 
@@ -34,7 +35,7 @@ def rounded(x: Tensor) -> Rows:
 
 
 class Kept(NamedTuple):
-    """A weight's rounded rows, and what tells whether it has changed since."""
+    """A weight's rounded rows, and the version and address by which a change since is seen."""
 
     version: int
     address: int
@@ -124,10 +125,10 @@ SWAPS: Swaps = {
 
 
 def apply(network: nn.Module) -> None:
-    """Have a network sample so on a CPU, all else of it as cpu.apply has it."""
+    """Have a network sample by these modules on a CPU, and the rest as cpu.apply has it."""
     swap(network, SWAPS)
 
 
 def applied(network: nn.Module) -> AbstractContextManager[None]:
-    """Return the context in which a network samples so."""
+    """Return the context in which a network samples by these modules."""
     return swapped(network, SWAPS)
