@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mvm import noise
-from mvm.data.embedded import Images
+from mvm.data.catalogue import Images
 
 
 @lru_cache(maxsize=2)  # an epoch and, read ahead, the next

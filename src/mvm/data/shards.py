@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mvm.data.embedded import Images
+from mvm.data.catalogue import Images
 from mvm.files import sha256
 from mvm.untrusted import cut, map_npy, plain_name, read_json, refusal, whole_numbers
 

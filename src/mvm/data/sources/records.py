@@ -3,7 +3,7 @@
 import hashlib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -76,9 +76,12 @@ def numbered(count: int) -> tuple[str, ...]:
     return tuple(map(str, range(count)))
 
 
-def of_labels(labels: Sequence[int] | np.ndarray) -> tuple[str, ...]:
-    """Return class names for bare labels: as many as the largest asks for."""
-    return numbered(max(map(int, labels), default=-1) + 1)
+def of_labels(labels: Iterable[int], where: object) -> tuple[str, ...]:
+    """Return class names for bare labels: as many as the largest asks for; where: the file that errors name."""
+    try:
+        return numbered(max(map(int, labels), default=-1) + 1)
+    except ValueError as error:
+        raise ValueError(f"'{where}': {error}") from None
 
 
 def listed_names(folder: Path) -> tuple[str, ...]:
