@@ -204,7 +204,7 @@ def source_of(kind: str, path: Path, tree: Tree, manifest: str | None, part_size
 
 
 def manifest_text(file: IO[bytes], size: int) -> str:
-    """Return the dataset.json in an archive, which tells its size."""
+    """Return the dataset.json in an archive, of the size that the archive says."""
     if size > MOST_LISTED:
         raise ValueError(f"larger than {MOST_LISTED:,} bytes")
     return file.read(size).decode()

@@ -39,7 +39,7 @@ class Part(ABC):
 
 @dataclass(frozen=True)
 class Source:
-    """Labelled images of one kind of storage; classes=() when only reading every record would tell them."""
+    """Labelled images of one kind of storage; classes=() when they are not known before every record is read."""
 
     kind: str
     name: str  # the base name: nothing of where it lay
@@ -101,7 +101,7 @@ def natural(path: Path) -> list[str | int]:
 
 
 def split_of(path: Path) -> str:
-    """Return the split that a file's name ("train-00000-of-00002"), or its folder's name, tells; "" for none."""
+    """Return the split that a file's name ("train-00000-of-00002"), or its folder's name, says; "" for none."""
     prefix = re.match(r"(.*?[^\d-])-\d+(-of-\d+)?$", path.stem)
     if prefix:
         return prefix[1]
