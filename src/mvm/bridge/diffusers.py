@@ -78,7 +78,7 @@ def _unpacked(pipe_or_model: Any, scheduler: Any) -> tuple[nn.Module, Any]:
     """Return network and scheduler; a pipeline brings its own."""
     if isinstance(pipe_or_model, nn.Module):
         if scheduler is None:
-            raise ValueError("scheduler=None: a network alone does not tell its path; pass the scheduler it belongs to")
+            raise ValueError("scheduler=None: a network alone does not say its path; pass the scheduler it belongs to")
         return pipe_or_model, scheduler
     parts = getattr(pipe_or_model, "components", None)
     if not isinstance(parts, Mapping):
@@ -197,7 +197,7 @@ def from_diffusers(
     encoder_hidden_states. null_arguments: the same for the unconditional branch of guidance; a row of one sample is
     for all. joined: as of `from_model`. arguments: more keywords for every call as they are, those without a row per
     sample among them; a condition's go before. num_classes, null_label: by default from the network's config (DiT's
-    null label is the one behind its classes). round_timesteps: tell the network the nearest whole training step.
+    null label is the one behind its classes). round_timesteps: give the network the nearest whole training step.
     path: as of `from_model`. The scheduler's grid, clipping and thresholding are its sampler's and play no part.
     """
     model, scheduler = _unpacked(pipe_or_model, scheduler)

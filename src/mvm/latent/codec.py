@@ -21,7 +21,7 @@ class Codec(ABC):
 
     @property
     def identity(self) -> dict[str, str]:
-        """Return what tells this codec from others of its shape: {"codec": ...}, on which latents depend, and more."""
+        """Return what identifies a codec among those of its shape: {"codec": ...} and what else samples depend on."""
         return {}
 
     @abstractmethod
@@ -63,7 +63,7 @@ class VAE(nn.Module, Codec):
         self.fingerprint = fingerprint(facts, network.state_dict())
 
     def train(self, mode: bool = True) -> "VAE":
-        """Stay in eval, whatever a surrounding module is told."""
+        """Stay in eval, whatever mode a surrounding module is in."""
         return super().train(False)
 
     def _placed(self, values: Tensor) -> Tensor:

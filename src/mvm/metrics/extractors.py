@@ -1,4 +1,4 @@
-"""Feature networks by name: uint8 images -> named features, in full float32, and what tells one network from another.
+"""Feature networks by name: uint8 images -> named features, in full float32, and the facts that identify each.
 
 | name      | features of an image                                                  | figures                        |
 |-----------|-----------------------------------------------------------------------|--------------------------------|

@@ -237,7 +237,7 @@ class Inception(nn.Module):
         self.requires_grad_(False).train(False)
 
     def train(self, mode: bool = True) -> Self:
-        """Stay in eval, whatever a surrounding module is told: batch statistics would make figures of the batch."""
+        """Stay in eval, whatever mode a surrounding module is in: batch statistics would make figures of the batch."""
         return super().train(False)
 
     @property

@@ -79,7 +79,7 @@ class LPIPS(nn.Module):
         self.train(False)
 
     def train(self, mode: bool = True) -> Self:
-        """Stay in eval, whatever a surrounding module is told."""
+        """Stay in eval, whatever mode a surrounding module is in."""
         return super().train(False)
 
     @property

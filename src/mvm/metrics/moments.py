@@ -81,7 +81,8 @@ class Accumulator:
         left.mean = self.mean + gap * (other.count / left.count)
         left.scatter = self.scatter - other.scatter.to(self.scatter)
         # the two means are gap * self.count / left.count apart
-        return left._add_outer(gap, -self.count * other.count / left.count)
+        left.scatter.addr_(gap, gap, alpha=-self.count * other.count / left.count)
+        return left
 
     def result(self) -> Moments:
         """Return the moments of all features so far."""
@@ -119,14 +120,9 @@ class Accumulator:
         """Move the mean to that of both sets; the scatter already holds both, each about its own mean."""
         total = self.count + count
         gap = mean - self.mean
-        self._add_outer(gap, self.count * count / total)
+        self.scatter.addr_(gap, gap, alpha=self.count * count / total)  # without a second (d, d) matrix
         self.mean += gap * (count / total)
         self.count = total
-
-    def _add_outer(self, gap: Tensor, weight: float) -> "Accumulator":
-        """Add weight * gap gap^T to the scatter, without a second (d, d) matrix."""
-        self.scatter.addr_(gap, gap, alpha=weight)
-        return self
 
 
 def random_blocks(count: int, blocks: int, seed: int = 0) -> tuple[Tensor, ...]:

@@ -1,4 +1,4 @@
-"""What a published folder tells diffusers: three tables that follow from config.json; the weights are stored once.
+"""What a published folder says to diffusers: three tables that follow from config.json; the weights are stored once.
 
 They make the scheduler loadable by itself and the folder recognizable. `MVMPipeline` builds from config.json alone, so
 the tables are compared with it on reading and never obeyed.

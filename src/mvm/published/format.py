@@ -27,7 +27,7 @@ from torch import nn
 
 from mvm.checkpoint import Weights
 from mvm.files import sha256
-from mvm.latent import Decoder, DecoderConfig, DecoderOnly, load_decoder_only, rae
+from mvm.latent import Decoder, DecoderOnly, rae
 from mvm.latent.fingerprint import Origin
 from mvm.network import build_network
 from mvm.published.diffusers import INDEX, SCHEDULER, TRANSFORMER, disagreement, tables
@@ -68,7 +68,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Config:
-    """What config.json tells; license: an identifier as the hub has them, sha256: of model.safetensors."""
+    """What config.json says; license: an identifier as the hub has them, sha256: of model.safetensors."""
 
     recipe: Recipe
     classes: tuple[str, ...]
@@ -212,7 +212,7 @@ def read_config(folder: Path, root: Path | None = None) -> Config:
 
 
 def check_tables(folder: Path, config: Config) -> None:
-    """Refuse a folder that tells diffusers something else than config.json says, e.g. other classes to import."""
+    """Refuse a folder whose tables for diffusers disagree with config.json, e.g. name other classes to import."""
     wanted = tables(config.recipe, config.classes)
     for path in (folder / name for name in (INDEX, SCHEDULER, TRANSFORMER) if (folder / name).is_file()):
         with _naming(path):
@@ -258,21 +258,15 @@ def read_codec(folder: Path, recipe: Recipe) -> DecoderOnly | None:
         return None
     place = folder / CODEC
     index = rae.read_index(place)
-    try:
-        config = DecoderConfig(**{name: value for name, value in index["decoder"].items() if name != "fingerprint"})
-        shape = tuple(index["latent_shape"])
-        shapes = (shape, (3, shape[-1] * config.patch, shape[-1] * config.patch))
-    except (TypeError, AttributeError, IndexError) as error:
-        raise ValueError(f"{place} is damaged ({error}); get it again") from None
+    side = index.latent_shape[-1] * index.decoder.patch
+    shapes = index.latent_shape, (3, side, side)
     if shapes != (recipe.sample_shape, recipe.data.shape):
         raise ValueError(
             f"{place} has latents and images {shapes}, the recipe {recipe.sample_shape, recipe.data.shape}"
         )
-    _require_tensors(place / rae.DECODER, lambda: Decoder(config, shape, Origin("", "")), 0)
-    try:
-        return load_decoder_only(place)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{place} is damaged ({error!r}); get it again") from None
+    nobody = Origin("", "")
+    _require_tensors(place / rae.DECODER, lambda: Decoder(index.decoder, index.latent_shape, nobody), 0)
+    return rae.load_decoder_only(place)
 
 
 def check_all(folder: Path) -> tuple[Config, DecoderOnly | None]:

@@ -56,8 +56,8 @@ def open_stored(run: Path, weights: str, which: str) -> Stored:
 class Opened(NamedTuple):
     """A stored model that is not built yet.
 
-    codec: the fingerprint of the latents it was trained in, "" for pixels. origin: what is told of the weights in
-    records. config: of a published model, which brings its own decoder; None for a run. tuned: times fitted to it.
+    codec: the fingerprint of the latents it was trained in, "" for pixels. origin: what records say of the weights.
+    config: of a published model, which brings its own decoder; None for a run. tuned: times fitted to it.
     """
 
     recipe: AnyRecipe

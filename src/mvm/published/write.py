@@ -115,7 +115,7 @@ def export(
 
 
 def _identity(folder: Path) -> tuple[int, int] | None:
-    """Return what tells a folder from one that another process has put in its place; None where there is none."""
+    """Return what changes when another process replaces a folder; None where there is none."""
     return (folder.stat().st_ino, folder.stat().st_mtime_ns) if folder.exists() else None
 
 
@@ -159,10 +159,10 @@ def _base(name: str) -> str:
 
 
 def _public(recipe: Recipe) -> Recipe:
-    """Return the recipe without the places of this machine: they would mean nothing on others, and tell of this one."""
+    """Return the recipe without the paths of this machine: they would mean nothing on others, and give it away."""
     data = replace(recipe.data, path=_base(recipe.data.path) if recipe.data.name == FOLDER else "")
     codec = replace(recipe.codec, path="", encoder="", latents="")
-    if recipe.name in shipped() and load_recipe(recipe.name).data.name != recipe.data.name:  # it tells of other images
+    if recipe.name in shipped() and load_recipe(recipe.name).data.name != recipe.data.name:
         kinds = ", ".join(data.class_names[:5]) + (", ..." if len(data.class_names) > 5 else "")
         text = f"Images of {data.size}x{data.size} pixels ({kinds}), trained by the recipe {recipe.name}"
         recipe = replace(recipe, description=text if data.size else "Trained on other images than its recipe's")

@@ -257,7 +257,7 @@ class DecoderTrainer:
         groups |= {name: self.averages.parts(name) for name in self.averages.profiles}
         groups["optimizer"] = self._training_state()
         state = {part: {n: v.detach().to("cpu", copy=True) for n, v in group} for part, group in groups.items()}
-        return checkpoint_of(self, state, quality, {"encoder": self.encoder.origin.told})
+        return checkpoint_of(self, state, quality, {"encoder": self.encoder.origin.metadata})
 
     def restore(self, folder: Path) -> None:
         """Read a checkpoint; every file is checked before anything is changed."""

@@ -83,7 +83,7 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
         if not math.isfinite(rho):
             raise ValueError(f"rho={rho} must be finite; 0 is the ODE, 1 the paper's SDE")
         if trained is None:
-            # a default would tell a network of another library times in [0, 1], which it takes without an error
+            # by default a network of another library would get times in [0, 1], which it takes without an error
             if prediction_type is None or schedule is None:
                 missing = [name for name in ("prediction_type", "schedule") if self.config[name] is None]
                 raise ValueError(

@@ -32,7 +32,7 @@ REFUSED = {  # of another scheduler's options, those that neither network nor gr
 class Training:
     """A network's path, what it predicts, and its clock; it is asked at times from `first` to `last`.
 
-    steps: its training timesteps, or None for a network of mvm, which is told t itself. The rest shifts the grid of a
+    steps: its training timesteps, or None for a network of mvm, which gets t itself. The rest shifts the grid of a
     flow: by `shift`, or where `dynamic` names how by the mu of a call; `terminal` is the last time asked.
     """
 
