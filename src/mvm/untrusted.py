@@ -67,17 +67,17 @@ def read_text(path: Path, most: int = MOST_TEXT) -> str:
         raise ValueError(f"'{path}' is no UTF-8 text ({error.reason} at byte {error.start:,})") from None
 
 
-def parse_json(text: str | bytes) -> Any:
-    """Return JSON; ValueError where it is none, or nested too deeply to be read."""
+def parse_json(text: str | bytes, **hooks: Any) -> Any:
+    """Return JSON; ValueError where it is none, or nested too deeply to be read; hooks: those of json.loads."""
     try:
-        return json.loads(text)
+        return json.loads(text, **hooks)
     except RecursionError:
         raise ValueError("too deeply nested") from None
 
 
-def read_json(path: Path, most: int = MOST_TEXT) -> dict[str, Any]:
-    """Return the table in a JSON file; ValueError where there is none."""
-    found = parse_json(read_text(path, most))
+def read_json(path: Path, most: int = MOST_TEXT, **hooks: Any) -> dict[str, Any]:
+    """Return the table in a JSON file; ValueError where there is none; hooks: those of json.loads."""
+    found = parse_json(read_text(path, most), **hooks)
     if not isinstance(found, dict):
         raise ValueError(f"a table is needed, not {cut(type(found).__name__)}")
     return found

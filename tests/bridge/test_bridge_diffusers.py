@@ -118,6 +118,8 @@ def test_euler_of_continuous_time():
         torch.testing.assert_close(at(from_diffusers(model, scheduler), x, sigma), want, rtol=0, atol=1e-4)
     with pytest.raises(ValueError, match="continuous"):
         from_diffusers(model, diffusers.EulerDiscreteScheduler(timestep_type="continuous"))
+    with pytest.raises(ValueError, match="round_timesteps=True"):
+        from_diffusers(model, diffusers.EulerDiscreteScheduler(**options), round_timesteps=True)
 
 
 @pytest.mark.parametrize("name", ["FlowMatchEulerDiscreteScheduler", "FlowMatchHeunDiscreteScheduler"])

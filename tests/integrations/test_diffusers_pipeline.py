@@ -24,7 +24,7 @@ from mvm.network import DDTConfig
 from mvm.pictures import to_pillow
 from mvm.pixels import to_uint8
 from mvm.published import export
-from mvm.published.files import FILES
+from mvm.published.format import FILES
 from mvm.published.tuned import read_entry, write_tuned
 from mvm.solver import ClassifierFree, Interval, solve
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 import mvm
 from mvm.files import sha256
 from mvm.published import read_config, read_weights
-from mvm.published.files import MOST_JSON
+from mvm.published.format import MOST_JSON
 
 
 def rewrite(folder, change):

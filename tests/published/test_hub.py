@@ -8,7 +8,7 @@ import pytest
 
 import mvm
 from mvm.model import is_model
-from mvm.published.files import FILES
+from mvm.published.format import FILES
 from mvm.published.hub import HubId, as_hub_id, fetch, parse_hub_id, prepare, push
 
 hub = pytest.importorskip("huggingface_hub", reason="needs mean-velocity-matching[hub]")

@@ -78,7 +78,7 @@ def _unpacked(pipe_or_model: Any, scheduler: Any) -> tuple[nn.Module, Any]:
     """Return network and scheduler; a pipeline brings its own."""
     if isinstance(pipe_or_model, nn.Module):
         if scheduler is None:
-            raise ValueError("scheduler=None: a network alone does not tell its path; pass the scheduler it belongs to")
+            raise ValueError("scheduler=None: a network alone does not say its path; pass the scheduler it belongs to")
         return pipe_or_model, scheduler
     parts = getattr(pipe_or_model, "components", None)
     if not isinstance(parts, Mapping):
@@ -96,10 +96,11 @@ def _classes(config: Mapping[str, Any]) -> tuple[int, int | None]:
     return int(config.get("num_class_embeds") or 0), None
 
 
-def _network(model: Any, arguments: Mapping[str, Any], num_classes: int) -> Network:
+def _network(model: Any, arguments: Mapping[str, Any], num_classes: int, rounded: bool) -> Network:
     """Return (x, timestep, condition) -> prediction, all in the model's dtype; learned variances are left out.
 
-    The third argument is class labels or, where there are no classes, the text: encoder_hidden_states.
+    The third argument is class labels or, where there are no classes, the text: encoder_hidden_states. rounded: the
+    network gets the nearest whole timestep.
     """
     parameters = inspect.signature(model.forward).parameters
     unit = UNIT if any(kind.__name__ in UNIT_TIME for kind in type(model).__mro__) else 1
@@ -112,18 +113,24 @@ def _network(model: Any, arguments: Mapping[str, Any], num_classes: int) -> Netw
             raise ValueError("condition=None: this model has classes and no null label; pass condition or null_label")
         if condition:
             named["class_labels" if num_classes else TEXT] = condition[0]
-        told = map_tensors(cast, {**arguments, **named})
-        fits(model, x, timestep=timestep, **told)
-        if TEXT in parameters and TEXT not in told and not num_classes:  # optional in a signature, needed all the same
+        named = map_tensors(cast, {**arguments, **named})
+        fits(model, x, timestep=timestep, **named)
+        if TEXT in parameters and TEXT not in named and not num_classes:  # optional in a signature, needed all the same
             raise ValueError(
                 f"condition: {type(model).__name__} needs {TEXT}; name it in condition={{...}} of mvm.sample and, for "
                 "the unconditional branch of guidance, in null_arguments={...}"
             )
-        out = model(x.to(model.dtype), timestep=(timestep / unit).float(), **told).sample
+        timestep = timestep.round() if rounded else timestep
+        out = model(x.to(model.dtype), timestep=(timestep / unit).float(), **named).sample
         learned_variance = out.shape[1] == 2 * x.shape[1]
         return (out[:, : x.shape[1]] if learned_variance else out).to(x.dtype)
 
     return predict
+
+
+def _by_log_sigma(scheduler: Any) -> bool:
+    """Return whether an EulerDiscreteScheduler gives its network log(sigma)/4: EDM's network with sigma_data = 1."""
+    return scheduler.config.get("timestep_type", "discrete") == "continuous"
 
 
 def _preconditioned(network: Network, sigma_data: float, sign: int) -> Network:
@@ -138,45 +145,28 @@ def _preconditioned(network: Network, sigma_data: float, sign: int) -> Network:
     return denoise
 
 
-def _from_beta_scheduler(network: Network, scheduler: Any, rounded: bool, **options: Any) -> BridgedField:
+def _from_beta_scheduler(network: Network, scheduler: Any, **options: Any) -> BridgedField:
     config = scheduler.config
     kind = choose("prediction_type", config.prediction_type, PREDICTIONS)
     if config.get("use_flow_sigmas", False):
-        return from_model(network, LinearFlow(), kind, timestep=_scaled(config.num_train_timesteps, rounded), **options)
-    if config.get("timestep_type", "discrete") == "continuous":
-        return _from_continuous(network, config, **options)
+        return from_model(network, LinearFlow(), kind, timestep=lambda t: t * config.num_train_timesteps, **options)
+    if _by_log_sigma(scheduler):
+        if config.prediction_type != "v_prediction" or not (config.sigma_min and config.sigma_max):
+            raise ValueError("timestep_type='continuous' needs prediction_type='v_prediction', sigma_min and sigma_max")
+        denoiser = _preconditioned(network, 1.0, EDM_SIGNS["v_prediction"])
+        return from_edm(denoiser, sigma_min=config.sigma_min, sigma_max=config.sigma_max, **options)
     if kind == "flow":
         raise ValueError("prediction_type='flow_prediction' is of the straight path; set use_flow_sigmas=True with it")
-    table = beta_table(scheduler)
-    clock = (lambda t: table.timestep(t).round()) if rounded else table.timestep
-    return from_model(network, table, kind, timestep=clock, **options)
+    return from_model(network, beta_table(scheduler), kind, **options)
 
 
-def _from_continuous(network: Network, config: Any, **options: Any) -> BridgedField:
-    """EulerDiscreteScheduler told log(sigma)/4: EDM's network with sigma_data = 1."""
-    if config.prediction_type != "v_prediction" or not (config.sigma_min and config.sigma_max):
-        raise ValueError("timestep_type='continuous' needs prediction_type='v_prediction', sigma_min and sigma_max")
-    denoiser = _preconditioned(network, 1.0, EDM_SIGNS["v_prediction"])
-    return from_edm(denoiser, sigma_min=config.sigma_min, sigma_max=config.sigma_max, **options)
-
-
-def _scaled(steps: int, rounded: bool) -> Callable[[Tensor], Tensor]:
-    return (lambda t: (t * steps).round()) if rounded else (lambda t: t * steps)
-
-
-def _from_flow_scheduler(network: Network, scheduler: Any, rounded: bool, **options: Any) -> BridgedField:
+def _from_flow_scheduler(network: Network, scheduler: Any, **options: Any) -> BridgedField:
     data_at = int(scheduler.config.get("invert_sigmas", False))
-
-    def told(x: Tensor, time: Tensor, /, *condition: Condition, **named: Any) -> Tensor:
-        return network(x, time.round() if rounded else time, *condition, **named)
-
-    return from_flow(told, data_at=data_at, time_scale=scheduler.config.num_train_timesteps, **options)
+    return from_flow(network, data_at=data_at, time_scale=scheduler.config.num_train_timesteps, **options)
 
 
-def _from_edm_scheduler(network: Network, scheduler: Any, rounded: bool, **options: Any) -> BridgedField:
+def _from_edm_scheduler(network: Network, scheduler: Any, **options: Any) -> BridgedField:
     config = scheduler.config
-    if rounded:
-        raise ValueError("round_timesteps=True: this scheduler tells its network log(sigma)/4; leave it False")
     sign = choose("prediction_type", config.prediction_type, EDM_SIGNS)
     denoiser = _preconditioned(network, config.sigma_data, sign)
     return from_edm(denoiser, sigma_min=config.sigma_min, sigma_max=config.sigma_max, **options)
@@ -207,7 +197,7 @@ def from_diffusers(
     encoder_hidden_states. null_arguments: the same for the unconditional branch of guidance; a row of one sample is
     for all. joined: as of `from_model`. arguments: more keywords for every call as they are, those without a row per
     sample among them; a condition's go before. num_classes, null_label: by default from the network's config (DiT's
-    null label is the one behind its classes). round_timesteps: tell the network the nearest whole training step.
+    null label is the one behind its classes). round_timesteps: give the network the nearest whole training step.
     path: as of `from_model`. The scheduler's grid, clipping and thresholding are its sampler's and play no part.
     """
     model, scheduler = _unpacked(pipe_or_model, scheduler)
@@ -215,14 +205,15 @@ def from_diffusers(
     config: Any = getattr(model, "config", None)
     if not isinstance(config, Mapping):
         raise ValueError(f"{type(model).__name__} is no network of diffusers (it has no config); use from_model")
+    if round_timesteps and (build is _from_edm_scheduler or _by_log_sigma(scheduler)):
+        raise ValueError("round_timesteps=True: this scheduler gives its network log(sigma)/4; leave it False")
     found, null = _classes(config)
     num_classes = found if num_classes is None else num_classes
     if null_label is None and null_arguments is None:
         null_label = null
     return build(
-        _network(model.eval(), dict(arguments or {}), num_classes),
+        _network(model.eval(), dict(arguments or {}), num_classes, round_timesteps),
         scheduler,
-        round_timesteps,
         num_classes=num_classes,
         null_label=null_label,
         null_arguments=null_arguments,

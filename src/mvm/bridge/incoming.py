@@ -75,10 +75,6 @@ class BridgedField:
             return adams()
         return adams().ending_at(float(equal_snr_time(self.first, self.own, MEAN_VELOCITY)))
 
-    def _level(self, t: Tensor) -> Tensor:
-        same = self.schedule is self.own
-        return (t if same else equal_snr_time(t, self.schedule, self.own)).clamp(self.first, self.last)
-
     def check_condition(self, condition: Condition, x: Tensor) -> Condition:
         """Return the condition with one row per sample of x: labels of the model's classes, or any structure."""
         condition = self._rows(condition, x)
@@ -103,14 +99,16 @@ class BridgedField:
         return torch.full((x.shape[0],), self.null_label, dtype=torch.int64, device=x.device)
 
     def __call__(self, x: Tensor, t: Tensor, condition: Condition = None) -> Tensor:
-        level = self._level(t)
+        own_time = t if self.schedule is self.own else equal_snr_time(t, self.schedule, self.own)
+        level = own_time.clamp(self.first, self.last)
         seen = x * like(self.own.norm(level) / self.schedule.norm(t), x)
         condition = self._null(x) if condition is None else self._rows(condition, x)
         if isinstance(condition, Mapping):
             value = self.network(seen, self.clock(level), **condition)
+        elif self.num_classes or condition is not None:
+            value = self.network(seen, self.clock(level), condition)
         else:
-            third = (condition,) if self.num_classes or condition is not None else ()
-            value = self.network(seen, self.clock(level), *third)
+            value = self.network(seen, self.clock(level))
         if value.shape != x.shape:
             raise ValueError(f"the model answers with shape {tuple(value.shape)} to a state of {tuple(x.shape)}")
         return to_x0(self.kind, value.to(x.dtype), seen, level, self.own)
@@ -155,24 +153,6 @@ def _fitted(network: Network) -> Network:
     return call
 
 
-def _check(
-    schedule: Schedule, kind: str, first: float, num_classes: int, null_label: int | None, null_arguments: Condition
-) -> None:
-    choose("kind", kind, KINDS)
-    if not isinstance(schedule, Schedule):
-        raise ValueError(f"schedule={schedule!r} must be a Schedule of mvm.path or mvm.bridge")
-    if kind in MEAN_VELOCITY_KINDS and not isinstance(schedule, MeanVelocity):
-        raise ValueError(f"kind='{kind}' is MVM's mean velocity; on {schedule} say 'diffusion_v' or 'flow'")
-    at_least("first", first, 0)
-    if first >= schedule.end:
-        raise ValueError(f"first={first} must lie below {schedule.end}, the end of {schedule}")
-    at_least("num_classes", num_classes, 0)
-    if null_label is not None and not num_classes:
-        raise ValueError(f"null_label={null_label}: a model without classes takes no label; set num_classes")
-    if null_label is not None and null_arguments is not None:
-        raise ValueError(f"null_label={null_label} and null_arguments are two unconditional branches; give one")
-
-
 def from_model(
     network: Network,
     schedule: Schedule,
@@ -197,24 +177,34 @@ def from_model(
     model's own path.
     """
     choose("path", path, PATHS)
-    table = isinstance(schedule, BetaTable)
-    clock = timestep or (schedule.timestep if table else _itself)
-    start = first if first is not None else (schedule.first if table else 0.0)
-    _check(schedule, kind, start, num_classes, null_label, null_arguments)
-    seen_from = MEAN_VELOCITY if path == "mvm" else schedule
-    last = _last(schedule, kind)
+    choose("kind", kind, KINDS)
+    if not isinstance(schedule, Schedule):
+        raise ValueError(f"schedule={schedule!r} must be a Schedule of mvm.path or mvm.bridge")
+    if kind in MEAN_VELOCITY_KINDS and not isinstance(schedule, MeanVelocity):
+        raise ValueError(f"kind='{kind}' is MVM's mean velocity; on {schedule} say 'diffusion_v' or 'flow'")
+    clock: Clock = schedule.timestep if isinstance(schedule, BetaTable) else torch.clone
+    first = (schedule.first if isinstance(schedule, BetaTable) else 0.0) if first is None else first
+    at_least("first", first, 0)
+    if first >= schedule.end:
+        raise ValueError(f"first={first} must lie below {schedule.end}, the end of {schedule}")
+    at_least("num_classes", num_classes, 0)
+    if null_label is not None and not num_classes:
+        raise ValueError(f"null_label={null_label}: a model without classes takes no label; set num_classes")
+    if null_label is not None and null_arguments is not None:
+        raise ValueError(f"null_label={null_label} and null_arguments are two unconditional branches; give one")
     return BridgedField(
-        _fitted(network), schedule, kind, seen_from, clock, start, last, num_classes, null_label, null_arguments, joined
+        _fitted(network),
+        own=schedule,
+        kind=kind,
+        schedule=MEAN_VELOCITY if path == "mvm" else schedule,
+        clock=timestep or clock,
+        first=first,
+        last=float(schedule.t_from_lam(math.log(WEAKEST_SIGNAL))) if kind in NOISE_KINDS else schedule.end,
+        num_classes=num_classes,
+        null_label=null_label,
+        null_arguments=null_arguments,
+        joined=joined,
     )
-
-
-def _last(schedule: Schedule, kind: str) -> float:
-    """Return the noisiest time at which a model of this kind is asked."""
-    return float(schedule.t_from_lam(math.log(WEAKEST_SIGNAL))) if kind in NOISE_KINDS else schedule.end
-
-
-def _itself(t: Tensor) -> Tensor:
-    return t
 
 
 def from_flow(

@@ -26,23 +26,19 @@ class Outgoing:
     end: float
     sign: int = 1
 
-    def _times(self, x: Tensor, time: Tensor | float) -> Tensor:
-        """Return times of the path, one per sample; those beyond its ends are refused."""
-        told = as_time(time).to(x.device)
-        if told.numel() not in (1, x.shape[0]):
+    def __call__(self, x: Tensor, time: Tensor | float, condition: Condition = None) -> Tensor:
+        given = as_time(time).to(x.device)
+        if given.numel() not in (1, x.shape[0]):
             raise ValueError(
-                f"time has {told.numel()} entries for a batch of {x.shape[0]}; give one, or one per sample"
+                f"time has {given.numel()} entries for a batch of {x.shape[0]}; give one, or one per sample"
             )
-        t, beyond = self.clock(told), ROUNDING * min(self.end, 1.0)
+        t, beyond = self.clock(given), ROUNDING * min(self.end, 1.0)
         if not bool(((t >= -beyond) & (t <= self.end + beyond)).all()):
             raise ValueError(
-                f"time={told.tolist()} lies outside of the path; give a training step of a table, t of a path, or a "
+                f"time={given.tolist()} lies outside of the path; give a training step of a table, t of a path, or a "
                 "sigma of at least 0; a flow in 0 to 1000 says time_scale=1000"
             )
-        return t.clamp(0, self.end).reshape(-1).expand(x.shape[0])
-
-    def __call__(self, x: Tensor, time: Tensor | float, condition: Condition = None) -> Tensor:
-        t = self._times(x, time)
+        t = t.clamp(0, self.end).reshape(-1).expand(x.shape[0])
         return self.sign * convert(self.field(x, t, condition), "x0", self.kind, x, t, self.path)
 
 

@@ -143,7 +143,7 @@ VELOCITIES = {"noise": 1, "data": -1}
 
 @dataclass(frozen=True)
 class FlowConvention:
-    """How a flow model tells time and velocity.
+    """The convention of a flow model for time and velocity.
 
     data_at: the end of its time at which data stands, 0 or 1. velocity_to: "noise" (eps - x0) or "data" (x0 - eps);
     None: dx/dt in its own time, so "noise" with data at 0 and "data" with data at 1. time_scale: its time at the far

@@ -4,7 +4,7 @@ Each of five transformations is drawn with one probability: up-down flip, size, 
 drawn is eight numbers, zero for what was not; they make the warp, and the network gets the very same. In sampling it
 gets none, and draws images as they were.
 
-Of a stretch 2^(0.2 n) in direction r EDM tells n (cos r, sin r), which is also what it tells of the opposite, -n in
+For a stretch 2^(0.2 n) in direction r EDM gives n (cos r, sin r), which it also gives for the opposite, -n in
 direction r + pi. Here it is n (cos 2r, sin 2r): the same for what is the same, and for nothing else. EDM stretches
 along the axes half of the time; here every direction is as likely.
 """

@@ -1,10 +1,52 @@
-"""Data sets by name: what a network must know of them before any image is read."""
+"""Data sets by name, what a network must know of them before any image is read; the 8x8 digits ship in the package."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.resources import files
 
-from mvm.data import embedded
-from mvm.data.embedded import Images
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Images:
+    """uint8 images (N, C, H, W) and int64 labels (N,)."""
+
+    images: Tensor
+    labels: Tensor
+    classes: tuple[str, ...]
+
+    def to(self, device: torch.device | str) -> "Images":
+        """Return the images on a device."""
+        return Images(self.images.to(device), self.labels.to(device), self.classes)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: Tensor | slice) -> "Images":
+        return Images(self.images[index], self.labels[index], self.classes)
+
+
+DIGITS = tuple("0123456789")
+HELD_OUT = 397  # of 1,797; the rest, 1,400, is for training
+
+
+def digits(split: str = "all") -> Images:
+    """Return the 1,797 handwritten digits, 8x8, grey levels 0..16 stretched to 0..255.
+
+    split: "all", "train" (1,400) or "held-out" (397). The file is in an order shuffled once, because the
+    original goes writer by writer: any prefix is then a fair split.
+    """
+    with (files("mvm.data") / "digits.npz").open("rb") as file:
+        archive = np.load(file, allow_pickle=False)
+        levels, labels = archive["levels"], archive["labels"]
+    images = torch.from_numpy(np.round(levels * (255 / 16)).astype(np.uint8)).reshape(-1, 1, 8, 8)
+    data = Images(images, torch.from_numpy(labels.astype(np.int64)), DIGITS)
+    parts = {"all": slice(None), "train": slice(HELD_OUT, None), "held-out": slice(HELD_OUT)}
+    if split not in parts:
+        raise ValueError(f"split='{split}' is unknown; allowed: {', '.join(parts)}")
+    return data[parts[split]]
 
 
 @dataclass(frozen=True)
@@ -25,7 +67,7 @@ _IMAGENETTE = (
 
 # Sets without `load` are read from a folder that `mvm data prepare` has written.
 DATA_SETS: dict[str, DataSet] = {
-    "digits": DataSet((1, 8, 8), embedded.CLASSES, embedded.digits),
+    "digits": DataSet((1, 8, 8), DIGITS, digits),
     "cifar10": DataSet((3, 32, 32), _CIFAR10),
     "imagenet32": DataSet((3, 32, 32), tuple(map(str, range(1000)))),
     "imagenet256": DataSet((3, 256, 256), tuple(map(str, range(1000)))),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mvm import noise
-from mvm.data.embedded import Images
+from mvm.data.catalogue import Images
 
 
 @lru_cache(maxsize=2)  # an epoch and, read ahead, the next
@@ -65,7 +65,7 @@ class Store(ABC):
     """Images to draw from: gather(indices) -> (uint8 images, labels) on the training device; store[indices]: images."""
 
     labels: Tensor  # all of them
-    stamp: str = ""  # tells these images from any others; "": they ship in the package
+    stamp: str = ""  # of these images and no others; "": they ship in the package
 
     def __getitem__(self, indices: Tensor) -> Tensor:
         return self.gather(indices)[0]
@@ -76,7 +76,7 @@ class Store(ABC):
     def gather(self, indices: Tensor) -> tuple[Tensor, Tensor]: ...
 
     def expect(self, indices: Callable[[], Tensor]) -> None:
-        """Be told what will be asked for next, to read ahead; by default there is nothing to gain by it."""
+        """Take note of what will be asked for next, to read ahead; by default there is nothing to gain by it."""
         return
 
 
@@ -120,11 +120,9 @@ class OnHost(Store):
         self.ahead = self.thread.submit(work)
 
     def gather(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        return self._expected(indices) or self._fetch(indices)
-
-    def _expected(self, indices: Tensor) -> tuple[Tensor, Tensor] | None:
         ahead, self.ahead = self.ahead, None
-        if ahead is None:
-            return None
-        wanted, found = ahead.result()
-        return found if torch.equal(wanted, indices) else None
+        if ahead is not None:
+            wanted, found = ahead.result()
+            if torch.equal(wanted, indices):
+                return found
+        return self._fetch(indices)

@@ -72,26 +72,6 @@ def resolve(resize: str, size: int) -> str:
     return ("box" if size <= BOX_UP_TO else "centre-crop") if resize == "auto" else resize
 
 
-def _eight_bits(image: Image.Image) -> Image.Image:
-    """Return 16-bit grey in 8 bits; Pillow's own conversion would cut everything above 255 to white."""
-    if image.mode == "F":
-        raise ValueError("floating-point pixels have no agreed range")
-    if not image.mode.startswith("I"):
-        return image
-    return Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
-
-
-def _converted(image: Image.Image, mode: str) -> Image.Image:
-    image.load()  # now: Pillow would find damage only when someone looks at the pixels
-    _check_pixels(*image.size)  # again: of HEIC only decoding tells the size
-    with suppress(Exception):  # a damaged EXIF block is no reason to lose the pixels
-        ImageOps.exif_transpose(image, in_place=True)
-    image = _eight_bits(image)
-    if image.mode == "P" and "transparency" in image.info:
-        image = image.convert("RGBA")  # the same colours; straight to RGB Pillow warns
-    return image if image.mode == mode else image.convert(mode)
-
-
 def _check_pixels(width: int, height: int) -> None:
     if not width * height:
         raise BadImage("it has no pixels")
@@ -153,13 +133,6 @@ def _bad(error: Exception) -> BadImage:
     return BadImage("not an image" if unknown else cut(f"{type(error).__name__}: {error}"))
 
 
-def _opened(image: bytes | np.ndarray) -> Image.Image:
-    if isinstance(image, bytes):
-        return open_picture(image)
-    _check_pixels(*image.shape[:2])
-    return Image.fromarray(np.ascontiguousarray(image[..., 0] if image.shape[-1] == 1 else image))
-
-
 def decode(image: bytes | np.ndarray, channels: int) -> Image.Image:
     """Return the picture in RGB or grey; BadImage when it is none, not whole, or too large.
 
@@ -167,7 +140,22 @@ def decode(image: bytes | np.ndarray, channels: int) -> Image.Image:
     """
     mode = choose("channels", str(channels), {str(number): mode for number, mode in MODES.items()})
     try:
-        return _converted(_opened(image), mode)
+        if isinstance(image, bytes):
+            picture = open_picture(image)
+        else:
+            _check_pixels(*image.shape[:2])
+            picture = Image.fromarray(np.ascontiguousarray(image[..., 0] if image.shape[-1] == 1 else image))
+        picture.load()  # now: Pillow would find damage only when someone looks at the pixels
+        _check_pixels(*picture.size)  # again: of HEIC only decoding shows the size
+        with suppress(Exception):  # a damaged EXIF block is no reason to lose the pixels
+            ImageOps.exif_transpose(picture, in_place=True)
+        if picture.mode == "F":
+            raise ValueError("floating-point pixels have no agreed range")
+        if picture.mode.startswith("I"):  # 16-bit grey: Pillow's own conversion would cut all above 255 to white
+            picture = Image.fromarray((np.asarray(picture) >> 8).clip(0, 255).astype(np.uint8))
+        if picture.mode == "P" and "transparency" in picture.info:
+            picture = picture.convert("RGBA")  # the same colours; straight to RGB Pillow warns
+        return picture if picture.mode == mode else picture.convert(mode)
     except Exception as error:  # as above: damage shows when pixels are unpacked
         raise _bad(error) from None
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mvm.data.embedded import Images
+from mvm.data.catalogue import Images
 from mvm.store import INDEX, ArrayStore, Rows
 from mvm.untrusted import cut, plain_name, read_json, whole_numbers
 

@@ -67,20 +67,26 @@ class Course:
         return replace(state, x=self.inward(state.index, sample), anchor=None, kick=None)
 
 
+def solver_path(solver: Solver, schedule: Schedule) -> Schedule:
+    """Return the path whose times the solver takes for a network trained on the schedule."""
+    return schedule if solver.own_time else MEAN_VELOCITY
+
+
+def times_on(target: Schedule, times: tuple[float, ...], source: Schedule) -> tuple[float, ...]:
+    """Return the times of the target path with the signal-to-noise ratios of these times of the source."""
+    if source == target:
+        return times
+    return tuple(float(equal_snr_time(t, source, target)) for t in times)
+
+
 def course_of(plan: Plan, solver: Solver, schedule: Schedule) -> Course:
     """Return the plan as the schedule sees it."""
-    if solver.own_time or schedule == MEAN_VELOCITY:
+    path = solver_path(solver, schedule)
+    if path == schedule:
         return Course(plan, plan.times, (1.0,) * len(plan.times))
-    times = tuple(float(equal_snr_time(t, MEAN_VELOCITY, schedule)) for t in plan.times)
-    scales = tuple(float(equal_snr_scale(t, MEAN_VELOCITY, schedule)) for t in plan.times)
-    return Course(plan, times, scales, scales[0] * float(equal_snr_scale(schedule.end, schedule, MEAN_VELOCITY)))
-
-
-def solver_times(times: tuple[float, ...], solver: Solver, schedule: Schedule) -> tuple[float, ...]:
-    """Return times of the schedule as the solver's."""
-    if solver.own_time or schedule == MEAN_VELOCITY:
-        return times
-    return tuple(float(equal_snr_time(t, schedule, MEAN_VELOCITY)) for t in times)
+    scales = tuple(float(equal_snr_scale(t, path, schedule)) for t in plan.times)
+    first = scales[0] * float(equal_snr_scale(schedule.end, schedule, path))
+    return Course(plan, times_on(schedule, plan.times, path), scales, first)
 
 
 @dataclass(frozen=True)

@@ -87,12 +87,6 @@ def plain_norm(tokens: Tensor) -> Tensor:
     return layer_norm(tokens, tokens.shape[-1:], eps=NORM_EPS)
 
 
-def _architecture(config: Any) -> dict[str, Any]:
-    """Return what the shapes of the weights do not tell."""
-    names = ("model_type", "num_attention_heads", "layer_norm_eps", "hidden_act", "rope_theta")
-    return {name: getattr(config, name, None) for name in names}
-
-
 class LatentEncoder(nn.Module):
     """encoder(images uint8) -> latents (B, C, h, w) float32, unnormalised; frozen, without gradient, always in eval.
 
@@ -112,8 +106,10 @@ class LatentEncoder(nn.Module):
         facts = asdict(self.config) | {"scaling": asdict(encoder.scaling), "eps": NORM_EPS, "convention": CONVENTION}
         facts["layers"] = self.blocks
         del facts["name"]  # a folder may be moved
+        for name in ("model_type", "num_attention_heads", "layer_norm_eps", "hidden_act", "rope_theta"):
+            facts[name] = getattr(model, name, None)  # which the shapes of the weights do not show
         weights = {name: value for name, value in encoder.body.state_dict().items() if "mask_token" not in name}
-        self.fingerprint = fingerprint(facts | _architecture(model), weights)  # now: the weights may be rounded later
+        self.fingerprint = fingerprint(facts, weights)  # now: the weights may be rounded later
 
     @property
     def origin(self) -> Origin:
@@ -123,7 +119,7 @@ class LatentEncoder(nn.Module):
         return Origin(self.fingerprint, f"'{self.config.name}' (blocks {blocks}{extra}; {self.config.resolution} px)")
 
     def train(self, mode: bool = True) -> Self:
-        """Stay in eval, whatever a surrounding module is told."""
+        """Stay in eval, whatever mode a surrounding module is in."""
         return super().train(False)
 
     @torch.no_grad()

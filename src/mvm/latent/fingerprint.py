@@ -30,12 +30,12 @@ class Origin(NamedTuple):
         return f"{self.words} [{self.fingerprint[:SHOWN]}]"
 
     @staticmethod
-    def of(told: Mapping[str, str]) -> "Origin":
+    def of(metadata: Mapping[str, str]) -> "Origin":
         """Return the origin in the metadata of a file."""
-        return Origin(told["encoder"], told["encoder_words"])
+        return Origin(metadata["encoder"], metadata["encoder_words"])
 
     @property
-    def told(self) -> dict[str, str]:
+    def metadata(self) -> dict[str, str]:
         """Return the metadata of a file."""
         return {"encoder": self.fingerprint, "encoder_words": self.words}
 

@@ -9,9 +9,8 @@ Stage 1 trains the decoder on raw latents, without statistics: rae.decoder(rae.n
 """
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from mvm import noise
-from mvm.files import put_in_place, temporary_beside, write_text
+from mvm.files import private_beside, put_in_place, write_text
 from mvm.latent.codec import Codec
 from mvm.latent.decoder import SIZES, Decoder, DecoderConfig
 from mvm.latent.encoder import EncoderConfig, LatentEncoder, load_latent_encoder
@@ -94,21 +93,16 @@ class LatentDecoder(nn.Module, Codec):
         if folder.is_dir() and any(folder.iterdir()) and not (folder / INDEX).is_file():
             raise ValueError(f"'{folder}' is not empty and holds no autoencoder; give another folder")
         folder.resolve().parent.mkdir(parents=True, exist_ok=True)
-        temporary = temporary_beside(folder)
-        try:
-            temporary.mkdir()
+        with private_beside(folder) as temporary:
             self._write(temporary)
             put_in_place(temporary, folder)
-        except Exception:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
 
     def _write(self, folder: Path) -> None:
         origin = self.decoder.encoder
         weights = {name: value.cpu().contiguous() for name, value in self.decoder.state_dict().items()}
-        save_file(weights, folder / DECODER, origin.told)
+        save_file(weights, folder / DECODER, origin.metadata)
         (folder / DECODER).chmod(0o644)  # safetensors makes files private
-        told: dict[str, Any] = {
+        index: dict[str, Any] = {
             "format": FORMAT,
             "encoder": {**asdict(self.encoder_config), "fingerprint": origin.fingerprint},
             "words": origin.words,
@@ -118,8 +112,8 @@ class LatentDecoder(nn.Module, Codec):
         }
         if self.statistics is not None:
             self.statistics.save(folder / STATISTICS)
-            told["statistics"] = {"fingerprint": self.statistics.fingerprint}
-        write_text(folder / INDEX, json.dumps(told, indent=2) + "\n")
+            index["statistics"] = {"fingerprint": self.statistics.fingerprint}
+        write_text(folder / INDEX, json.dumps(index, indent=2) + "\n")
 
 
 class RAE(LatentDecoder):
@@ -164,11 +158,11 @@ class DecoderOnly(LatentDecoder):
 
     def renamed(self, encoder: str) -> "DecoderOnly":
         """Return the same, with another name for the encoder: where it lies on one machine says nothing on others."""
-        config, origin = replace(self.encoder_config, name=encoder), self.decoder.encoder
+        origin = self.decoder.encoder
         words = origin.words.replace(self.encoder_config.name, encoder)
         for part in (self.decoder, self._measured):
             part.encoder = origin._replace(words=words)
-        self.encoder_config = config
+        self.encoder_config = replace(self.encoder_config, name=encoder)
         return self
 
 
@@ -177,37 +171,49 @@ def is_rae(folder: Path) -> bool:
     return (folder / INDEX).is_file()
 
 
-def read_index(folder: Path) -> dict[str, Any]:
-    """Return what a folder tells of its autoencoder."""
+@dataclass(frozen=True)
+class Index:
+    """What a folder says of its autoencoder; statistics: their fingerprint, None without any."""
+
+    encoder: EncoderConfig
+    origin: Origin
+    latent_shape: tuple[int, int, int]
+    decoder: DecoderConfig
+    decoder_fingerprint: str
+    statistics: str | None
+
+    @staticmethod
+    def of(table: dict[str, Any]) -> "Index":
+        """Return the index in a table of JSON; a ValueError, KeyError, TypeError or AttributeError where it is none."""
+        encoder, decoder = dict(table["encoder"]), dict(table["decoder"])
+        origin = Origin(encoder.pop("fingerprint"), table["words"])
+        fingerprint = decoder.pop("fingerprint")
+        statistics = None if table["statistics"] is None else table["statistics"]["fingerprint"]
+        texts = [*origin, encoder["name"], fingerprint, *([] if statistics is None else [statistics])]
+        if not all(isinstance(text, str) and text for text in texts):
+            raise ValueError("words and fingerprints must be text")
+        channels, height, width = table["latent_shape"]
+        config = DecoderConfig(**decoder)
+        whole_numbers(channels, height, width, config.patch)
+        if height != width or not channels or not height:
+            raise ValueError(f"latents {cut(table['latent_shape'])}: a decoder needs a square")
+        return Index(EncoderConfig(**encoder), origin, (channels, height, width), config, fingerprint, statistics)
+
+
+def read_index(folder: Path) -> Index:
+    """Return what a folder says of its autoencoder."""
     path = folder / INDEX
     if not path.is_file():
         raise ValueError(f"'{folder}' holds no autoencoder (no {INDEX})")
     try:
-        told = read_json(path)
-        version = told["format"]
-        if version == FORMAT:
-            _check_index(told)
+        table = read_json(path)
+        version = table["format"]
+        index = Index.of(table) if version == FORMAT else None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"'{path}' is damaged ({cut(error)}); restore it") from None
-    if version != FORMAT:
+    if index is None:
         raise ValueError(f"'{path}' has format {cut(version)}; this version of mvm reads {FORMAT}")
-    return told
-
-
-def _check_index(told: dict[str, Any]) -> None:
-    """Raise where the index tells something else than fingerprints, words, and the shape of square latents."""
-    parts = [told["encoder"], told["decoder"], *([] if told["statistics"] is None else [told["statistics"]])]
-    texts = [told["words"], told["encoder"]["name"], *(part["fingerprint"] for part in parts)]
-    if not all(isinstance(text, str) and text for text in texts):
-        raise ValueError("words and fingerprints must be text")
-    _, height, width = told["latent_shape"]
-    whole_numbers(*told["latent_shape"])
-    if height != width or not all(told["latent_shape"]):
-        raise ValueError(f"latents {cut(told['latent_shape'])}: a decoder needs a square")
-
-
-def _without_fingerprint(part: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in part.items() if name != "fingerprint"}
+    return index
 
 
 def _require_fingerprint(path: Path, found: str, expected: str) -> None:
@@ -218,26 +224,24 @@ def _require_fingerprint(path: Path, found: str, expected: str) -> None:
         )
 
 
-def _load_decoder(folder: Path, told: dict[str, Any], encoder: Origin) -> Decoder:
+def _load_decoder(folder: Path, index: Index) -> Decoder:
     path = folder / DECODER
     try:
         with safe_open(path, "pt") as file:
             made_with = Origin.of(file.metadata() or {})
-        require_same(f"decoder '{path}'", made_with, encoder)
-        config, shape = DecoderConfig(**_without_fingerprint(told["decoder"])), told["latent_shape"]
+        require_same(f"decoder '{path}'", made_with, index.origin)
         weights = load_file(path)
-        _require_shapes(weights, config, shape)
-        decoder = Decoder(config, shape, made_with)
+        _require_shapes(weights, index.decoder, index.latent_shape)
+        decoder = Decoder(index.decoder, index.latent_shape, made_with)
         decoder.load_state_dict(weights)
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise ValueError(f"'{path}' holds no decoder that suits its {INDEX} ({cut(error)}); restore it") from None
-    _require_fingerprint(path, decoder.fingerprint, told["decoder"]["fingerprint"])
+    _require_fingerprint(path, decoder.fingerprint, index.decoder_fingerprint)
     return decoder
 
 
 def _require_shapes(weights: Mapping[str, Tensor], config: DecoderConfig, shape: Sequence[int]) -> None:
     """Refuse tensors of another decoder before memory is taken for one: these are of all sides that it can have."""
-    whole_numbers(config.patch)
     if shape[-1] > MOST_SIDE:  # the positions are not in the file
         raise ValueError(f"latents of {shape[-1]} x {shape[-1]}; at most {MOST_SIDE} a side are decoded")
     depth, width, _, hidden = SIZES[config.size]
@@ -250,24 +254,14 @@ def _require_shapes(weights: Mapping[str, Tensor], config: DecoderConfig, shape:
         raise ValueError(f"{', '.join(other)}: missing, or of another shape")
 
 
-def _load_statistics(folder: Path, told: dict[str, Any]) -> Statistics | None:
-    if told["statistics"] is None:
+def _load_statistics(folder: Path, index: Index) -> Statistics | None:
+    if index.statistics is None:
         return None
-    found = load_statistics(folder / STATISTICS)
-    require_same(f"statistics '{folder / STATISTICS}'", found.encoder, _origin(told))
-    _require_fingerprint(folder / STATISTICS, found.fingerprint, told["statistics"]["fingerprint"])
+    path = folder / STATISTICS
+    found = load_statistics(path)
+    require_same(f"statistics '{path}'", found.encoder, index.origin)
+    _require_fingerprint(path, found.fingerprint, index.statistics)
     return found
-
-
-def _encoder_config(folder: Path, told: dict[str, Any]) -> EncoderConfig:
-    try:
-        return EncoderConfig(**_without_fingerprint(told["encoder"]))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"'{folder / INDEX}' is damaged ({cut(error)}); restore it") from None
-
-
-def _origin(told: dict[str, Any]) -> Origin:
-    return Origin(told["encoder"]["fingerprint"], told["words"])
 
 
 def load_rae(folder: Path, encoder: LatentEncoder | str = "") -> RAE:
@@ -276,17 +270,14 @@ def load_rae(folder: Path, encoder: LatentEncoder | str = "") -> RAE:
     encoder: one already loaded, or where its weights lie now; "": where they lay when the folder was written.
     An encoder, statistics or a decoder that do not belong together are a ValueError that names both sides.
     """
-    told = read_index(folder)
+    index = read_index(folder)
     if isinstance(encoder, str):
-        config = _encoder_config(folder, told)
-        encoder = load_latent_encoder(replace(config, name=encoder or config.name))
-    require_same(f"autoencoder '{folder}'", _origin(told), encoder.origin)
-    decoder = _load_decoder(folder, told, _origin(told))
-    return RAE(encoder, decoder, _load_statistics(folder, told)).eval()
+        encoder = load_latent_encoder(replace(index.encoder, name=encoder or index.encoder.name))
+    require_same(f"autoencoder '{folder}'", index.origin, encoder.origin)
+    return RAE(encoder, _load_decoder(folder, index), _load_statistics(folder, index)).eval()
 
 
 def load_decoder_only(folder: Path) -> DecoderOnly:
     """Return the autoencoder in a folder without its encoder, whose weights need not be anywhere."""
-    told = read_index(folder)
-    config = _encoder_config(folder, told)
-    return DecoderOnly(config, _load_decoder(folder, told, _origin(told)), _load_statistics(folder, told)).eval()
+    index = read_index(folder)
+    return DecoderOnly(index.encoder, _load_decoder(folder, index), _load_statistics(folder, index)).eval()

@@ -51,11 +51,11 @@ class Statistics(nn.Module):
         return latents.float() * (self.variance + EPS).sqrt() + self.mean
 
     def save(self, path: Path) -> None:
-        """Write a .safetensors file that tells the encoder."""
+        """Write a .safetensors file, the encoder in its metadata."""
         path.resolve().parent.mkdir(parents=True, exist_ok=True)
         temporary = temporary_beside(path)
         tensors = {name: value.cpu().contiguous() for name, value in self.state_dict().items()}
-        save_file(tensors, temporary, {**self.encoder.told, "count": str(self.count)})
+        save_file(tensors, temporary, {**self.encoder.metadata, "count": str(self.count)})
         temporary.chmod(0o644)  # safetensors makes files private
         put_in_place(temporary, path)
 
@@ -64,9 +64,9 @@ def load_statistics(path: Path) -> Statistics:
     """Return the statistics in a file; what is no such file is a ValueError that names it."""
     try:
         with safe_open(path, "pt") as file:
-            told = file.metadata() or {}
+            metadata = file.metadata() or {}
             mean, variance = file.get_tensor("mean"), file.get_tensor("variance")
-            found = Statistics(mean, variance, Origin.of(told), int(told["count"]))
+            found = Statistics(mean, variance, Origin.of(metadata), int(metadata["count"]))
         if mean.shape != variance.shape or not (mean.is_floating_point() and variance.is_floating_point()):
             raise ValueError(f"mean {tuple(mean.shape)} and variance {tuple(variance.shape)} are no pair of floats")
     except (OSError, SafetensorError, KeyError, ValueError, TypeError, RuntimeError) as error:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
-from mvm.metrics.moments import Accumulator, Moments, random_blocks
+from mvm.metrics.moments import Accumulator, Moments, merged, random_blocks
 from mvm.metrics.moments import moments as moments  # one import for those who have features and want a figure
 from mvm.pixels import to_unit
 
@@ -73,13 +73,6 @@ def _kernel_sum(x: Tensor, y: Tensor) -> Tensor:
     return sum(((part @ y.T / x.shape[1] + 1) ** 3).sum() for part in x.split(TILE))
 
 
-def _mmd(x: Tensor, y: Tensor) -> float:
-    """Return the unbiased MMD^2 of (n, d) and (n, d): pairs of one feature with itself are left out within a set."""
-    n = len(x)
-    within = sum(_kernel_sum(z, z) - ((z.square().mean(1) + 1) ** 3).sum() for z in (x, y))
-    return float(within / (n * (n - 1)) - 2 * _kernel_sum(x, y) / n**2)
-
-
 def kernel_distance(a: Tensor, b: Tensor, subsets: int = 100, size: int = 1000, seed: int = SEED) -> Score:
     """Return the mean of unbiased MMD^2 over random subsets (KID, arXiv 1801.01401), kernel (x . y / d + 1)^3.
 
@@ -92,7 +85,10 @@ def kernel_distance(a: Tensor, b: Tensor, subsets: int = 100, size: int = 1000, 
     found = []
     for _ in range(subsets):
         x, y = (z[torch.from_numpy(draw.choice(len(z), size, replace=False)).to(z.device)].double() for z in (a, b))
-        found.append(_mmd(x, y.to(x)))
+        y = y.to(x)
+        # pairs of one feature with itself are left out within a set
+        within = sum(_kernel_sum(z, z) - ((z.square().mean(1) + 1) ** 3).sum() for z in (x, y))
+        found.append(float(within / (size * (size - 1)) - 2 * _kernel_sum(x, y) / size**2))
     return Score(float(np.mean(found)), float(np.std(found)))
 
 
@@ -292,9 +288,7 @@ def frechet_leaving(parts: Sequence[Accumulator], reference: Moments) -> Leaving
     """
     if len(parts) < 2 or min(part.count for part in parts) < 1:
         raise ValueError(f"parts hold {[part.count for part in parts]} features; two parts or more, none empty")
-    total = Accumulator(len(parts[0].mean), parts[0].mean.device)
-    for part in parts:
-        total.merge(part)
+    total = merged(parts)
     root = _square_root(reference.covariance)
     left_out = [_frechet(reference, root, total.without(part).result()) for part in parts]
     return Leaving(_frechet(reference, root, total.result()), left_out)

@@ -1,4 +1,4 @@
-"""Feature networks by name: uint8 images -> named features, in full float32, and what tells one network from another.
+"""Feature networks by name: uint8 images -> named features, in full float32, and the facts that identify each.
 
 | name      | features of an image                                                  | figures                        |
 |-----------|-----------------------------------------------------------------------|--------------------------------|
@@ -9,16 +9,16 @@
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mvm.metrics.distances import shrunken_features
-from mvm.metrics.inception import SIDE, Inception, fingerprint
+from mvm.metrics.inception import SIDE, fingerprint
 from mvm.metrics.weights import load_inception
-from mvm.network.pretrained import EFFICIENTNET, Encoder, load_encoder
+from mvm.network.pretrained import EFFICIENTNET, load_encoder
 from mvm.options import choose
 from mvm.precision import full_float32
 
@@ -51,22 +51,21 @@ class Sources:
     resolution: int = 0
 
 
-def _of_inception(network: Inception) -> Callable[[Tensor], Named]:
+def _inception(sources: Sources, device: torch.device) -> Extractor:
+    network = load_inception(sources.inception)
+    facts = {"fingerprint": network.fingerprint, "resize": f"TensorFlow 1 bilinear to {SIDE}"}
+    network = network.to(device)
+
     def compute(images: Tensor) -> Named:
         found = network(images)
         named = {"pool": found.pool, "spatial": found.spatial}
         return named if found.logits is None else {**named, "probabilities": found.logits.softmax(1)}
 
-    return compute
+    return Extractor("inception", compute, device, facts)
 
 
-def _inception(sources: Sources, device: torch.device) -> Extractor:
-    network = load_inception(sources.inception)
-    facts = {"fingerprint": network.fingerprint, "resize": f"TensorFlow 1 bilinear to {SIDE}"}
-    return Extractor("inception", _of_inception(network.to(device)), device, facts)
-
-
-def _of_encoder(name: str, encoder: Encoder, device: torch.device) -> Extractor:
+def _encoder(name: str, source: str, resolution: int, device: torch.device) -> Extractor:
+    encoder = load_encoder(source, resolution, option=name)
     facts = {
         "encoder": encoder.name.rstrip("/").rsplit("/", 1)[-1],  # nothing of where it lay
         "fingerprint": fingerprint(encoder.state_dict()),
@@ -76,14 +75,6 @@ def _of_encoder(name: str, encoder: Encoder, device: torch.device) -> Extractor:
     return Extractor(name, lambda images: {"pool": encoder.summary(images)}, device, facts)
 
 
-def _dino(sources: Sources, device: torch.device) -> Extractor:
-    return _of_encoder("dino", load_encoder(sources.dino, sources.resolution, option="dino"), device)
-
-
-def _effnet(sources: Sources, device: torch.device) -> Extractor:
-    return _of_encoder("effnet", load_encoder(EFFICIENTNET, sources.resolution, option="effnet"), device)
-
-
 def _pixels(sources: Sources, device: torch.device) -> Extractor:
     facts = {"fingerprint": "none", "resize": "means of at most 8x8 boxes"}
     return Extractor("pixels", lambda images: {"pool": shrunken_features(images)}, device, facts)
@@ -91,8 +82,8 @@ def _pixels(sources: Sources, device: torch.device) -> Extractor:
 
 EXTRACTORS: dict[str, Callable[[Sources, torch.device], Extractor]] = {
     "inception": _inception,
-    "dino": _dino,
-    "effnet": _effnet,
+    "dino": lambda sources, device: _encoder("dino", sources.dino, sources.resolution, device),
+    "effnet": lambda sources, device: _encoder("effnet", EFFICIENTNET, sources.resolution, device),
     "pixels": _pixels,
 }
 
@@ -100,4 +91,4 @@ EXTRACTORS: dict[str, Callable[[Sources, torch.device], Extractor]] = {
 def open_extractor(name: str, sources: Sources | None = None, device: torch.device | str = "cpu") -> Extractor:
     """Return the feature network of that name on a device."""
     found = choose("features", name, EXTRACTORS)(sources or Sources(), torch.device(device))
-    return Extractor(found.name, found.compute, found.device, {"name": found.name, **found.facts})
+    return replace(found, facts={"name": found.name, **found.facts})

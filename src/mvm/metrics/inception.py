@@ -107,23 +107,21 @@ class Block(nn.Module):
         super().__init__()
         self.chains, self.pool = chains, pool
         for chain in chains:
-            self._grow(chain, width)
+            inner = width
+            for name, step in zip(chain.step_names(), chain.steps, strict=True):
+                self.add_module(name, Unit(inner, step.out, step.kernel, step.stride, same=step.stride == 1))
+                inner = step.out
+            for name, step in zip(chain.tip_names(), chain.tips, strict=True):
+                self.add_module(name, Unit(inner, step.out, step.kernel))
         self.branch_pool = Unit(width, pooled, (1, 1)) if pooled else nn.Identity()
 
-    def _grow(self, chain: Chain, width: int) -> None:
-        for name, step in zip(chain.step_names(), chain.steps, strict=True):
-            self.add_module(name, Unit(width, step.out, step.kernel, step.stride, same=step.stride == 1))
-            width = step.out
-        for name, step in zip(chain.tip_names(), chain.tips, strict=True):
-            self.add_module(name, Unit(width, step.out, step.kernel))
-
-    def _walk(self, chain: Chain, x: Tensor) -> list[Tensor]:
-        for name in chain.step_names():
-            x = self.get_submodule(name)(x)
-        return [self.get_submodule(name)(x) for name in chain.tip_names()] or [x]
-
     def forward(self, x: Tensor) -> Tensor:
-        parts = [part for chain in self.chains for part in self._walk(chain, x)]
+        parts = []
+        for chain in self.chains:
+            y = x
+            for name in chain.step_names():
+                y = self.get_submodule(name)(y)
+            parts += [self.get_submodule(name)(y) for name in chain.tip_names()] or [y]
         return torch.cat([*parts, self.branch_pool(self.pool(x))], 1)
 
 
@@ -239,7 +237,7 @@ class Inception(nn.Module):
         self.requires_grad_(False).train(False)
 
     def train(self, mode: bool = True) -> Self:
-        """Stay in eval, whatever a surrounding module is told: batch statistics would make figures of the batch."""
+        """Stay in eval, whatever mode a surrounding module is in: batch statistics would make figures of the batch."""
         return super().train(False)
 
     @property
@@ -263,15 +261,15 @@ class Inception(nn.Module):
         return Features(pool, spatial, None if self.fc is None else pool @ self.fc.weight.T)
 
 
-def _counted(name: str) -> bool:
-    """Whether a tensor is part of the fingerprint: fc may be absent, and the counters do nothing."""
-    return name not in CLASSIFIER and not name.endswith(COUNTER)
-
-
 def fingerprint(weights: Mapping[str, Tensor]) -> str:
-    """Return the sha256 over names, shapes and float32 bytes in the order of names: the same in any container."""
+    """Return the sha256 over names, shapes and float32 bytes in the order of names: the same in any container.
+
+    The classifier is left out, which may be absent, and so are the counters, which do nothing.
+    """
     digest = hashlib.sha256()
-    for name in sorted(filter(_counted, weights)):
+    for name in sorted(weights):
+        if name in CLASSIFIER or name.endswith(COUNTER):
+            continue
         values = weights[name].detach().cpu().float().contiguous().numpy().astype("<f4", copy=False)
         digest.update(f"{name} {values.shape}\n".encode())
         digest.update(values.tobytes())

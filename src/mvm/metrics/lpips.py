@@ -8,7 +8,6 @@ Maps after the five ReLUs are scaled to length 1 at each place; squared differen
 was learned from people's judgements, averaged over the places, and summed over the five.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import max_pool2d
 
 from mvm.metrics.inception import fingerprint
-from mvm.metrics.weights import cache_folder, read_tensors
+from mvm.metrics.weights import cache_folder, files_of, fill, read_tensors
 from mvm.pixels import to_unit
 from mvm.precision import full_float32
 
@@ -55,11 +54,6 @@ LAYERS = (
 )
 
 
-def _unit_length(x: Tensor) -> Tensor:
-    """Return x (B, C, H, W) with length 1 over channels; vector_norm has a gradient where all are 0, sqrt has not."""
-    return x / (torch.linalg.vector_norm(x, dim=1, keepdim=True) + LENGTH_EPS)
-
-
 def _check(a: Tensor, b: Tensor) -> None:
     shape = tuple(a.shape)
     if a.shape != b.shape or a.ndim != 4 or shape[1] not in (1, 3):
@@ -85,7 +79,7 @@ class LPIPS(nn.Module):
         self.train(False)
 
     def train(self, mode: bool = True) -> Self:
-        """Stay in eval, whatever a surrounding module is told."""
+        """Stay in eval, whatever mode a surrounding module is in."""
         return super().train(False)
 
     @property
@@ -96,8 +90,11 @@ class LPIPS(nn.Module):
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
         _check(a, b)
         with torch.autocast(a.device.type, enabled=False):
-            pairs = zip(self._maps(a), self._maps(b), strict=True)
-            return torch.stack([self._weigh(k, (x - y) ** 2) for k, (x, y) in enumerate(pairs)]).sum(0)
+            parts = []
+            for k, (x, y) in enumerate(zip(self._maps(a), self._maps(b), strict=True)):
+                weighted = self.get_submodule(f"lin{k}.model.1")((x - y) ** 2)  # the sum over channels
+                parts.append(weighted.mean((1, 2, 3)))
+            return torch.stack(parts).sum(0)
 
     @torch.no_grad()
     def measure(self, images: Tensor, others: Tensor) -> Tensor:
@@ -113,12 +110,9 @@ class LPIPS(nn.Module):
         x, found = (images.float() - shift) / scale, []  # one channel becomes three here
         for layer in LAYERS:
             x = self.features[layer.name](max_pool2d(x, 3, 2) if layer.pooled else x).relu()
-            found.append(_unit_length(x))
+            length = torch.linalg.vector_norm(x, dim=1, keepdim=True)  # has a gradient where x is 0; sqrt has none
+            found.append(x / (length + LENGTH_EPS))
         return found
-
-    def _weigh(self, index: int, square: Tensor) -> Tensor:
-        """Return the weighted sum over channels, averaged over places: (B,)."""
-        return self.get_submodule(f"lin{index}.model.1")(square).mean((1, 2, 3))
 
 
 def _needed(found: str) -> ValueError:
@@ -129,35 +123,16 @@ def _needed(found: str) -> ValueError:
     )
 
 
-def _locate(path: Path) -> list[Path]:
-    """Return the files of a source: itself, or a folder's safetensors, else its .pth."""
-    files = sorted(path.glob("*.safetensors")) or sorted(path.glob("*.pth")) if path.is_dir() else [path]
-    if not files or not files[0].is_file():
-        raise _needed(f"'{path}' {'holds no .safetensors or .pth' if path.is_dir() else 'is not there'}")
-    return files
-
-
-def _build(weights: Mapping[str, Tensor], source: Path) -> LPIPS:
-    """Return the network of these weights; on "meta" nothing is drawn, so that loading moves no random state."""
-    with torch.device("meta"):
-        network = LPIPS()
-    have = {name: value.shape for name, value in weights.items()}
-    want = {name: value.shape for name, value in network.state_dict().items()}
-    if wrong := sorted(name for name in have.keys() | want.keys() if have.get(name) != want.get(name)):
-        found = f"{len(wrong)} tensors are missing, unknown or of another shape, '{wrong[0]}' first"
-        raise _needed(f"'{source}' does not hold LPIPS with AlexNet: {found}")
-    network.load_state_dict(weights, strict=True, assign=True)
-    return network.requires_grad_(False)
-
-
 def load_lpips(source: str | Path | None = None, *, trust: bool = False) -> LPIPS:
     """Return the network with the weights of a file, a folder, or of the cache's folder "lpips" (nothing or "").
 
     Weights of another fingerprint than FINGERPRINT are refused, unless `trust`.
     """
     path = Path(source) if source else cache_folder() / "lpips"
-    weights = read_tensors(_locate(path), _needed, lambda name: not name.startswith(UNUSED))
-    network = _build(weights, path)
+    weights = read_tensors(files_of(path, _needed), _needed, lambda name: not name.startswith(UNUSED))
+    with torch.device("meta"):  # nothing is drawn: loading moves no random state
+        network = LPIPS()
+    fill(network, weights, path, "LPIPS with AlexNet", _needed)
     if network.fingerprint != FINGERPRINT and not trust:
         raise ValueError(
             f"the weights in '{path}' have the fingerprint {network.fingerprint}, the published ones {FINGERPRINT}: "

@@ -15,7 +15,7 @@ from mvm.metrics.distances import (
     precision_recall,
     sampling_bias,
 )
-from mvm.metrics.moments import Accumulator, Moments
+from mvm.metrics.moments import Accumulator, Moments, merged
 from mvm.options import choose
 
 KID_SUBSETS, KID_SIZE = 100, 1000
@@ -91,11 +91,7 @@ class Gathered:
     def moments(self, key: Key) -> Moments:
         """Return the moments of all features of a key; computed once."""
         if key not in self.known:
-            blocks = self.blocks[key]
-            total = Accumulator(len(blocks[0].mean), blocks[0].mean.device)
-            for block in blocks:
-                total.merge(block)
-            self.known[key] = total.result()
+            self.known[key] = merged(self.blocks[key]).result()
         return self.known[key]
 
     def sampling_bias(self, key: Key, count: int) -> float:
@@ -115,34 +111,10 @@ def _frechet(key: Key, images: Gathered, reference: Gathered) -> Figure:
     return Figure(found.value, found.error, note, found.parts)
 
 
-def _kernel(key: Key, images: Gathered, reference: Gathered, kid_size: int) -> Figure:
-    a, b = images.features[key], reference.features[key]
-    size = min(kid_size, len(a), len(b))
-    found = kernel_distance(a, b.to(a.device), KID_SUBSETS, size)
-    # subsets overlap: only about images / size of them are independent
-    error = found.std / max(1.0, min(len(a), len(b)) / size) ** 0.5
-    return Figure(found.mean, error, f"{KID_SUBSETS} subsets of {size}; error: their std / sqrt(images / {size})")
-
-
-def _inception_score(key: Key, images: Gathered) -> Figure:
-    found = inception_score(images.features[key], SPLITS)
-    return Figure(found.mean, found.std, f"error: std over {SPLITS} splits")
-
-
 PAIRS = {  # figures that one computation gives together
     ("precision", "recall"): (precision_recall, "3 neighbours"),
     ("density", "coverage"): (density_coverage, "5 neighbours"),
 }
-
-
-def _pairs(names: Sequence[str], images: Gathered, reference: Gathered) -> dict[str, Figure]:
-    """Return figures that come two by two, where one of them is asked for."""
-    found = {}
-    for pair, (compute, note) in PAIRS.items():
-        if set(pair) & set(names):
-            values = compute(reference.features[_POOL], images.features[_POOL])
-            found |= {name: Figure(value, None, note) for name, value in zip(pair, values, strict=True)}
-    return found
 
 
 def is_kernel(name: str) -> bool:
@@ -151,17 +123,27 @@ def is_kernel(name: str) -> bool:
 
 
 def _single(name: str, images: Gathered, reference: Gathered, kid_size: int) -> Figure:
-    measure = MEASURES[name]
-    if measure.alone:
-        return _inception_score(measure.key, images)
-    if is_kernel(name):
-        return _kernel(measure.key, images, reference, kid_size)
-    return _frechet(measure.key, images, reference)
+    key = MEASURES[name].key
+    if MEASURES[name].alone:
+        score = inception_score(images.features[key], SPLITS)
+        return Figure(score.mean, score.std, f"error: std over {SPLITS} splits")
+    if not is_kernel(name):
+        return _frechet(key, images, reference)
+    a, b = images.features[key], reference.features[key]
+    size = min(kid_size, len(a), len(b))
+    found = kernel_distance(a, b.to(a.device), KID_SUBSETS, size)
+    # subsets overlap: only about images / size of them are independent
+    error = found.std / max(1.0, min(len(a), len(b)) / size) ** 0.5
+    return Figure(found.mean, error, f"{KID_SUBSETS} subsets of {size}; error: their std / sqrt(images / {size})")
 
 
 def figures(names: Sequence[str], images: Gathered, reference: Gathered, kid_size: int = KID_SIZE) -> dict[str, Figure]:
     """Return the asked figures, in the asked order."""
-    pairs = _pairs(names, images, reference)
+    pairs: dict[str, Figure] = {}
+    for pair, (compute, note) in PAIRS.items():
+        if set(pair) & set(names):
+            values = compute(reference.features[_POOL], images.features[_POOL])
+            pairs |= {name: Figure(value, None, note) for name, value in zip(pair, values, strict=True)}
     return {name: pairs.get(name) or _single(name, images, reference, kid_size) for name in names}
 
 

@@ -2,7 +2,7 @@
 
 import json
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,15 +12,7 @@ import torch
 from torch import Tensor
 
 from mvm.files import put_in_place, temporary_beside
-from mvm.untrusted import (
-    MOST_DIMENSIONS,
-    MOST_TEXT,
-    cut,
-    open_npy,
-    parse_json,
-    refusal,
-    whole_numbers,
-)
+from mvm.untrusted import MOST_DIMENSIONS, MOST_TEXT, cut, open_npy, parse_json, refusal, whole_numbers
 
 ENOUGH = 10_000  # samples from which the Frechet distance's bias is small enough to rank models
 PUBLISHED = 50_000  # samples behind nearly every published figure
@@ -89,7 +81,8 @@ class Accumulator:
         left.mean = self.mean + gap * (other.count / left.count)
         left.scatter = self.scatter - other.scatter.to(self.scatter)
         # the two means are gap * self.count / left.count apart
-        return left._add_outer(gap, -self.count * other.count / left.count)
+        left.scatter.addr_(gap, gap, alpha=-self.count * other.count / left.count)
+        return left
 
     def result(self) -> Moments:
         """Return the moments of all features so far."""
@@ -127,14 +120,9 @@ class Accumulator:
         """Move the mean to that of both sets; the scatter already holds both, each about its own mean."""
         total = self.count + count
         gap = mean - self.mean
-        self._add_outer(gap, self.count * count / total)
+        self.scatter.addr_(gap, gap, alpha=self.count * count / total)  # without a second (d, d) matrix
         self.mean += gap * (count / total)
         self.count = total
-
-    def _add_outer(self, gap: Tensor, weight: float) -> "Accumulator":
-        """Add weight * gap gap^T to the scatter, without a second (d, d) matrix."""
-        self.scatter.addr_(gap, gap, alpha=weight)
-        return self
 
 
 def random_blocks(count: int, blocks: int, seed: int = 0) -> tuple[Tensor, ...]:
@@ -142,6 +130,14 @@ def random_blocks(count: int, blocks: int, seed: int = 0) -> tuple[Tensor, ...]:
     if not 2 <= blocks <= count:
         raise ValueError(f"blocks={blocks}; from 2 to the number of features, {count}, are possible")
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tensor_split(blocks)
+
+
+def merged(parts: Sequence[Accumulator]) -> Accumulator:
+    """Return the accumulator of all parts together, which stay as they are."""
+    total = Accumulator(len(parts[0].mean), parts[0].mean.device)
+    for part in parts:
+        total.merge(part)
+    return total
 
 
 def accumulate_blocks(features: Tensor, blocks: int, seed: int = 0) -> list[Accumulator]:
@@ -200,32 +196,32 @@ def load_moments(path: Path, dimension: int | None = None, suffix: str = "") -> 
     names = (f"mu{suffix}", f"sigma{suffix}")
     arrays = _read_arrays(path, names)
     with refusal(f"'{path}' holds no numbers for mean and covariance"):
-        mean, covariance = (torch.from_numpy(_numbers(arrays[name])) for name in names)
-    _check_pair(path, mean, covariance)
+        for name in names:
+            if arrays[name].dtype.kind not in "fiu":
+                raise ValueError(f"they are {cut(arrays[name].dtype)}")
+        mean, covariance = (torch.from_numpy(arrays[name].astype(np.float64)) for name in names)
+    shapes = f"mu {tuple(mean.shape)} and sigma {tuple(covariance.shape)}"
+    if mean.ndim != 1 or covariance.shape != (len(mean), len(mean)):
+        raise ValueError(f"'{path}' holds {shapes}; (d,) and (d, d) are needed")
+    if not bool(mean.isfinite().all() & covariance.isfinite().all()):
+        raise ValueError(f"'{path}' holds NaN or infinity")
+    slack = 1e-4 * float(covariance.abs().max())  # float32 files are symmetric to 1e-7 or so
+    if not torch.allclose(covariance, covariance.T, rtol=0, atol=slack):
+        raise ValueError(f"'{path}' holds a sigma that is not symmetric, so it is no covariance")
     if dimension not in (None, len(mean)):
         raise ValueError(f"'{path}' has {len(mean)} dimensions, the features have {dimension}; use one feature network")
-    return Stored(Moments(mean, covariance, _count(path, arrays)), _told(path, arrays))
-
-
-def _numbers(values: np.ndarray) -> np.ndarray:
-    if values.dtype.kind not in "fiu":
-        raise ValueError(f"they are {cut(values.dtype)}")
-    return values.astype(np.float64)
+    with refusal(f"'{path}' tells no count of its features"):
+        count = int(arrays["count"]) if "count" in arrays else 0
+        whole_numbers(count)
+    return Stored(Moments(mean, covariance, count), _provenance(path, arrays))
 
 
 def provenance_of(path: Path) -> dict[str, Any]:
     """Return what a file of moments says about their making ({}: nothing), without reading them."""
-    return _told(path, _read_arrays(path, ()))
+    return _provenance(path, _read_arrays(path, ()))
 
 
-def _count(path: Path, arrays: Mapping[str, np.ndarray]) -> int:
-    with refusal(f"'{path}' tells no count of its features"):
-        found = int(arrays["count"]) if "count" in arrays else 0
-        whole_numbers(found)
-        return found
-
-
-def _told(path: Path, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+def _provenance(path: Path, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     with refusal(f"'{path}' holds a provenance that is no JSON table"):
         return dict(parse_json(str(arrays["provenance"])).items()) if "provenance" in arrays else {}
 
@@ -246,15 +242,3 @@ def _array(path: Path, name: str) -> np.ndarray:
         if max(shape, default=0) > MOST_DIMENSIONS or dtype.itemsize > MOST_TEXT:
             raise ValueError(f"{name} is {cut(shape)} of {cut(dtype)}; at most {MOST_DIMENSIONS:,} dimensions are read")
         return np.frombuffer(file.read(dtype.itemsize * prod(shape)), dtype).reshape(shape)
-
-
-def _check_pair(path: Path, mean: Tensor, covariance: Tensor) -> None:
-    """Refuse what is no mean and covariance."""
-    shapes = f"mu {tuple(mean.shape)} and sigma {tuple(covariance.shape)}"
-    if mean.ndim != 1 or covariance.shape != (len(mean), len(mean)):
-        raise ValueError(f"'{path}' holds {shapes}; (d,) and (d, d) are needed")
-    if not bool(mean.isfinite().all() & covariance.isfinite().all()):
-        raise ValueError(f"'{path}' holds NaN or infinity")
-    slack = 1e-4 * float(covariance.abs().max())  # float32 files are symmetric to 1e-7 or so
-    if not torch.allclose(covariance, covariance.T, rtol=0, atol=slack):
-        raise ValueError(f"'{path}' holds a sigma that is not symmetric, so it is no covariance")

@@ -39,16 +39,11 @@ def psnr(a: Tensor, b: Tensor) -> Tensor:
     return 10 * torch.log10(PEAK**2 / ((x - y) ** 2).mean((1, 2, 3)))
 
 
-def _window(like: Tensor) -> Tensor:
-    """Return the Gaussian's weights along one axis (11,), with sum 1."""
-    place = torch.arange(WINDOW, dtype=like.dtype, device=like.device) - WINDOW // 2
-    weight = torch.exp(-(place**2) / (2 * SPREAD**2))
-    return weight / weight.sum()
-
-
 def _smooth(x: Tensor) -> Tensor:
-    """Return the weighted means over all windows inside the planes (P, 1, H, W)."""
-    weight = _window(x)
+    """Return the means over all windows inside the planes (P, 1, H, W), weighted by a Gaussian of sum 1."""
+    offset = torch.arange(WINDOW, dtype=x.dtype, device=x.device) - WINDOW // 2
+    weight = torch.exp(-(offset**2) / (2 * SPREAD**2))
+    weight = weight / weight.sum()
     return conv2d(conv2d(x, weight.view(1, 1, -1, 1)), weight.view(1, 1, 1, -1))
 
 

@@ -1,4 +1,4 @@
-"""Where the FID network's weights come from: a file, a folder of shards, the cache, a download; always verified."""
+"""Weights of feature networks: a file, a folder of shards, for FID's also the cache or a download; always verified."""
 
 import os
 import sys
@@ -19,9 +19,8 @@ from mvm.untrusted import check_pth, cut, is_named_tensor, plain_name, read_json
 PUBLISHED_NAME = "pt_inception-2015-12-05-6726825d.pth"
 PUBLISHED_SHA256 = "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2"  # of the file
 PUBLISHED_AT = f"https://github.com/mseitzer/pytorch-fid/releases/download/fid_weights/{PUBLISHED_NAME}"
-FINGERPRINT = (
-    "f52412653ee45bed604b0f4fa0d3942ce5f50784fece9766dfa6cbecddbe4555"  # of its weights without fc, by `fingerprint`
-)
+# of its weights without fc, by `fingerprint`
+FINGERPRINT = "f52412653ee45bed604b0f4fa0d3942ce5f50784fece9766dfa6cbecddbe4555"
 OPTION = "--inception FILE_OR_FOLDER"
 PATIENCE = 30  # seconds for an answer
 
@@ -37,73 +36,28 @@ def cache_folder(platform: str = sys.platform) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mvm"
 
 
-def _needed(found: str) -> ValueError:
-    """Return the error that says what was found and how to get the weights."""
-    folder = cache_folder() / "inception"
-    return ValueError(
-        f"{found}. FID needs the weights '{PUBLISHED_NAME}' (sha256 {PUBLISHED_SHA256}) or the same as safetensors: "
-        f"download {PUBLISHED_AT} and name it with {OPTION}, or put it into '{folder}'. "
-        f"Distances that need no weights: --metrics fd-pixels, or fd-effnet ({install('efficientnet')})"
-    )
-
-
-def _indexed(index: Path) -> list[Path]:
-    """Return the shards an index names."""
-    try:
-        names = sorted({plain_name(name) for name in read_json(index)["weight_map"].values()})
-    except (KeyError, ValueError, AttributeError, TypeError) as error:
-        raise ValueError(f"'{index}' is no index of shards: it has no weight_map of names to files") from error
-    if missing := [name for name in names if not (index.parent / name).is_file()]:
-        raise ValueError(f"'{index}' names {cut(', '.join(missing))}, but there is no such file beside it")
-    return [index.parent / name for name in names]
+Refuse = Callable[[str], ValueError]  # what was found -> the error that also says what is needed
 
 
 def _files_in(folder: Path) -> list[Path]:
     """Return the files of a folder that hold the weights: an index's shards, or all safetensors, or the .pth."""
-    if indices := sorted(folder.glob("*.safetensors.index.json")):
-        return _indexed(indices[0])
+    for index in sorted(folder.glob("*.safetensors.index.json"))[:1]:
+        try:
+            names = sorted({plain_name(name) for name in read_json(index)["weight_map"].values()})
+        except (KeyError, ValueError, AttributeError, TypeError) as error:
+            raise ValueError(f"'{index}' is no index of shards: it has no weight_map of names to files") from error
+        if missing := [name for name in names if not (folder / name).is_file()]:
+            raise ValueError(f"'{index}' names {cut(', '.join(missing))}, but there is no such file beside it")
+        return [folder / name for name in names]
     return sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.pth"))
 
 
-def _fetch(path: Path) -> None:
-    """Download the published file, keep it when its checksum is right."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = temporary_beside(path)
-    with urllib.request.urlopen(PUBLISHED_AT, timeout=PATIENCE) as answer, temporary.open("wb") as file:
-        length = int(answer.headers.get("Content-Length") or 0)
-        with tqdm(total=length or None, desc=PUBLISHED_NAME, unit="B", unit_scale=True) as bar:
-            while piece := answer.read(1 << 20):
-                file.write(piece)
-                bar.update(len(piece))
-    if (found := sha256(temporary)) != PUBLISHED_SHA256:
-        temporary.unlink()
-        raise ValueError(f"{PUBLISHED_AT} sent a file of sha256 {found}, not {PUBLISHED_SHA256}; it was not kept")
-    put_in_place(temporary, path)
-
-
-def _fill_cache(folder: Path) -> None:
-    """Download the weights into the cache, unless MVM_OFFLINE is set."""
-    if os.environ.get("MVM_OFFLINE", "0") != "0":
-        raise _needed(f"'{folder}' holds no weights, and MVM_OFFLINE forbids to download them")
-    try:
-        _fetch(folder / PUBLISHED_NAME)
-    except OSError as error:  # no network, no such host, a server's refusal, a full disk
-        raise _needed(f"'{folder}' holds no weights, and the download failed ({error})") from error
-
-
-def _locate(source: str | Path | None) -> list[Path]:
-    """Return the files of a source: a file, a folder, or nothing for the cache, which is filled when it is empty."""
-    path = Path(source) if source else cache_folder() / "inception"
-    if not source and not _files_in(path):
-        _fill_cache(path)
+def files_of(path: Path, refuse: Refuse) -> list[Path]:
+    """Return the files that hold the weights: the one named, or those of a folder."""
     files = _files_in(path) if path.is_dir() else [path]
     if not files or not files[0].is_file():
-        found = "holds no .safetensors or .pth" if path.is_dir() else "is not there"
-        raise _needed(f"'{path}' {found}")
+        raise refuse(f"'{path}' {'holds no .safetensors or .pth' if path.is_dir() else 'is not there'}")
     return files
-
-
-Refuse = Callable[[str], ValueError]  # what was found -> the error that also says what is needed
 
 
 def _read(path: Path, refuse: Refuse) -> dict[str, Tensor]:
@@ -134,32 +88,41 @@ def read_tensors(files: Sequence[Path], refuse: Refuse, wanted: Callable[[str], 
     return weights
 
 
-def _not_weights(found: str) -> ValueError:
-    return ValueError(f"{found}; {OPTION} takes .safetensors and .pth of weights alone")
-
-
-def _is_published(files: Sequence[Path]) -> bool:
-    if len(files) != 1:
-        return False
-    return sha256(files[0]) == PUBLISHED_SHA256
-
-
-def _differing(weights: Mapping[str, Tensor], network: nn.Module) -> list[str]:
-    """Return the names that are missing, unknown, or of another shape."""
+def fill(network: nn.Module, weights: Mapping[str, Tensor], source: Path, what: str, refuse: Refuse) -> None:
+    """Give these weights to a network without memory (of the device "meta"), and freeze it; others are refused."""
     have = {name: value.shape for name, value in weights.items()}
     want = {name: value.shape for name, value in network.state_dict().items() if not name.endswith(COUNTER)}
-    return sorted(name for name in have.keys() | want.keys() if have.get(name) != want.get(name))
-
-
-def _build(weights: Mapping[str, Tensor], source: Path) -> Inception:
-    """Return the network of these weights; on "meta" nothing is drawn, so that loading moves no random state."""
-    with torch.device("meta"):
-        network = Inception(classifier=CLASSIFIER[0] in weights)
-    if wrong := _differing(weights, network):
+    if wrong := sorted(name for name in have.keys() | want.keys() if have.get(name) != want.get(name)):
         found = f"{len(wrong)} tensors are missing, unknown or of another shape, '{wrong[0]}' first"
-        raise _needed(f"'{source}' does not hold the FID InceptionV3: {found}")
+        raise refuse(f"'{source}' does not hold {what}: {found}")
     network.load_state_dict(weights, strict=True, assign=True)  # torch adds the counters that were left out
-    return network.requires_grad_(False)
+    network.requires_grad_(False)
+
+
+def _needed(found: str) -> ValueError:
+    """Return the error that says what was found and how to get the weights."""
+    folder = cache_folder() / "inception"
+    return ValueError(
+        f"{found}. FID needs the weights '{PUBLISHED_NAME}' (sha256 {PUBLISHED_SHA256}) or the same as safetensors: "
+        f"download {PUBLISHED_AT} and name it with {OPTION}, or put it into '{folder}'. "
+        f"Distances that need no weights: --metrics fd-pixels, or fd-effnet ({install('efficientnet')})"
+    )
+
+
+def _fetch(path: Path) -> None:
+    """Download the published file, keep it when its checksum is right."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = temporary_beside(path)
+    with urllib.request.urlopen(PUBLISHED_AT, timeout=PATIENCE) as answer, temporary.open("wb") as file:
+        length = int(answer.headers.get("Content-Length") or 0)
+        with tqdm(total=length or None, desc=PUBLISHED_NAME, unit="B", unit_scale=True) as bar:
+            while piece := answer.read(1 << 20):
+                file.write(piece)
+                bar.update(len(piece))
+    if (found := sha256(temporary)) != PUBLISHED_SHA256:
+        temporary.unlink()
+        raise ValueError(f"{PUBLISHED_AT} sent a file of sha256 {found}, not {PUBLISHED_SHA256}; it was not kept")
+    put_in_place(temporary, path)
 
 
 def load_inception(source: str | Path | None = None, *, trust: bool = False) -> Inception:
@@ -170,11 +133,25 @@ def load_inception(source: str | Path | None = None, *, trust: bool = False) -> 
     published file, which is known by its own sha256 (or with `trust`). Elsewhere it is left aside and there are no
     logits.
     """
-    files = _locate(source)
-    weights = read_tensors(files, _not_weights, lambda name: not name.endswith(COUNTER))
-    if not trust and CLASSIFIER[0] in weights and not _is_published(files):
+    path = Path(source) if source else cache_folder() / "inception"
+    if not source and not _files_in(path):
+        if os.environ.get("MVM_OFFLINE", "0") != "0":
+            raise _needed(f"'{path}' holds no weights, and MVM_OFFLINE forbids to download them")
+        try:
+            _fetch(path / PUBLISHED_NAME)
+        except OSError as error:  # no network, no such host, a server's refusal, a full disk
+            raise _needed(f"'{path}' holds no weights, and the download failed ({error})") from error
+
+    def refuse(found: str) -> ValueError:
+        return ValueError(f"{found}; {OPTION} takes .safetensors and .pth of weights alone")
+
+    files = files_of(path, _needed)
+    weights = read_tensors(files, refuse, lambda name: not name.endswith(COUNTER))
+    if not trust and CLASSIFIER[0] in weights and not (len(files) == 1 and sha256(files[0]) == PUBLISHED_SHA256):
         weights = {name: value for name, value in weights.items() if name not in CLASSIFIER}
-    network = _build(weights, files[0])
+    with torch.device("meta"):  # nothing is drawn: loading moves no random state
+        network = Inception(classifier=CLASSIFIER[0] in weights)
+    fill(network, weights, files[0], "the FID InceptionV3", _needed)
     found = network.fingerprint
     if found != FINGERPRINT and not trust:
         raise ValueError(

@@ -1,17 +1,22 @@
-"""The model card: a header that the hub reads, then what a person should know; what is not known is said to be so."""
+"""The model card: a header that the hub reads, then what a person should know; what is not known is said to be so.
+
+Its figures come from what `mvm eval --json` and `mvm sweep` write; those of other weights are refused.
+"""
 
 import json
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from mvm.network import parameters
 from mvm.published.diffusers import misfit
-from mvm.published.figures import Figures, sampler_words
-from mvm.published.files import PICTURE
-from mvm.published.format import LIBRARY, Config
+from mvm.published.format import LIBRARY, PICTURE, Config
 from mvm.recipes import FOLDER
+from mvm.solver import solver_named
+from mvm.untrusted import cut, read_json
 
 PIPELINE = "unconditional-image-generation"  # the hub's nearest word for images without a text
 HUB_DATA = {
@@ -26,9 +31,88 @@ SAMPLES = 10  # images of the picture, with the seeds 0, 1, ...
 _SHOWN = f"![Samples]({PICTURE})"
 
 
+class Row(NamedTuple):
+    """One figure: by which sampler, how many images, against what."""
+
+    metric: str
+    value: float
+    error: float | None
+    sampler: str
+    count: int
+    reference: str
+
+    @property
+    def cells(self) -> list[str]:
+        """Return the row of a table."""
+        value = f"{self.value:.4g}" + ("" if self.error is None else f" ± {self.error:.2g}")
+        return [self.metric, value, self.sampler, f"{self.count:,}", self.reference]
+
+
+class Figures(NamedTuple):
+    """Figures, and what a reader of them must know."""
+
+    rows: list[Row]
+    notes: list[str]
+
+
+def sampler_words(settings: Mapping[str, Any]) -> str:
+    """Return a sampler in words."""
+    solver = solver_named(settings["solver"].partition(",")[0])  # a sweep adds what is shared
+    if solver.by_tolerance and "tolerance" in settings:
+        cost = f"tolerance {settings['tolerance']:g}"
+    else:
+        cost = f"{settings.get('evaluations', settings['nfe']):g} evaluations"
+    words = [settings["solver"], cost, f"rho {settings['rho']:g}"]
+    scales = [f"{name} {settings[name]:g}" for name in ("cfg", "internal") if settings.get(name, 1) != 1]
+    where = [f"guided in [{settings['low']:g}, {settings['high']:g}]"] if scales else ["no guidance"]
+    return ", ".join([*words, *scales, *where])
+
+
+def _against(reference: Mapping[str, Any]) -> str:
+    if not reference:
+        return "none"
+    parts = [str(reference.get("name")), *([str(reference["split"])] if reference.get("split") else [])]
+    return ", ".join([*parts, f"{reference['count']:,} images" if reference.get("count") else "count not told"])
+
+
+def read_figures(path: Path, weights: Collection[str]) -> Figures:
+    """Return the figures in a file; weights: the sha256 of those that they may be of."""
+    try:
+        table = read_json(path)
+        if "results" in table:  # of a sweep
+            facts = table["facts"]
+            origin, count = facts["model"], facts["images"]
+            cells = [(cell, cell["metrics"]) for cell in table["results"]]
+        else:
+            images = table["images"]
+            facts = {**table, "draw": images["draw"]}
+            origin, count = images["origin"], images["count"]
+            cells = [(images["sampler"], table["metrics"])]
+        digest, against = origin["sha256"], _against(facts["reference"])
+        rows = [
+            Row(name, found["value"], found["error"], sampler_words(settings), count, against)
+            for settings, metrics in cells
+            for name, found in metrics.items()
+        ]
+        draw, software = facts["draw"], facts["software"]
+        made = f"Seeds from {draw['seed']} on, {draw['labels']} labels; mvm {software['mvm']} on {software['device']}"
+        figures = Figures(rows, [made, *facts["warnings"]])
+        _ = [row.cells for row in rows]  # a value that is no number shows here
+        if not isinstance(digest, str):
+            raise TypeError("sha256 is no text")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise ValueError(
+            f"--figures {path} tells nothing of a sampled model ({cut(repr(error))}); make it with: "
+            "mvm eval RUN --json FILE, or give the results.json of a sweep"
+        ) from None
+    if digest not in weights:
+        raise ValueError(f"--figures {path} is of other weights (sha256 {digest[:12]}...); measure these")
+    return figures
+
+
 @dataclass(frozen=True)
-class Told:
-    """What a card tells beside the config: a person's words, figures, the last logged loss, the encoder of a codec.
+class CardFacts:
+    """What a card says beside the config: a person's words, figures, the last logged loss, the encoder of a codec.
 
     pictured: whether there is a picture of samples. kept: sections of an earlier card of these weights, by title, that
     stand in place of new ones.
@@ -43,22 +127,22 @@ class Told:
     kept: Mapping[str, str] = field(default_factory=dict)
 
 
-def card(config: Config, told: Told) -> str:
+def card(config: Config, facts: CardFacts) -> str:
     """Return README.md."""
     sections = {
-        WHAT: _what(config, told),
-        TRAINING: _training(config, told),
-        FIGURES: _figures(told.figures),
-        USE: _use(config, told.name),
+        WHAT: _what(config, facts),
+        TRAINING: _training(config, facts),
+        FIGURES: _figures(facts.figures),
+        USE: _use(config, facts.name),
         LIMITS: _limits(config),
-        **told.kept,
+        **facts.kept,
     }
     caption = f"Seeds 0 to {SAMPLES - 1}, not picked: {sampler_words(asdict(config.recipe.sample))}."
     parts = [
         _header(config),
-        f"# {told.name}\n\n{config.recipe.description or 'An image model.'}",
-        *([f"{_SHOWN}\\\n{caption}"] if told.pictured else []),
-        *([told.words.strip()] if told.words.strip() else []),
+        f"# {facts.name}\n\n{config.recipe.description or 'An image model.'}",
+        *([f"{_SHOWN}\\\n{caption}"] if facts.pictured else []),
+        *([facts.words.strip()] if facts.words.strip() else []),
         *(f"## {title}\n\n{text}" for title, text in sections.items()),
     ]
     return "\n\n".join(parts) + "\n"
@@ -91,7 +175,7 @@ def _header(config: Config) -> str:
     return "\n".join([*lines, "---"])
 
 
-def _what(config: Config, told: Told) -> str:
+def _what(config: Config, facts: CardFacts) -> str:
     recipe = config.recipe
     count = parameters(*recipe.blueprint)
     size, space = "x".join(map(str, recipe.data.shape)), "x".join(map(str, recipe.sample_shape))
@@ -104,27 +188,23 @@ def _what(config: Config, told: Told) -> str:
         f"- Path: {recipe.path.schedule}{end}; the network learns {recipe.objective.kind}.",
         f"- Sampler, unless told otherwise: {sampler_words(asdict(recipe.sample))}.",
     ]
-    if told.encoder:
+    if facts.encoder:
         lines.append(
-            f"- Latents: {space}, of the frozen encoder {told.encoder}. Decoder and statistics are in `codec/`; "
+            f"- Latents: {space}, of the frozen encoder {facts.encoder}. Decoder and statistics are in `codec/`; "
             "the encoder is not needed to sample and is not included."
         )
     return "\n".join(lines)
 
 
-def _data_words(config: Config) -> str:
-    data = config.recipe.data
-    return f"a folder of pictures, `{data.path}`" if data.name == FOLDER else f"`{data.name}`"
-
-
-def _training(config: Config, told: Told) -> str:
-    recipe, source = config.recipe, config.source
+def _training(config: Config, facts: CardFacts) -> str:
+    recipe, source, data = config.recipe, config.source, config.recipe.data
+    shown = f"a folder of pictures, `{data.path}`" if data.name == FOLDER else f"`{data.name}`"
     stamp = f", stamp `{source.data_stamp}`" if source.data_stamp else ""
-    loss = "not logged" if told.loss is None else f"{told.loss:.4g}"
+    loss = "not logged" if facts.loss is None else f"{facts.loss:.4g}"
     lines = [
-        f"- Data: {_data_words(config)}{stamp}"
-        + (", mirrored at random" if recipe.data.mirror else "")
-        + ("; warped by augmentation, which samples are not" if recipe.data.augment else "")
+        f"- Data: {shown}{stamp}"
+        + (", mirrored at random" if data.mirror else "")
+        + ("; warped by augmentation, which samples are not" if data.augment else "")
         + ".",
         f"- {source.step:,} steps of {recipe.train.batch:,} images: {source.step * recipe.train.batch:,} images shown. "
         f"Last logged loss: {loss}.",

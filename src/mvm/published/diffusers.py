@@ -1,4 +1,4 @@
-"""What a published folder tells diffusers: three tables that follow from config.json; the weights are stored once.
+"""What a published folder says to diffusers: three tables that follow from config.json; the weights are stored once.
 
 They make the scheduler loadable by itself and the folder recognizable. `MVMPipeline` builds from config.json alone, so
 the tables are compared with it on reading and never obeyed.
@@ -9,20 +9,14 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from mvm.published.files import INDEX, SCHEDULER, TRANSFORMER
 from mvm.recipes import Recipe
 from mvm.solver import Adams
 from mvm.solver.sampling import once_a_step
 
 Table = dict[str, Any]
+INDEX, SCHEDULER, TRANSFORMER = "model_index.json", "scheduler/scheduler_config.json", "transformer/config.json"
 MODULE = "mvm.integrations.diffusers"
-SETTINGS = (
-    "nfe",
-    "cfg",
-    "low",
-    "high",
-    "internal",
-)  # of a recipe's [sample], what a call decides; the rest the scheduler
+SETTINGS = ("nfe", "cfg", "low", "high", "internal")  # of a recipe's [sample], what a call decides; the rest scheduler
 PARTS = {  # of the pipeline: module and class
     "scheduler": [f"{MODULE}.scheduler", "MVMScheduler"],
     "transformer": [f"{MODULE}.transformer", "MVMTransformer2DModel"],
@@ -40,24 +34,19 @@ def misfit(recipe: Recipe) -> str:
     return ""
 
 
-def _solver_options(recipe: Recipe) -> Table | None:
-    """Return the options by which a scheduler, which does not know the size of a sample, takes the recipe's times."""
-    solver = recipe.sample.build_solver()
-    if isinstance(solver, Adams):
-        return {"spread": solver.for_size(math.prod(recipe.sample_shape)).spread}
-    return {"t_min": recipe.sample.t_min} if recipe.sample.takes_t_min else None
-
-
 def scheduler_options(recipe: Recipe) -> Table:
     """Return the options of the MVMScheduler that samples as the recipe does."""
-    sample = recipe.sample
+    sample, solver = recipe.sample, recipe.sample.build_solver()
+    options = {"t_min": sample.t_min} if sample.takes_t_min else None
+    if isinstance(solver, Adams):  # a scheduler does not know the size of a sample
+        options = {"spread": solver.for_size(math.prod(recipe.sample_shape)).spread}
     return {
         "solver": sample.solver,
         "rho": sample.rho,
         "prediction_type": recipe.objective.kind,
         "schedule": recipe.path.schedule,
         "T": recipe.path.T,
-        "solver_options": _solver_options(recipe),
+        "solver_options": options,
     }
 
 
@@ -95,18 +84,16 @@ def tables(recipe: Recipe, classes: Sequence[str]) -> dict[str, Table]:
     }
 
 
-def disagreement(told: Any, wanted: Any, where: str = "") -> str:
-    """Return the first key of a file that says something else than config.json, or "".
+def disagreement(table: Any, wanted: Any, where: str = "") -> str:
+    """Return the first key of a file's table that says something else than config.json, or "".
 
     Keys that the file lacks may be of a later version of mvm; which version of diffusers wrote it is its own matter.
     """
-    if not isinstance(told, dict) or not isinstance(wanted, dict):
-        return "" if told == wanted else where
-    found = (
-        disagreement(value, wanted[key], f"{where}.{key}".lstrip("."))
-        if key in wanted
-        else f"{where}.{key}".lstrip(".")
-        for key, value in told.items()
-        if key != "_diffusers_version"
-    )
-    return next(filter(None, found), "")
+    if not isinstance(table, dict) or not isinstance(wanted, dict):
+        return "" if table == wanted else where
+    for key, value in table.items():
+        name = f"{where}.{key}".lstrip(".")
+        differs = disagreement(value, wanted[key], name) if key in wanted else name
+        if differs and key != "_diffusers_version":
+            return differs
+    return ""

@@ -1,8 +1,18 @@
-"""The format of a published model, read strictly: config.json, and tensors that must be the network's, no others."""
+"""The format of a published model, read strictly; a folder with anything else in it is refused before it is read.
+
+README.md           the model card
+samples.png         its picture
+config.json         recipe, class names, licence, where the weights came from
+model.safetensors   the network's tensors, no others
+tuned.json          times of the solver fitted to it by `mvm tune`
+codec/              of a latent model: decoder and statistics of its autoencoder
+model_index.json, scheduler/, transformer/   what config.json says, in diffusers' words
+"""
 
 import json
+import os
 import re
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib import import_module
@@ -17,21 +27,29 @@ from torch import nn
 
 from mvm.checkpoint import Weights
 from mvm.files import sha256
-from mvm.latent import Decoder, DecoderConfig, DecoderOnly, load_decoder_only
+from mvm.latent import Decoder, DecoderOnly, rae
 from mvm.latent.fingerprint import Origin
-from mvm.latent.rae import DECODER, read_index
 from mvm.network import build_network
-from mvm.published.diffusers import disagreement, tables
-from mvm.published.files import CODEC, CONFIG, INDEX, MOST_JSON, SCHEDULER, TRANSFORMER, WEIGHTS, check_files
+from mvm.published.diffusers import INDEX, SCHEDULER, TRANSFORMER, disagreement, tables
 from mvm.recipes import FOLDER, Recipe, options, require_field_recipe
 from mvm.recipes.reading import LONGEST, from_dict, recipe_of
-from mvm.untrusted import cut
+from mvm.untrusted import cut, read_json
 
 LIBRARY, FORMAT = "mvm", 1
 SHIPPED = "models"  # folder inside the package
 MOST_TOKENS = 1 << 18  # 512 x 512: a larger grid is a mistake or an attack on the memory
 STORED = ("F16", "BF16", "F32")
 LICENSE = re.compile(r"[a-z0-9][a-z0-9.-]*")
+CARD, PICTURE, CONFIG, WEIGHTS, CODEC = "README.md", "samples.png", "config.json", "model.safetensors", "codec"
+TUNED = "tuned.json"
+FILES = (
+    *(CARD, PICTURE, CONFIG, WEIGHTS, TUNED, INDEX, SCHEDULER, TRANSFORMER),
+    *(f"{CODEC}/{name}" for name in (rae.INDEX, rae.DECODER, rae.STATISTICS)),
+)
+BESIDE = ("LICENSE", ".png")  # ends of names that may lie beside them; never read
+MOST_JSON = 1 << 20  # bytes of a JSON file
+PICKLED = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".npy", ".npz")
+CODE = (".py", ".pyc", ".so", ".sh", ".ipynb")
 
 
 @dataclass(frozen=True)
@@ -50,7 +68,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Config:
-    """What config.json tells; license: an identifier as the hub has them, sha256: of model.safetensors."""
+    """What config.json says; license: an identifier as the hub has them, sha256: of model.safetensors."""
 
     recipe: Recipe
     classes: tuple[str, ...]
@@ -76,8 +94,8 @@ class Config:
 
     def to_json(self) -> str:
         """Return it as JSON, every default written out."""
-        told = asdict(self)
-        return json.dumps({"library_name": LIBRARY, "format": FORMAT, **told}, indent=2, ensure_ascii=False) + "\n"
+        table = {"library_name": LIBRARY, "format": FORMAT, **asdict(self)}
+        return json.dumps(table, indent=2, ensure_ascii=False) + "\n"
 
 
 def version() -> str:
@@ -102,32 +120,67 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is no number")
 
 
-def _strict_json(text: str) -> dict[str, Any]:
+def _read_table(path: Path) -> dict[str, Any]:
     """Return a JSON table in which no key is twice and every number is one."""
+    return read_json(path, MOST_JSON, object_pairs_hook=_each_once, parse_constant=_no_constant)
+
+
+@contextmanager
+def _naming(path: Path) -> Generator[None]:
+    """Turn what a table may raise into a ValueError that begins with its file."""
     try:
-        found = json.loads(text, object_pairs_hook=_each_once, parse_constant=_no_constant)
-    except RecursionError:
-        raise ValueError("too deeply nested") from None
-    if not isinstance(found, dict):
-        raise ValueError("a table is needed")
-    return found
+        yield
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise ValueError(f"{path}: {cut(error, LONGEST)}") from None
 
 
-def _of_table(told: Mapping[str, Any], where: str) -> Config:
-    if told.get("library_name") != LIBRARY:
-        raise ValueError(f"library_name is {told.get('library_name')!r}, not '{LIBRARY}': a model of something else")
-    if told.get("format") != FORMAT:
-        raise ValueError(f"format is {told.get('format')!r}; this version of mvm reads {FORMAT}")
-    wanted = {"library_name", "format", "recipe", "classes", "license", "source", "sha256"}
-    if set(told) != wanted:
-        raise ValueError(f"the keys must be {', '.join(sorted(wanted))}; there are: {', '.join(sorted(told))}")
-    if not isinstance(told["classes"], list) or not all(isinstance(told[key], str) for key in ("license", "sha256")):
-        raise ValueError("classes must be a list; license and sha256 must be text")
-    recipe, source = (
-        require_field_recipe(recipe_of(told["recipe"]), where),
-        from_dict(Source, told["source"], "source."),
-    )
-    return Config(recipe, tuple(told["classes"]), told["license"], source, told["sha256"])
+def _files_below(folder: Path) -> Iterator[Path]:
+    """Yield all files and links, without following links; top names with a dot (.git, .cache) are never read."""
+    for directory, folders, names in os.walk(folder):
+        if Path(directory) == folder:
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            names = [name for name in names if not name.startswith(".")]
+        yield from (Path(directory) / name for name in names)
+        yield from (Path(directory) / name for name in folders if (Path(directory) / name).is_symlink())
+
+
+def _out_of_place(path: Path, name: str, root: Path) -> str:
+    """Return why a file may not be there, or ""."""
+    try:
+        inside = not path.is_symlink() or path.resolve().is_relative_to(root.resolve())
+    except RuntimeError:  # a link to itself leads nowhere
+        inside = False
+    if not inside:
+        return "is a link that leads out of the folder, or nowhere"
+    if path.suffix.lower() in PICKLED:
+        return "may hold pickled code; weights are safetensors alone"
+    if path.suffix.lower() in CODE:
+        return "is code; nothing is executed on load"
+    if name not in FILES and not ("/" not in name and name.endswith(BESIDE)):
+        return "is not part of the format"
+    if not path.is_file():
+        return "is not a plain file"
+    if path.suffix == ".json" and path.stat().st_size > MOST_JSON:
+        return f"is larger than {MOST_JSON} bytes"
+    return ""
+
+
+def check_files(folder: Path, root: Path | None = None) -> None:
+    """Refuse a folder with anything in it that does not belong to the format; root: where links may lead to."""
+    for path in sorted(_files_below(folder)):
+        name = path.relative_to(folder).as_posix()
+        if reason := _out_of_place(path, name, root or folder):
+            raise ValueError(f"{folder} is not read: '{name}' {reason}; remove it if you trust the rest")
+
+
+def replaceable(folder: Path) -> bool:
+    """Return whether a folder may be replaced by an export: there is none, it is empty, or it is one, nothing else."""
+    if not folder.exists():
+        return True
+    if not folder.is_dir() or folder.is_symlink():
+        return False
+    names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
+    return not any(folder.iterdir()) or ({CONFIG, WEIGHTS} <= names <= set(FILES))
 
 
 def is_published(folder: Path) -> bool:
@@ -141,12 +194,25 @@ def read_config(folder: Path, root: Path | None = None) -> Config:
     path = folder / CONFIG
     if not path.is_file():
         raise ValueError(f"{folder} holds no published model (no {CONFIG} in it)")
+    wanted = {"library_name", "format", "recipe", "classes", "license", "source", "sha256"}
     with _naming(path):
-        return _of_table(_read_table(path), str(folder))
+        table = _read_table(path)
+        name, version = table.get("library_name"), table.get("format")
+        if name != LIBRARY:
+            raise ValueError(f"library_name is {name!r}, not '{LIBRARY}': a model of something else")
+        if version != FORMAT:
+            raise ValueError(f"format is {version!r}; this version of mvm reads {FORMAT}")
+        if set(table) != wanted:
+            raise ValueError(f"the keys must be {', '.join(sorted(wanted))}; there are: {', '.join(sorted(table))}")
+        classes, license, digest = table["classes"], table["license"], table["sha256"]
+        if not isinstance(classes, list) or not isinstance(license, str) or not isinstance(digest, str):
+            raise ValueError("classes must be a list; license and sha256 must be text")
+        recipe = require_field_recipe(recipe_of(table["recipe"]), str(folder))
+        return Config(recipe, tuple(classes), license, from_dict(Source, table["source"], "source."), digest)
 
 
 def check_tables(folder: Path, config: Config) -> None:
-    """Refuse a folder that tells diffusers something else than config.json says, e.g. other classes to import."""
+    """Refuse a folder whose tables for diffusers disagree with config.json, e.g. name other classes to import."""
     wanted = tables(config.recipe, config.classes)
     for path in (folder / name for name in (INDEX, SCHEDULER, TRANSFORMER) if (folder / name).is_file()):
         with _naming(path):
@@ -154,36 +220,15 @@ def check_tables(folder: Path, config: Config) -> None:
                 raise ValueError(f"'{bad}' is not what {CONFIG} says; export the model again, or remove this file")
 
 
-@contextmanager
-def _naming(path: Path) -> Generator[None]:
-    """Turn what a table may raise into a ValueError that begins with its file."""
-    try:
-        yield
-    except (ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise ValueError(f"{path}: {cut(error, LONGEST)}") from None
-
-
-def _read_table(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        return _strict_json(file.read(MOST_JSON).decode())
-
-
-def _stored(path: Path) -> tuple[dict[str, tuple[int, ...]], set[str]]:
-    """Return the shapes of the tensors in a file, by name, and their dtypes, from its header alone."""
+def _require_tensors(path: Path, build: Callable[[], nn.Module], depth: int) -> None:
+    """Refuse tensors that are not those of the module, by the file's header, before any memory is taken for it."""
     try:
         with safe_open(path, "pt") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-            return (
-                {name: tuple(part.get_shape()) for name, part in slices.items()},
-                {part.get_dtype() for part in slices.values()},
-            )
+            shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
+            dtypes = {part.get_dtype() for part in slices.values()}
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{path} is missing or no whole safetensors file ({cut(error)}); get it again") from None
-
-
-def _require_tensors(path: Path, build: Callable[[], nn.Module], depth: int) -> None:
-    """Refuse tensors that are not those of the module, before any memory is taken for it."""
-    shapes, dtypes = _stored(path)
     if not dtypes <= set(STORED):
         raise ValueError(f"{path} holds {', '.join(sorted(dtypes))}; weights are one of {', '.join(STORED)}")
     try:
@@ -212,22 +257,24 @@ def read_codec(folder: Path, recipe: Recipe) -> DecoderOnly | None:
     if recipe.codec.kind == "pixels":
         return None
     place = folder / CODEC
-    told = read_index(place)
-    try:
-        config = DecoderConfig(**{name: value for name, value in told["decoder"].items() if name != "fingerprint"})
-        shape = tuple(told["latent_shape"])
-        shapes = (shape, (3, shape[-1] * config.patch, shape[-1] * config.patch))
-    except (TypeError, AttributeError, IndexError) as error:
-        raise ValueError(f"{place} is damaged ({error}); get it again") from None
+    index = rae.read_index(place)
+    side = index.latent_shape[-1] * index.decoder.patch
+    shapes = index.latent_shape, (3, side, side)
     if shapes != (recipe.sample_shape, recipe.data.shape):
         raise ValueError(
             f"{place} has latents and images {shapes}, the recipe {recipe.sample_shape, recipe.data.shape}"
         )
-    _require_tensors(place / DECODER, lambda: Decoder(config, shape, Origin("", "")), 0)
-    try:
-        return load_decoder_only(place)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{place} is damaged ({error!r}); get it again") from None
+    nobody = Origin("", "")
+    _require_tensors(place / rae.DECODER, lambda: Decoder(index.decoder, index.latent_shape, nobody), 0)
+    return rae.load_decoder_only(place)
+
+
+def check_all(folder: Path) -> tuple[Config, DecoderOnly | None]:
+    """Return config and codec of a folder; raise unless all of it can be read, and belongs together."""
+    config = read_config(folder)
+    read_weights(folder, config)
+    check_tables(folder, config)
+    return config, read_codec(folder, config.recipe)
 
 
 def require_the_one(folder: Path, config: Config, weights: str, which: str) -> None:

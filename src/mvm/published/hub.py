@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 from mvm.options import needs
 from mvm.published.card import renamed
-from mvm.published.files import CARD, FILES
-from mvm.published.format import LIBRARY, Config, check_tables, read_codec, read_config, read_weights, version
+from mvm.published.format import CARD, FILES, LIBRARY, Config, check_all, version
 
 _ID = re.compile(r"(?P<repo>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>\w[\w./-]*))?")
 MISSING = needs("the hub", "huggingface_hub", "hub")
@@ -130,10 +129,7 @@ def prepare(folder: Path, name: str, *, private: bool = False, revision: str | N
         validate_repo_id(asked.repo)
     except HFValidationError as error:
         raise ValueError(f"'{name}': {_reason(error)}") from None
-    config = read_config(folder)
-    read_weights(folder, config)
-    read_codec(folder, config.recipe)
-    check_tables(folder, config)
+    config, _ = check_all(folder)
     sizes = {file: (folder / file).stat().st_size for file in FILES if (folder / file).is_file()}
     found = Upload(folder, config, sizes, asked.repo, revision, private)
     return found._replace(files=sizes | ({CARD: len(found.card)} if CARD in sizes else {}))
@@ -141,38 +137,35 @@ def prepare(folder: Path, name: str, *, private: bool = False, revision: str | N
 
 def push(folder: Path, name: str, *, private: bool = False, revision: str | None = None) -> str:
     """Send a published model to the hub as OWNER/NAME; return its address. What does not load is not sent."""
-    found = prepare(folder, name, private=private, revision=revision)
+    upload = prepare(folder, name, private=private, revision=revision)
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HTTPError
 
-    api = HfApi(library_name=LIBRARY, library_version=version())
+    api, repo = HfApi(library_name=LIBRARY, library_version=version()), upload.repo
     try:
-        return _send(api, found)
+        address = str(api.create_repo(repo, private=private, exist_ok=True))
+        if private and not api.repo_info(repo).private:  # it was there before, and making it did not change that
+            raise ValueError(
+                f"--private: {repo} is there already and public; nothing was sent. Change it on the hub first"
+            )
+        if revision is not None:
+            api.create_branch(repo, branch=revision, exist_ok=True)
+        with TemporaryDirectory() as staged:
+            for file in upload.files:
+                path = Path(staged) / file
+                path.parent.mkdir(exist_ok=True)
+                if file == CARD:
+                    path.write_bytes(upload.card)
+                else:
+                    path.symlink_to((folder / file).resolve())
+            api.upload_folder(
+                repo_id=repo,
+                folder_path=staged,
+                revision=revision,
+                allow_patterns=list(FILES),
+                delete_patterns=list(FILES),  # a codec of an earlier model must not stay
+                commit_message=f"{upload.config.recipe.name}, step {upload.config.source.step}",
+            )
     except (OSError, HTTPError) as error:
-        raise ValueError(f"{folder} was not sent to {found.repo}: {_reason(error)}") from None
-
-
-def _send(api: Any, found: Upload) -> str:
-    repo, revision = found.repo, found.revision
-    address = str(api.create_repo(repo, private=found.private, exist_ok=True))
-    if found.private and not api.repo_info(repo).private:  # it was there before, and making it did not change that
-        raise ValueError(f"--private: {repo} is there already and public; nothing was sent. Change it on the hub first")
-    if revision is not None:
-        api.create_branch(repo, branch=revision, exist_ok=True)
-    with TemporaryDirectory() as staged:
-        for file in found.files:
-            path = Path(staged) / file
-            path.parent.mkdir(exist_ok=True)
-            if file == CARD:
-                path.write_bytes(found.card)
-            else:
-                path.symlink_to((found.folder / file).resolve())
-        api.upload_folder(
-            repo_id=repo,
-            folder_path=staged,
-            revision=revision,
-            allow_patterns=list(FILES),
-            delete_patterns=list(FILES),  # a codec of an earlier model must not stay
-            commit_message=f"{found.config.recipe.name}, step {found.config.source.step}",
-        )
+        raise ValueError(f"{folder} was not sent to {repo}: {_reason(error)}") from None
     return address

@@ -56,8 +56,8 @@ def open_stored(run: Path, weights: str, which: str) -> Stored:
 class Opened(NamedTuple):
     """A stored model that is not built yet.
 
-    codec: the fingerprint of the latents it was trained in, "" for pixels. origin: what is told of the weights in
-    records. config: of a published model, which brings its own decoder; None for a run. tuned: times fitted to it.
+    codec: the fingerprint of the latents it was trained in, "" for pixels. origin: what records say of the weights.
+    config: of a published model, which brings its own decoder; None for a run. tuned: times fitted to it.
     """
 
     recipe: AnyRecipe
@@ -75,16 +75,28 @@ def open_model(name: str | Path, weights: str = "ema", which: str = "latest") ->
 
     A hub id is OWNER/NAME or OWNER/NAME@REVISION. Nothing is executed or unpickled.
     """
-    if (Path(name) / RECIPE).is_file():
-        return _of_run(Path(name), weights, which)
-    return open_published(locate(name), weights, which)
+    run = Path(name)
+    if not (run / RECIPE).is_file():
+        return open_published(locate(name), weights, which)
+    recipe, folder, manifest = open_stored(run, weights, which)
+    origin = {
+        "run": run.resolve().name,
+        "recipe": recipe.name,
+        "step": manifest["step"],
+        "weights": weights,
+        "sha256": manifest["sha256"][f"{weights}.safetensors"],
+        "data": recipe.data.name,
+        "data_stamp": manifest.get("data"),
+    }
+    values, tuned = checkpoint.load(folder, weights), read_tuned(run, origin["sha256"])
+    return Opened(recipe, recipe.data.class_names, values, manifest.get("codec", ""), origin, folder, None, tuned)
 
 
 def locate(name: str | Path, **hub_options: Any) -> Fetched:
     """Return the folder of a published model; hub_options: of the hub's library, e.g. token, cache_dir."""
-    place = Path(name)
-    if is_published(place):
-        return Fetched(place, place)
+    folder = Path(name)
+    if is_published(folder):
+        return Fetched(folder, folder)
     if str(name) in shipped_models():
         return Fetched(shipped_folder(str(name)), shipped_folder(str(name)))
     asked = as_hub_id(str(name))
@@ -98,11 +110,11 @@ def locate(name: str | Path, **hub_options: Any) -> Fetched:
 
 def open_published(found: Fetched, weights: str = "ema", which: str = "latest") -> Opened:
     """Return the weights in a published folder, all of it checked."""
-    place, root = found
-    config = read_config(place, root)
-    require_the_one(place, config, weights, which)
-    values, source = read_weights(place, config), config.source
-    check_tables(place, config)
+    folder, root = found
+    config = read_config(folder, root)
+    require_the_one(folder, config, weights, which)
+    values, source = read_weights(folder, config), config.source
+    check_tables(folder, config)
     origin = {
         "run": source.run,
         "recipe": config.recipe.name,
@@ -112,25 +124,8 @@ def open_published(found: Fetched, weights: str = "ema", which: str = "latest") 
         "data": config.recipe.data.name,
         "data_stamp": source.data_stamp,
     }
-    return Opened(
-        config.recipe, config.classes, values, source.codec, origin, place, config, read_tuned(place, config.sha256)
-    )
-
-
-def _of_run(run: Path, weights: str, which: str) -> Opened:
-    recipe, folder, manifest = open_stored(run, weights, which)
-    origin = {
-        "run": run.resolve().name,
-        "recipe": recipe.name,
-        "step": manifest["step"],
-        "weights": weights,
-        "sha256": manifest["sha256"][f"{weights}.safetensors"],
-        "data": recipe.data.name,
-        "data_stamp": manifest.get("data"),
-    }
-    values, codec = checkpoint.load(folder, weights), manifest.get("codec", "")
-    tuned = read_tuned(run, origin["sha256"])
-    return Opened(recipe, recipe.data.class_names, values, codec, origin, folder, None, tuned)
+    tuned = read_tuned(folder, config.sha256)
+    return Opened(config.recipe, config.classes, values, source.codec, origin, folder, config, tuned)
 
 
 def _unknown(name: str, hub: str) -> ValueError:

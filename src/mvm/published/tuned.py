@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mvm.files import write_text
-from mvm.published.files import MOST_JSON, TUNED
+from mvm.published.format import MOST_JSON, TUNED
 from mvm.recipes import SampleConfig
 from mvm.solver import Adams, Guidance
 from mvm.untrusted import read_json, refusal
@@ -54,15 +54,15 @@ _NUMBERS = ("cfg", "low", "high", "internal", "default", "tuned")
 _SOLVER = ("b", "end_b", "spread")
 
 
-def read_entry(told: Mapping[str, Any]) -> Entry:
+def read_entry(table: Mapping[str, Any]) -> Entry:
     """Return an entry of tuned.json; one that makes no sense is a ValueError, KeyError or TypeError."""
-    numbers: dict[str, Any] = {name: float(told[name]) for name in _NUMBERS}
-    shape: dict[str, Any] = {name: float(told[name]) for name in _SOLVER}
-    times = tuple(float(t) for t in told["times"])
+    numbers: dict[str, Any] = {name: float(table[name]) for name in _NUMBERS}
+    shape: dict[str, Any] = {name: float(table[name]) for name in _SOLVER}
+    times = tuple(float(t) for t in table["times"])
     if not all(map(math.isfinite, (*numbers.values(), *shape.values(), *times))):
         raise ValueError("a number is not finite")
-    if not 3 <= len(times) <= MOST_TIMES or told["nfe"] != len(times) - 1:
-        raise ValueError(f"{len(times)} times do not go with nfe={told['nfe']}")
+    if not 3 <= len(times) <= MOST_TIMES or table["nfe"] != len(times) - 1:
+        raise ValueError(f"{len(times)} times do not go with nfe={table['nfe']}")
     if not (0 < times[0] <= 1 and times[-1] == 0 and all(s > t for s, t in pairwise(times))):
         raise ValueError("times must fall from 1 at most to 0")
     return Entry(nfe=len(times) - 1, solver=Adams(given=times, **shape), **numbers)
@@ -74,14 +74,14 @@ def read_tuned(folder: Path, weights: str) -> dict[Key, Entry]:
     if not path.is_file():
         return {}
     with refusal(f"'{path}' holds no tuned times", "remove it, and tune again"):
-        told = read_json(path, MOST_JSON)
-        if told["format"] != FORMAT:
-            raise ValueError(f"format {told['format']!r} is unknown")
-        entries = [read_entry(entry) for entry in told["tuned"]]
-    return {entry.key: entry for entry in entries} if told["weights"] == weights else {}
+        table = read_json(path, MOST_JSON)
+        if table["format"] != FORMAT:
+            raise ValueError(f"format {table['format']!r} is unknown")
+        entries = [read_entry(entry) for entry in table["tuned"]]
+    return {entry.key: entry for entry in entries} if table["weights"] == weights else {}
 
 
 def write_tuned(folder: Path, weights: str, entries: dict[Key, Entry]) -> None:
     """Write the entries of these weights (their sha256), in place of what was there."""
-    told = [entry.as_dict() for entry in entries.values()]
-    write_text(folder / TUNED, json.dumps({"format": FORMAT, "weights": weights, "tuned": told}, indent=1) + "\n")
+    table = {"format": FORMAT, "weights": weights, "tuned": [entry.as_dict() for entry in entries.values()]}
+    write_text(folder / TUNED, json.dumps(table, indent=1) + "\n")

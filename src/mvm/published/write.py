@@ -14,18 +14,21 @@ from mvm.data import open_prepared
 from mvm.files import flush, private_beside, put_in_place, sha256, write_text
 from mvm.latent import load_decoder_only
 from mvm.options import choose
-from mvm.published.card import FIGURES, LIMITS, USE, WHAT, Told, card, read_card
+from mvm.published.card import FIGURES, LIMITS, USE, WHAT, CardFacts, Figures, card, read_card, read_figures
 from mvm.published.diffusers import tables
-from mvm.published.figures import Figures, read_figures
-from mvm.published.files import CARD, CODEC, CONFIG, MOST_JSON, PICTURE, WEIGHTS, replaceable
 from mvm.published.format import (
+    CARD,
+    CODEC,
+    CONFIG,
+    MOST_JSON,
+    PICTURE,
+    WEIGHTS,
     Config,
     Source,
+    check_all,
     check_license,
-    check_tables,
     read_codec,
-    read_config,
-    read_weights,
+    replaceable,
     version,
 )
 from mvm.published.source import Opened, open_model
@@ -71,7 +74,13 @@ def export(
     folder.resolve().parent.mkdir(parents=True, exist_ok=True)
     with private_beside(folder) as temporary:
         before = _identity(folder)
-        digest = _write_weights(temporary / WEIGHTS, values)
+        path = temporary / WEIGHTS
+        try:
+            save_file({name: value.contiguous() for name, value in values.items()}, path, {"format": "pt"})
+        except SafetensorError as error:  # what it makes of a full disk
+            raise OSError(f"{WEIGHTS}: {error}") from error
+        path.chmod(0o644)  # safetensors makes files private
+        digest = sha256(path)
         if given is None:
             config = Config(_public(recipe), _class_names(opened), license or "unknown", source, digest)
         else:
@@ -85,15 +94,20 @@ def export(
             write_text(temporary / name, json.dumps(table, indent=2, ensure_ascii=False) + "\n")
         measured = read_figures(figures, (source.sha256, digest)) if figures else Figures([], [])
         loss = _last_loss(Path(model), source.step) if given is None else None
-        told = Told(folder.resolve().name, words, measured, loss, encoder)
+        facts = CardFacts(folder.resolve().name, words, measured, loss, encoder)
         if given is not None:
             same = all(torch.equal(values[name].float(), value.float()) for name, value in opened.weights.items())
-            told = _kept(opened.folder / CARD, told, figures is None and same, config.license == given.license)
+            facts = _kept(opened.folder / CARD, facts, figures is None and same, config.license == given.license)
         picture = None if draw is None else draw(temporary)
         if picture is not None:
             (temporary / PICTURE).write_bytes(picture)
-        write_text(temporary / CARD, card(config, replace(told, pictured=picture is not None)))
-        _read_back(temporary)
+        write_text(temporary / CARD, card(config, replace(facts, pictured=picture is not None)))
+        _, codec = check_all(temporary)
+        if codec is not None and source.codec not in ("", codec.fingerprint):
+            raise ValueError(
+                f"the run was trained in latents of fingerprint {source.codec[:12]}, codec.path holds "
+                f"{codec.fingerprint[:12]} now; restore the autoencoder it was trained with"
+            )
         if _identity(folder) != before:
             raise ValueError(f"--out {folder} was written by another process meanwhile and is left so; export again")
         put_in_place(temporary, folder)
@@ -101,18 +115,18 @@ def export(
 
 
 def _identity(folder: Path) -> tuple[int, int] | None:
-    """Return what tells a folder from one that another process has put in its place; None where there is none."""
+    """Return what changes when another process replaces a folder; None where there is none."""
     return (folder.stat().st_ino, folder.stat().st_mtime_ns) if folder.exists() else None
 
 
-def _kept(path: Path, told: Told, figures: bool, licence: bool) -> Told:
-    """Return what an earlier card tells, too; figures, licence: whether those of it still hold."""
+def _kept(path: Path, facts: CardFacts, figures: bool, licence: bool) -> CardFacts:
+    """Return what an earlier card says, too; figures, licence: whether those of it still hold."""
     if not path.is_file():
-        return told
+        return facts
     words, sections = read_card(read_text(path, MOST_JSON))
     anew = {WHAT, USE} | (set() if figures else {FIGURES}) | (set() if licence else {LIMITS})
     kept = {title: text for title, text in sections.items() if title not in anew}
-    return replace(told, words=told.words.strip() or words, kept=kept)
+    return replace(facts, words=facts.words.strip() or words, kept=kept)
 
 
 def _rounded(values: Weights, kind: torch.dtype, name: str) -> Weights:
@@ -121,16 +135,6 @@ def _rounded(values: Weights, kind: torch.dtype, name: str) -> Weights:
     if bad := [key for key, value in found.items() if not bool(value.isfinite().all())]:
         raise ValueError(f"--dtype {name} cannot hold {bad[0]} (not finite there); try bfloat16 or float32")
     return found
-
-
-def _write_weights(path: Path, values: Weights) -> str:
-    """Return the sha256 of the file."""
-    try:
-        save_file({name: value.contiguous() for name, value in values.items()}, path, {"format": "pt"})
-    except SafetensorError as error:  # what it makes of a full disk
-        raise OSError(f"{path.name}: {error}") from error
-    path.chmod(0o644)  # safetensors makes files private
-    return sha256(path)
 
 
 def _source(opened: Opened, dtype: str | None) -> Source:
@@ -155,13 +159,13 @@ def _base(name: str) -> str:
 
 
 def _public(recipe: Recipe) -> Recipe:
-    """Return the recipe without the places of this machine: they would mean nothing on others, and tell of this one."""
+    """Return the recipe without the paths of this machine: they would mean nothing on others, and give it away."""
     data = replace(recipe.data, path=_base(recipe.data.path) if recipe.data.name == FOLDER else "")
     codec = replace(recipe.codec, path="", encoder="", latents="")
-    if recipe.name in shipped() and load_recipe(recipe.name).data.name != recipe.data.name:  # it tells of other images
+    if recipe.name in shipped() and load_recipe(recipe.name).data.name != recipe.data.name:
         kinds = ", ".join(data.class_names[:5]) + (", ..." if len(data.class_names) > 5 else "")
-        told = f"Images of {data.size}x{data.size} pixels ({kinds}), trained by the recipe {recipe.name}"
-        recipe = replace(recipe, description=told if data.size else "Trained on other images than its recipe's")
+        text = f"Images of {data.size}x{data.size} pixels ({kinds}), trained by the recipe {recipe.name}"
+        recipe = replace(recipe, description=text if data.size else "Trained on other images than its recipe's")
     return replace(recipe, data=data, codec=codec, repa=replace(recipe.repa, encoder=_base(recipe.repa.encoder)))
 
 
@@ -191,19 +195,6 @@ def _last_loss(run: Path, step: int) -> float | None:
     """Return the loss logged last up to a step; None where there is no log. A crash may have torn its last line."""
     path = run / METRICS
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    told: list[Mapping[str, float]] = [json.loads(line) for line in lines if line.endswith("}")]
-    losses = [line["loss"] for line in told if "loss" in line and line["step"] <= step]
+    points: list[Mapping[str, float]] = [json.loads(line) for line in lines if line.endswith("}")]
+    losses = [point["loss"] for point in points if "loss" in point and point["step"] <= step]
     return losses[-1] if losses else None
-
-
-def _read_back(folder: Path) -> None:
-    """Raise unless what was written can be read, and belongs together."""
-    config = read_config(folder)
-    read_weights(folder, config)
-    check_tables(folder, config)
-    codec = read_codec(folder, config.recipe)
-    if codec is not None and config.source.codec not in ("", codec.fingerprint):
-        raise ValueError(
-            f"the run was trained in latents of fingerprint {config.source.codec[:12]}, codec.path holds "
-            f"{codec.fingerprint[:12]} now; restore the autoencoder it was trained with"
-        )

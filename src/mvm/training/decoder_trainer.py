@@ -205,7 +205,7 @@ class DecoderTrainer(Trainer[DecoderRecipe]):
 
     @property
     def provenance(self) -> dict[str, Any]:
-        return {"encoder": self.encoder.origin.told}
+        return {"encoder": self.encoder.origin.metadata}
 
     def require_provenance(self, folder: Path, manifest: Mapping[str, Any]) -> None:
         require_same(f"the decoder in {folder}", Origin.of(manifest["encoder"]), self.encoder.origin)

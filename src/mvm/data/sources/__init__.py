@@ -27,7 +27,16 @@ SUFFIXES: dict[str, Opener] = {
 }
 
 
-def _of_file(path: Path) -> Opener:
+def _opener(path: Path) -> Opener:
+    """Return the reader of a file by its name, of a folder by what lies in it."""
+    if path.is_dir():
+        if any(path.glob("*.tar")):
+            return open_tars
+        if any(map(is_batch, path.iterdir())):
+            return open_batches
+        if (path / "images.npy").is_file():
+            return open_array
+        return open_parquet if next(path.rglob("*.parquet"), None) else open_folder
     if is_batch(path):
         return open_batches
     for suffix, opener in SUFFIXES.items():
@@ -37,16 +46,6 @@ def _of_file(path: Path) -> Opener:
         f"source='{path}' is of no known kind; allowed: a folder, {', '.join(SUFFIXES)}, "
         "batches of CIFAR or of downsampled ImageNet by their published names"
     )
-
-
-def _of_folder(path: Path) -> Opener:
-    if any(path.glob("*.tar")):
-        return open_tars
-    if any(map(is_batch, path.iterdir())):
-        return open_batches
-    if (path / "images.npy").is_file():
-        return open_array
-    return open_parquet if next(path.rglob("*.parquet"), None) else open_folder
 
 
 def open_source(path: Path | str, split: str = "", part_size: int = PART_SIZE) -> Source:
@@ -72,7 +71,7 @@ def open_source(path: Path | str, split: str = "", part_size: int = PART_SIZE) -
         raise ValueError(f"source='{path}' does not exist; name a folder or a file of images")
     if is_prepared(path):
         raise ValueError(f"source='{path}' is prepared already: train on it, or name the original images")
-    source = (_of_folder(path) if path.is_dir() else _of_file(path))(path, split, part_size)
+    source = _opener(path)(path, split, part_size)
     if not source.parts:
         raise ValueError(f"source='{path}' holds no images")
     return source

@@ -4,6 +4,7 @@ import zipfile
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from math import isqrt, prod
 from pathlib import Path
 from typing import IO
@@ -58,9 +59,8 @@ def labels_in(path: Path, key: str, count: int) -> np.ndarray:
     shape, dtype = shape_of(path, key)
     if prod(shape) != count:
         raise _wrong_labels(f"'{path}'", prod(shape), dtype, count)
-    return as_labels(
-        np.concatenate([np.empty((0, *shape[1:]), dtype), *stream_rows(path, key, CHUNK)]), count, f"'{path}'"
-    )
+    rows = [np.empty((0, *shape[1:]), dtype), *stream_rows(path, key, CHUNK)]
+    return as_labels(np.concatenate(rows), count, f"'{path}'")
 
 
 def channels_last(images: np.ndarray, where: str) -> np.ndarray:
@@ -68,7 +68,12 @@ def channels_last(images: np.ndarray, where: str) -> np.ndarray:
     if images.dtype != np.uint8:
         raise ValueError(f"{where}: images are {images.dtype}; they must be uint8, 0..255")
     if images.ndim == 2:
-        return _planes(images, where)
+        count, width = images.shape
+        for channels in (3, 1):
+            side = isqrt(width // channels)
+            if width and channels * side * side == width:
+                return images.reshape(count, channels, side, side).transpose(0, 2, 3, 1)
+        raise ValueError(f"{where}: rows of {width} values are no square planes (3*s*s or s*s)")
     if images.ndim == 3:
         return images[..., None]
     if images.ndim == 4 and images.shape[3] in (1, 3, 4):
@@ -76,15 +81,6 @@ def channels_last(images: np.ndarray, where: str) -> np.ndarray:
     if images.ndim == 4 and images.shape[1] in (1, 3, 4):
         return images.transpose(0, 2, 3, 1)
     raise ValueError(f"{where}: shape {images.shape} is neither NHWC, NCHW, NHW nor rows of channel planes")
-
-
-def _planes(images: np.ndarray, where: str) -> np.ndarray:
-    count, width = images.shape
-    for channels in (3, 1):
-        side = isqrt(width // channels)
-        if width and channels * side * side == width:
-            return images.reshape(count, channels, side, side).transpose(0, 2, 3, 1)
-    raise ValueError(f"{where}: rows of {width} values are no square planes (3*s*s or s*s)")
 
 
 def as_labels(labels: Sequence[int] | np.ndarray, count: int, where: str) -> np.ndarray:
@@ -110,13 +106,11 @@ class ArrayPart(Part):
     labels: tuple[int, ...]
 
     def read(self) -> Iterator[Record]:
-        for place, (image, label) in enumerate(zip(self._images(), self.labels, strict=True), self.start):
-            yield Record(f"{self.path.name}[{place}]", image, label)
-
-    def _images(self) -> Iterator[np.ndarray]:
         count = max(1, CHUNK // max(1, _row(*shape_of(self.path, self.key))))
-        for some in stream_rows(self.path, self.key, count, self.start, self.start + len(self.labels)):
-            yield from channels_last(some, f"'{self.path}'")
+        pieces = stream_rows(self.path, self.key, count, self.start, self.start + len(self.labels))
+        images = chain.from_iterable(channels_last(piece, f"'{self.path}'") for piece in pieces)
+        for row, (image, label) in enumerate(zip(images, self.labels, strict=True), self.start):
+            yield Record(f"{self.path.name}[{row}]", image, label)
 
 
 def layout(shape: tuple[int, ...], dtype: np.dtype, where: str) -> tuple[int, ...]:
@@ -145,14 +139,6 @@ def keys_of(path: Path) -> tuple[str, str | None]:
     return images, next((key for key in LABEL_KEYS if key in there), None)
 
 
-def labelled(path: Path, labels: np.ndarray) -> tuple[str, ...]:
-    """Return names for the bare labels of a file."""
-    try:
-        return of_labels(labels[:0] if not len(labels) else labels.max(keepdims=True))
-    except ValueError as error:
-        raise ValueError(f"'{path}': {error}") from None
-
-
 def open_array(path: Path, split: str, part_size: int) -> Source:
     """Return the images of an .npz, or of an .npy with labels.npy beside it, in the file's order."""
     if split:
@@ -164,5 +150,5 @@ def open_array(path: Path, split: str, part_size: int) -> Source:
     if label_key is None or not label_file.is_file():
         return Source("numpy", path.name, numbered(1), tuple(array_parts(file, key, np.zeros(count, int), part_size)))
     labels = labels_in(label_file, label_key, count)
-    classes = listed_names(file.parent) or labelled(label_file, labels)
+    classes = listed_names(file.parent) or of_labels([labels.max(initial=-1)], label_file)
     return Source("numpy", path.name, classes, tuple(array_parts(file, key, labels, part_size)))

@@ -51,10 +51,6 @@ class _Array:
         self.array = _from_buffer(contents, kind, shape, "F" if fortran else "C").array
 
 
-def _reconstruct(*_: object) -> _Array:
-    return _Array()
-
-
 def _from_buffer(contents: bytes, kind: _Type, shape: tuple[int, ...], order: str) -> _Array:
     made = _Array()
     made.array = np.frombuffer(contents, kind.dtype).reshape(shape, order="F" if order == "F" else "C")
@@ -76,7 +72,7 @@ _ALLOWED: dict[tuple[str, str], Callable] = {
     ("numpy", "ndarray"): _Array,
     ("numpy", "dtype"): _Type,
     ("_codecs", "encode"): _encode,
-    **{(f"numpy.{core}.multiarray", "_reconstruct"): _reconstruct for core in ("core", "_core")},
+    **{(f"numpy.{core}.multiarray", "_reconstruct"): lambda *_: _Array() for core in ("core", "_core")},
     **{(f"numpy.{core}.multiarray", "scalar"): _scalar for core in ("core", "_core")},
     **{(f"numpy.{core}.numeric", "_frombuffer"): _from_buffer for core in ("core", "_core")},
 }
@@ -89,17 +85,14 @@ class _Unpickler(pickle.Unpickler):
         return _ALLOWED[module, name]
 
 
-def _plain(value: Any) -> Any:
-    return value.array if isinstance(value, _Array) else value
-
-
 def load_batch(path: Path) -> dict[str, Any]:
     """Return the dictionary in a pickle of plain containers and number arrays; anything else is refused unrun."""
     try:
         with path.open("rb") as file:
             # bytes: Python 2 wrote CIFAR, and its str may hold anything
             found = _Unpickler(file, encoding="bytes").load()
-        return {key.decode() if isinstance(key, bytes) else key: _plain(value) for key, value in found.items()}
+        plain = {key: value.array if isinstance(value, _Array) else value for key, value in found.items()}
+        return {key.decode() if isinstance(key, bytes) else key: value for key, value in plain.items()}
     except OSError:
         raise
     except Exception as error:  # a broken pickle can raise nearly anything
@@ -175,5 +168,5 @@ def open_batches(path: Path, split: str, part_size: int) -> Source:
     found = [_parts(file, part_size) for file in files]
     largest = [max(labels, default=-1) for _, labels in found]
     imagenet = _IMAGENET.fullmatch(files[0].name)
-    names = numbered(IMAGENET_CLASSES) if imagenet else _class_names(files[0].parent) or of_labels(largest)
+    names = numbered(IMAGENET_CLASSES) if imagenet else _class_names(files[0].parent) or of_labels(largest, path)
     return Source("batches", path.name, names, tuple(part for parts, _ in found for part in parts))

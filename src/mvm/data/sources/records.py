@@ -3,7 +3,7 @@
 import hashlib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,7 +39,7 @@ class Part(ABC):
 
 @dataclass(frozen=True)
 class Source:
-    """Labelled images of one kind of storage; classes=() when only reading every record would tell them."""
+    """Labelled images of one kind of storage; classes=() when they are not known before every record is read."""
 
     kind: str
     name: str  # the base name: nothing of where it lay
@@ -76,9 +76,12 @@ def numbered(count: int) -> tuple[str, ...]:
     return tuple(map(str, range(count)))
 
 
-def of_labels(labels: Sequence[int] | np.ndarray) -> tuple[str, ...]:
-    """Return class names for bare labels: as many as the largest asks for."""
-    return numbered(max(map(int, labels), default=-1) + 1)
+def of_labels(labels: Iterable[int], where: object) -> tuple[str, ...]:
+    """Return class names for bare labels: as many as the largest asks for; where: the file that errors name."""
+    try:
+        return numbered(max(map(int, labels), default=-1) + 1)
+    except ValueError as error:
+        raise ValueError(f"'{where}': {error}") from None
 
 
 def listed_names(folder: Path) -> tuple[str, ...]:
@@ -98,7 +101,7 @@ def natural(path: Path) -> list[str | int]:
 
 
 def split_of(path: Path) -> str:
-    """Return the split that a file's name ("train-00000-of-00002"), or its folder's name, tells; "" for none."""
+    """Return the split that a file's name ("train-00000-of-00002"), or its folder's name, says; "" for none."""
     prefix = re.match(r"(.*?[^\d-])-\d+(-of-\d+)?$", path.stem)
     if prefix:
         return prefix[1]

@@ -62,16 +62,6 @@ def _columns(schema: Any, path: Path) -> tuple[str, str | None]:
     return f"{image}.bytes" if nested else image, label
 
 
-def _no_label(value: int | None) -> int:
-    return -1 if value is None else value  # a null label is as wrong as the hub's -1 of hidden test labels
-
-
-def _bytes(picture: Any) -> bytes:
-    """Return a picture's bytes, b"" for null; of one too large a byte more than allowed, for the decoder."""
-    found = picture.as_buffer() if picture.is_valid else None
-    return b"" if found is None else found.slice(0, min(found.size, MOST_PICTURE + 1)).to_pybytes()
-
-
 @dataclass(frozen=True)
 class ParquetPart(Part):
     """Rows [start, stop) of some row groups, whose first row is row `first` of the file."""
@@ -84,25 +74,29 @@ class ParquetPart(Part):
 
     def read(self) -> Iterator[Record]:
         with _open(self.path) as file:
-            place = 0  # within the row groups
+            begin = 0  # of a batch, within the row groups
             for batch in self._batches(file):
-                low, high = max(self.start, place), min(self.stop, place + len(batch))
+                low, high = max(self.start, begin), min(self.stop, begin + len(batch))
                 if low < high:
-                    yield from self._records(batch.slice(low - place, high - low), self.first + low)
-                place += len(batch)
+                    yield from self._records(batch.slice(low - begin, high - low), self.first + low)
+                begin += len(batch)
 
     def _batches(self, file: Any) -> Iterator[Any]:
         columns = [name for name in _columns(file.schema_arrow, self.path) if name]
         with refusal(f"'{self.path}' cannot be read"):
             yield from file.iter_batches(BATCH, row_groups=list(self.groups), columns=columns)
 
-    def _records(self, batch: Any, row: int) -> Iterator[Record]:
+    def _records(self, batch: Any, first: int) -> Iterator[Record]:
         image, label = _columns(batch.schema, self.path)
         column, _, leaf = image.partition(".")
         pictures = batch.column(column).field(leaf) if leaf else batch.column(column)
         labels = batch.column(label).to_pylist() if label else [0] * len(batch)
-        for place, (picture, number) in enumerate(zip(pictures, labels, strict=True), row):
-            yield Record(f"{self.path.name}[{place}]", _bytes(picture), _no_label(number))
+        for row, (picture, number) in enumerate(zip(pictures, labels, strict=True), first):
+            buffer = picture.as_buffer() if picture.is_valid else None
+            # of a picture too large a byte more than allowed, for the decoder
+            contents = b"" if buffer is None else buffer.slice(0, min(buffer.size, MOST_PICTURE + 1)).to_pybytes()
+            # a null label is as wrong as the hub's -1 of hidden test labels
+            yield Record(f"{self.path.name}[{row}]", contents, -1 if number is None else number)
 
 
 def _runs(rows: list[int], part_size: int) -> Iterator[tuple[tuple[int, ...], int, int, int]]:
@@ -128,32 +122,27 @@ def _parts(path: Path, part_size: int) -> Iterator[Part]:
         yield ParquetPart(name, stamp, path, groups, first, start, stop)
 
 
-def _hub_names(schema: Any, label: str) -> tuple[str, ...]:
-    """Return the class names in the schema's metadata, or ()."""
-    told = parse_json((schema.metadata or {}).get(b"huggingface", b"{}"))
-    names = tuple(told.get("info", {}).get("features", {}).get(label, {}).get("names") or ())
-    if not all(isinstance(name, str) for name in names):
-        raise ValueError("names of classes must be text")
-    return names
-
-
-def _largest(path: Path, label: str) -> int:
-    """Return the largest label in a file, -1 without any."""
-    with refusal(f"'{path}' cannot be read"), _open(path) as file:
-        batches = (batch.column(label).to_pylist() for batch in file.iter_batches(LABELS, columns=[label]))
-        return max((number for some in batches for number in some if number is not None), default=-1)
-
-
 def _classes(files: list[Path], folder: Path) -> tuple[str, ...]:
+    """Return the class names: the hub's in the first file's schema, else those of classes.txt, else numbers."""
     with _open(files[0]) as file:
         label = _columns(file.schema_arrow, files[0])[1]
         if label is None:
             return numbered(1)
         with refusal(f"'{files[0]}' names its classes wrongly"):
-            names = _hub_names(file.schema_arrow, label)
+            features = parse_json((file.schema_arrow.metadata or {}).get(b"huggingface", b"{}"))
+            names = tuple(features.get("info", {}).get("features", {}).get(label, {}).get("names") or ())
+            if not all(isinstance(name, str) for name in names):
+                raise ValueError("names of classes must be text")
     names = names or listed_names(folder)
-    with refusal(f"'{folder}' has wrong labels"):
-        return names or of_labels([_largest(path, label) for path in files])
+    if names:
+        return names
+    largest = -1
+    for path in files:
+        with refusal(f"'{path}' cannot be read"), _open(path) as file:
+            for batch in file.iter_batches(LABELS, columns=[label]):
+                known = [number for number in batch.column(label).to_pylist() if number is not None]
+                largest = max(largest, max(known, default=-1))
+    return of_labels([largest], folder)
 
 
 def open_parquet(path: Path, split: str, part_size: int) -> Source:

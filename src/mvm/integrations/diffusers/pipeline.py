@@ -15,12 +15,7 @@ from torch import Tensor
 from mvm import noise
 from mvm.generate import asked_classes
 from mvm.integrations.diffusers.scheduler import Generators, MVMScheduler, check_generators
-from mvm.integrations.diffusers.transformer import (
-    MVMTransformer2DModel,
-    PredictionField,
-    asked_dtype,
-    published_model,
-)
+from mvm.integrations.diffusers.transformer import MVMTransformer2DModel, PredictionField, asked_dtype, published_model
 from mvm.latent import Pixels
 from mvm.latent.codec import require_unit_scale
 from mvm.model import Model, load
@@ -28,31 +23,18 @@ from mvm.options import choose, nearest
 from mvm.path import full_time
 from mvm.pictures import to_pillow
 from mvm.pixels import to_uint8
-from mvm.published.diffusers import PARTS, pipeline_options
-from mvm.published.diffusers import scheduler_options as recipe_scheduler
+from mvm.published.diffusers import PARTS, pipeline_options, scheduler_options
 from mvm.recipes import SampleConfig
 from mvm.solver.guidance import guided_at
 
 OUTPUTS: dict[str, Callable[[Tensor], Any]] = {
     "pil": lambda x: [to_pillow(image) for image in to_uint8(x).cpu()],
-    "np": lambda x: _to_share(x).permute(0, 2, 3, 1).cpu().numpy(),
-    "pt": lambda x: _to_share(x),
+    "np": lambda x: OUTPUTS["pt"](x).permute(0, 2, 3, 1).cpu().numpy(),
+    "pt": lambda x: ((x.float() + 1) / 2).clamp(0, 1),
     "latent": lambda x: x,
 }
 # (pipeline, index of the step, its timestep, tensors) -> the tensors that it changed, or None
 StepCallback = Callable[["MVMPipeline", int, Tensor, dict[str, Any]], dict[str, Any] | None]
-
-
-def _to_share(x: Tensor) -> Tensor:
-    """Return values in [-1, 1] as [0, 1], clipped."""
-    return ((x.float() + 1) / 2).clamp(0, 1)
-
-
-def _whole(label: Any) -> int:
-    try:
-        return operator.index(label)
-    except TypeError:
-        raise ValueError(f"class_labels: {label!r} is neither a number nor a name of a class; see .labels") from None
 
 
 def _as_model(model_or_run: Model | str | Path) -> Model:
@@ -88,7 +70,7 @@ class MVMPipeline(DiffusionPipeline):
         self._check_scheduler()
 
     @classmethod
-    def from_mvm(cls, model_or_run: Model | str | Path, **scheduler_options: Any) -> "MVMPipeline":
+    def from_mvm(cls, model_or_run: Model | str | Path, **options: Any) -> "MVMPipeline":
         """Return the pipeline of a model, a run directory or a shipped model; options: those of MVMScheduler.
 
         Solver, its options, rho and settings not given are those of its recipe; times fitted by `mvm tune` are used as
@@ -97,13 +79,13 @@ class MVMPipeline(DiffusionPipeline):
         """
         model = _as_model(model_or_run)
         recipe = model.recipe
-        if "solver" in scheduler_options:  # another solver has other options
-            recipe = replace(recipe, sample=replace(recipe.sample, solver=scheduler_options["solver"]))
-        own = recipe_scheduler(recipe)
-        if recipe.sample.unnamed and not {"solver", "solver_options"} & scheduler_options.keys():
+        if "solver" in options:  # another solver has other options
+            recipe = replace(recipe, sample=replace(recipe.sample, solver=options["solver"]))
+        own = scheduler_options(recipe)
+        if recipe.sample.unnamed and not {"solver", "solver_options"} & options.keys():
             own["tuned"] = model.tuned_told or None
-        both = {**(own["solver_options"] or {}), **(scheduler_options.get("solver_options") or {})}
-        return cls._of(model, MVMScheduler(**{**own, **scheduler_options, "solver_options": both or None}))
+        both = {**(own["solver_options"] or {}), **(options.get("solver_options") or {})}
+        return cls._of(model, MVMScheduler(**{**own, **options, "solver_options": both or None}))
 
     @classmethod
     def _of(cls, model: Model, scheduler: MVMScheduler) -> "MVMPipeline":
@@ -163,13 +145,17 @@ class MVMPipeline(DiffusionPipeline):
                 raise ValueError(f"scheduler {option}='{said}': this network was trained with {option}='{trained}'")
 
     def _label_tensor(self, class_labels: int | str | Sequence[int | str]) -> Tensor:
-        asked = [class_labels] if isinstance(class_labels, int | str) else list(class_labels)
+        asked, numbers = [class_labels] if isinstance(class_labels, int | str) else list(class_labels), []
         if not asked:
             raise ValueError("class_labels is empty; give one class per image")
-        numbers = [self.get_label_ids(label)[0] if isinstance(label, str) else _whole(label) for label in asked]
-        return torch.tensor(
-            asked_classes(numbers, self.transformer.config["num_classes"]), device=self._execution_device
-        )
+        for label in asked:
+            try:
+                numbers.append(self.get_label_ids(label)[0] if isinstance(label, str) else operator.index(label))
+            except TypeError:
+                wrong = f"{label!r} is neither a number nor a name of a class"
+                raise ValueError(f"class_labels: {wrong}; see .labels") from None
+        classes = asked_classes(numbers, self.transformer.config["num_classes"])
+        return torch.tensor(classes, device=self._execution_device)
 
     def _settings(self, **asked: Any) -> SampleConfig:
         """Return the settings of a call."""

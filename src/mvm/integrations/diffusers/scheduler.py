@@ -15,7 +15,7 @@ from diffusers.utils.torch_utils import randn_tensor
 from torch import Generator, Tensor
 
 from mvm.bridge.diffusers import PREDICTIONS
-from mvm.integrations.course import Course, Trail, build_solver, course_of, solver_times
+from mvm.integrations.course import Course, Trail, build_solver, course_of, solver_path, times_on
 from mvm.integrations.diffusers.trained import KNOWN, Training, described, is_flow, training_of
 from mvm.noise import as_seeds
 from mvm.options import at_least, between, choose
@@ -83,7 +83,7 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
         if not math.isfinite(rho):
             raise ValueError(f"rho={rho} must be finite; 0 is the ODE, 1 the paper's SDE")
         if trained is None:
-            # a default would tell a network of another library times in [0, 1], which it takes without an error
+            # by default a network of another library would get times in [0, 1], which it takes without an error
             if prediction_type is None or schedule is None:
                 missing = [name for name in ("prediction_type", "schedule") if self.config[name] is None]
                 raise ValueError(
@@ -175,9 +175,8 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
             least = f"stay above {first:g}" if training.first == 0 else f"end at {first:g} at least"
             raise ValueError(f"{said} must fall, from timestep {last} at most, and {least}")
         within = (*(min(max(t, training.first), training.last) for t in times), 0.0)
-        return self.solver.plan_times(
-            self.schedule, solver_times(within, self.solver, self.schedule), self.config["rho"]
-        )
+        planned = times_on(solver_path(self.solver, self.schedule), within, self.schedule)
+        return self.solver.plan_times(self.schedule, planned, self.config["rho"])
 
     def _plan(self, nfe: int, mu: float | None) -> Plan:
         """Return the plan of so many evaluations: the solver's grid, on a flow shifted, or moved to whole timesteps."""
@@ -267,24 +266,19 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
     def index_for_timestep(self, timestep: float | Tensor) -> int:
         """Return which of the timesteps it is."""
         timesteps = self.training.timestep(self._planned()[0].times[:-1]).tolist()
-        t = self._one_timestep(timestep)
+        whole = not timestep.is_floating_point() if isinstance(timestep, Tensor) else isinstance(timestep, int)
+        if whole and self.training.steps is None:
+            raise ValueError(f"timestep={timestep} is a whole number; pass one of scheduler.timesteps, not its index")
+        given = torch.as_tensor(timestep, dtype=torch.float64, device="cpu").reshape(-1)
+        if len(given) > 1 and not bool((given == given[0]).all()):
+            raise ValueError(
+                "timestep: the samples of a batch take their steps together; pass one of scheduler.timesteps"
+            )
+        t = float(given[0])
         index = min(range(len(timesteps)), key=lambda i: abs(timesteps[i] - t))
         if abs(timesteps[index] - t) > (0.5 if self.config["round_timesteps"] else CLOSE * timesteps[index]):
             raise ValueError(f"timestep={t} is none of scheduler.timesteps; the nearest is {timesteps[index]}")
         return index
-
-    def _one_timestep(self, timestep: float | Tensor) -> float:
-        """Return the timestep as a number."""
-        whole = not timestep.is_floating_point() if isinstance(timestep, Tensor) else isinstance(timestep, int)
-        if whole and self.training.steps is None:
-            raise ValueError(f"timestep={timestep} is a whole number; pass one of scheduler.timesteps, not its index")
-        if not isinstance(timestep, Tensor):
-            return float(timestep)
-        if timestep.numel() > 1 and not bool((timestep == timestep.reshape(-1)[0]).all()):
-            raise ValueError(
-                "timestep: the samples of a batch take their steps together; pass one of scheduler.timesteps"
-            )
-        return float(timestep.reshape(-1)[0])
 
     def scale_model_input(self, sample: Tensor, timestep: float | Tensor | None = None) -> Tensor:
         """Return the sample: it is in the coordinates that the network was trained in."""
@@ -305,20 +299,15 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
         """Return `add_noise`, as pipelines of flow matching call it."""
         return self.add_noise(sample, noise, torch.as_tensor(timestep, dtype=torch.float32))
 
-    def _course_from(self, begin: int) -> Course:
-        """Return the course from that step on: its first steps know no past."""
-        course, _ = self._planned()
-        if begin == 0:
-            return course
-        plan = self.solver.plan_times(self.schedule, course.plan.times[begin:], self.config["rho"])
-        return course_of(plan, self.solver, self.schedule)
-
     def _departure(self, index: int, sample: Tensor) -> tuple[Trail, State]:
         """Return the run and the state that this step starts from: a new run, the next step, or the last one again."""
         trail = self._trail
         begin = self._begin if self._begin is not None else (index if trail is None else trail.begin)
         if index == begin:
-            course = self._course_from(begin)
+            course, _ = self._planned()
+            if begin > 0:  # the first steps from there know no past
+                plan = self.solver.plan_times(self.schedule, course.plan.times[begin:], self.config["rho"])
+                course = course_of(plan, self.solver, self.schedule)
             start = State(0, course.inward(0, sample))
             return Trail(begin, course, (start,)), start
         state = None if trail is None else trail.state_at(index)

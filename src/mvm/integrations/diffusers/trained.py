@@ -13,8 +13,9 @@ from torch import Tensor
 from mvm.bridge.diffusers import BETA_SCHEDULERS, FLOW_SCHEDULERS, PREDICTIONS, beta_table
 from mvm.bridge.incoming import from_model
 from mvm.bridge.paths import BetaTable
+from mvm.integrations.course import solver_path, times_on
 from mvm.options import choose
-from mvm.path import MEAN_VELOCITY, LinearFlow, Schedule, equal_snr_time
+from mvm.path import MEAN_VELOCITY, LinearFlow, Schedule
 from mvm.solver import Adams, Multistep, Plan, Solver, adams
 
 Times = Tensor | Sequence[float] | float
@@ -22,8 +23,8 @@ KNOWN = (*BETA_SCHEDULERS, *FLOW_SCHEDULERS)
 TABLE = ("num_train_timesteps", "beta_start", "beta_end", "beta_schedule")  # what no table of betas can do without
 REFUSED = {  # of another scheduler's options, those that neither network nor grid can make up for
     "thresholding": (True, "it changes x0_hat at every step, which a multistep solver must not see; set it to False"),
-    "invert_sigmas": (True, "its network is told the time of data, not of noise; use mvm.bridge.from_diffusers"),
-    "timestep_type": ("continuous", "its network is told log(sigma)/4; use mvm.bridge.from_diffusers"),
+    "invert_sigmas": (True, "its network gets the time of data, not of noise; use mvm.bridge.from_diffusers"),
+    "timestep_type": ("continuous", "its network gets log(sigma)/4; use mvm.bridge.from_diffusers"),
 }
 
 
@@ -31,7 +32,7 @@ REFUSED = {  # of another scheduler's options, those that neither network nor gr
 class Training:
     """A network's path, what it predicts, and its clock; it is asked at times from `first` to `last`.
 
-    steps: its training timesteps, or None for a network of mvm, which is told t itself. The rest shifts the grid of a
+    steps: its training timesteps, or None for a network of mvm, which gets t itself. The rest shifts the grid of a
     flow: by `shift`, or where `dynamic` names how by the mu of a call; `terminal` is the last time asked.
     """
 
@@ -90,7 +91,7 @@ class Training:
         """Return the solver's plan; in a table of betas from its noisiest level to its cleanest, asked last."""
         if not isinstance(self.schedule, BetaTable):
             return solver.plan(self.schedule, nfe, rho)
-        high, low = (float(equal_snr_time(t, self.schedule, MEAN_VELOCITY)) for t in (self.last, self.first))
+        high, low = times_on(MEAN_VELOCITY, (self.last, self.first), self.schedule)
         named = solver if isinstance(solver, Multistep) else adams()
         times = (named.ending_at(low) if isinstance(named, Adams) else named).times(nfe, high, rho)
         if times[-2] < low:
@@ -98,9 +99,7 @@ class Training:
                 f"solver_options: the last of {nfe} times of '{solver.name}' is {times[-2]:.3g}, but training step 0 "
                 f"of this network stands at {low:.3g}; use a larger t_min, or 'adams'"
             )
-        if solver.own_time:
-            times = tuple(float(equal_snr_time(t, MEAN_VELOCITY, self.schedule)) for t in times)
-        return solver.plan_times(self.schedule, times, rho)
+        return solver.plan_times(self.schedule, times_on(solver_path(solver, self.schedule), times, MEAN_VELOCITY), rho)
 
 
 def described(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,17 +143,11 @@ def training_of(config: Mapping[str, Any], prediction_type: str) -> Training:
     if flow != (kind == "flow"):
         path = "a straight path, where it is flow_prediction" if flow else "a table of betas; set use_flow_sigmas=True"
         raise ValueError(f"prediction_type='{prediction_type}': this config is of {path}")
-    return _flow(config) if flow else _table(config, kind)
-
-
-def _flow(config: Mapping[str, Any]) -> Training:
-    dynamic = config.get("time_shift_type", "exponential") if config.get("use_dynamic_shifting") else None
-    shift = config.get("flow_shift" if config.get("use_flow_sigmas") and "flow_shift" in config else "shift") or 1.0
-    steps, terminal = config["num_train_timesteps"], config.get("shift_terminal")
-    return Training(LinearFlow(), "flow", 0.0, 1.0, steps, shift, dynamic, terminal)
-
-
-def _table(config: Mapping[str, Any], kind: str) -> Training:
+    if flow:
+        dynamic = config.get("time_shift_type", "exponential") if config.get("use_dynamic_shifting") else None
+        shift = config.get("flow_shift" if config.get("use_flow_sigmas") and "flow_shift" in config else "shift")
+        steps, terminal = config["num_train_timesteps"], config.get("shift_terminal")
+        return Training(LinearFlow(), "flow", 0.0, 1.0, steps, shift or 1.0, dynamic, terminal)
     options = (*TABLE, "trained_betas", "rescale_betas_zero_snr")
     try:
         made = diffusers.DDPMScheduler(**{option: config[option] for option in options if option in config})

@@ -51,7 +51,7 @@ def published_model(
 
 
 def asked_dtype(options: Mapping[str, Any]) -> torch.dtype:
-    """Return the dtype that from_pretrained was asked for: float32 unless told."""
+    """Return the dtype that from_pretrained was asked for; default: float32."""
     found = options.get("dtype") or options.get("torch_dtype") or torch.float32
     if not isinstance(found, torch.dtype):
         raise ValueError(f"dtype={found!r} must be a torch.dtype, e.g. torch.bfloat16")
