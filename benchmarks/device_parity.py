@@ -27,7 +27,7 @@ from mvm.path import MeanVelocity
 from mvm.recipes import load_recipe, override
 from mvm.solver import SOLVERS, sample
 from mvm.training.loop import train
-from mvm.verify import digits_oracle, rmse
+from mvm.verify.solvers import digits_oracle, rmse
 
 MODES = (  # precision, compile, deterministic
     ("fp32", "off", False),

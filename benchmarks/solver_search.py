@@ -23,7 +23,7 @@ from mvm import noise, oracle
 from mvm.path import MEAN_VELOCITY
 from mvm.solver import Adams, Solver, adams, adams_power, sample
 from mvm.solver.adams import ODE_REACH, SDE_REACH
-from mvm.verify import digits_oracle, image_stds, sampled_stds
+from mvm.verify.solvers import digits_oracle, image_stds, sampled_stds
 
 NFES, RHOS = (5, 8, 13, 26), (0.0, 1.0)
 ORDERS, ENDINGS, REACHES = ((2, 3), (3, 4), (4, 4)), (1, 2, 3, 4), (0.3, 0.5, 0.8)

@@ -16,7 +16,7 @@ import torch
 from tqdm import tqdm
 
 from mvm.solver import SOLVERS, Solver, sa, solver_named
-from mvm.verify import image_stds, sampled_stds
+from mvm.verify.solvers import image_stds, sampled_stds
 
 NFES = (8, 10, 13, 20, 26, 39, 52, 65)
 SIDES, EXPONENTS = (32, 64), (1.0, 1.3, 1.6)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mvm.demo import QUICK, _shipped, demo, others_shipped
+from mvm.demo import QUICK, demo, others_shipped, shipped_section
 from mvm.evaluation.report import Page
 from mvm.model import load
 
@@ -33,7 +33,7 @@ def test_a_folder_that_is_no_demo_is_left_alone(tmp_path: Path) -> None:
 def test_other_shipped_models_are_shown(tmp_path: Path) -> None:
     """Any model that comes with the package has its section: the digits' stands for one."""
     page = Page("title", "summary")
-    _shipped(page, "colour", load("digits"), QUICK)
+    page.section(*shipped_section("colour", load("digits"), QUICK))
     page.write(tmp_path / "page.html")
     said = (tmp_path / "page.html").read_text()
     assert "A larger model that ships in the package: colour" in said

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import mvm
-from mvm.cli.web import web
+from mvm.cli.look import web
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "mvm"

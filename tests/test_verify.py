@@ -10,7 +10,8 @@ import torch
 from mvm import noise, oracle, verify
 from mvm.path import MeanVelocity
 from mvm.solver import Euler, EulerMaruyama, Heun, adams, sa, sample
-from mvm.verify import Check, Law, as_json, marginal, measured_order, sampled_law
+from mvm.verify import Check, as_json, solvers, theorems
+from mvm.verify.solvers import Law, marginal, measured_order, sampled_law
 
 adams_module = importlib.import_module("mvm.solver.adams")  # mvm.solver.adams itself is the function
 
@@ -58,7 +59,6 @@ def test_check(value, at_least, passed):
 
 def test_the_digits_are_judged_by_quantiles_over_many_noises(monkeypatch):
     """No draw is chosen: half and nine in ten of 256 noises, of which a few that are far off move nothing."""
-    solvers = importlib.import_module("mvm.verify.solvers")
     errors = {8: torch.full((256,), 0.01), 13: torch.full((256,), 0.01), 26: torch.full((256,), 0.0001)}
     errors[8][:20] = 0.5  # fewer than one in ten
     errors[26][:30] = 0.5  # more
@@ -105,7 +105,7 @@ def scaled(factor):
 )
 def test_a_broken_table_fails(monkeypatch, changes):
     spoiled(monkeypatch, **changes)
-    monkeypatch.setattr(verify, "ALL", (verify.check_shared_marginals, verify.check_defaults, some_orders))
+    monkeypatch.setattr(verify, "ALL", (solvers.check_shared_marginals, solvers.check_defaults, some_orders))
     found = verify.verify(progress=False)
     assert [check.name for check in found if not check.passed]
     assert as_json(found)["passed"] is False
@@ -118,13 +118,17 @@ def some_orders():
 
 
 def test_the_right_table_passes_these(monkeypatch):
-    monkeypatch.setattr(verify, "ALL", (verify.check_shared_marginals, verify.check_defaults, some_orders))
+    monkeypatch.setattr(verify, "ALL", (solvers.check_shared_marginals, solvers.check_defaults, some_orders))
     assert all(check.passed for check in verify.verify(progress=False))
 
 
 def test_a_broken_schedule_fails(monkeypatch):
     monkeypatch.setattr(MeanVelocity, "sigma", lambda self, t: torch.sqrt(torch.as_tensor(t).double() / self.T) * 1.001)
-    groups = (verify.check_characteristic_functions, verify.check_reverse_dynamics, verify.check_score)
+    groups = (
+        theorems.check_characteristic_functions,
+        theorems.check_reverse_dynamics,
+        theorems.check_score,
+    )
     failed = [check.name for group in groups for check in group() if not check.passed]
     assert any("forward process" in name for name in failed)
     assert any("theorem 4" in name for name in failed)

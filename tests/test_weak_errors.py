@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mvm.solver import adams
-from mvm.verify import image_stds, spectrum_error
+from mvm.verify.solvers import image_stds, spectrum_error
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 

@@ -1,29 +1,38 @@
 """`mvm demo`: train on the embedded digits, sample with ODE and SDE, write a report a person can judge."""
 
-import html
 import json
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import cast
 
 import torch
-from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
 
 from mvm import likelihood, noise
 from mvm.data import Images
-from mvm.evaluation.report import Axes, Curve, Page, paragraph, picture, plot_svg, provenance, require_plots, table
+from mvm.evaluation.report import (
+    Axes,
+    Curve,
+    Page,
+    block,
+    folded,
+    paragraph,
+    picture,
+    plot_svg,
+    provenance,
+    require_plots,
+    table,
+)
 from mvm.files import locked, put_in_place, recover, temporary_beside, write_text
 from mvm.generate import cycle_labels, generate_all, grid
 from mvm.metrics.distances import Moments, frechet_distance, moments, pixel_features
 from mvm.model import Model, load
 from mvm.published import shipped_models
-from mvm.recipes import Recipe, SampleConfig, load_recipe, require_field_recipe, to_json
+from mvm.recipes import SampleConfig, load_recipe, require_field_recipe, to_json
 from mvm.solver import DEFAULT_NFE, State, solve
 from mvm.training.data import training_data
 from mvm.training.loop import train
@@ -98,38 +107,6 @@ def distance_curve(model: Model, size: Size, held_out: Moments) -> list[Measured
     return found
 
 
-def reference_distance(train_images: Images, held_out: Moments, count: int) -> float:
-    """Return the distance of `count` real training images to the held-out ones: what a perfect model would reach."""
-    return frechet_distance(moments(pixel_features(train_images.images[:count])), held_out)
-
-
-@dataclass(frozen=True)
-class Inversion:
-    """Bits per dimension of held-out images, and images -> noise -> images."""
-
-    bits: float
-    images: Tensor
-    noise: Tensor
-    back: Tensor
-
-
-def invert(model: Model, data: Images, size: Size) -> Inversion:
-    """Measure likelihood and inversion on held-out images."""
-    few = data[: size.likelihood_images]
-    bits = likelihood.bits_per_dim(
-        model,
-        few.images,
-        schedule=model.schedule,
-        steps=size.likelihood_steps,
-        seeds=torch.arange(len(few)),
-        condition=few.labels,
-    )
-    shown, labels = one_of_each(data), torch.arange(len(data.classes))
-    there = likelihood.encode(model, model.codec.encode(shown), schedule=model.schedule, condition=labels)
-    back = likelihood.decode(model, there, schedule=model.schedule, condition=labels)
-    return Inversion(float(bits.mean()), shown, model.codec.decode(there), model.codec.decode(back))
-
-
 def _label(solver: str, rho: float) -> str:
     return f"{solver}, {'ODE' if rho == 0 else f'SDE (rho = {rho:g})'}"
 
@@ -140,31 +117,57 @@ def _curves(measured: list[Measured]) -> list[Curve]:
     return [Curve(_label(*key), [m.nfe for m in ms], [m.distance for m in ms]) for key, ms in chosen.items()]
 
 
-def _distance_rows(measured: list[Measured], reference: float) -> list[list[str]]:
-    rows = []
-    for curve in _curves(measured):
-        cells = [f"{distance:.3f} ({distance / reference:.2f}x)" for distance in curve.y]
-        rows.append([curve.label, *cells])
-    return rows
-
-
-def _class_grid(model: Model, images: Tensor) -> Image.Image:
-    """Return rows of one image per class."""
-    return grid(images, model.num_classes, scale=5, gap=3)
-
-
 def one_of_each(data: Images, rows: int = 1) -> Tensor:
     """Return the first `rows` images of every class, class by class in each row."""
     firsts = [data.images[data.labels == label][:rows] for label in range(len(data.classes))]
     return torch.stack(firsts, dim=1).flatten(0, 1)
 
 
-def _grids(page: Page, model: Model) -> None:
-    ode = _class_grid(model, grid_of_classes(model, SampleConfig()))
-    sde = _class_grid(model, grid_of_classes(model, SampleConfig(rho=SDE_RHO)))
-    real = _class_grid(model, one_of_each(training_data(model.recipe), rows=2))
+def others_shipped() -> dict[str, Model]:
+    """Return the models of the package besides the digits'."""
+    return {name: load(name) for name in shipped_models() if name != "digits"}
+
+
+SHIPPED_NFE = 13  # of models that are not trained here: a picture of them in seconds
+Section = tuple[str, ...]  # a heading, then HTML blocks
+
+
+def shipped_section(name: str, model: Model, size: Size) -> Section:
+    """Return what shows a model that came with the package: a column per class, ODE and SDE from the same noise."""
+    rows = 1 if size == QUICK else 2
+    start = time.perf_counter()
+    settings = replace(model.recipe.sample, nfe=SHIPPED_NFE)
+    grids = [grid_of_classes(model, replace(settings, rho=rho), rows, progress=True) for rho in (0.0, SDE_RHO)]
+    seconds = (time.perf_counter() - start) / 2
+    guided = f"guidance {settings.cfg:g} on [{settings.low:g}, {settings.high:g}]" if settings.guided else "no guidance"
+    cost = f"{SHIPPED_NFE} evaluations, {guided}, not curated"
+    ode, sde = (grid(images, model.num_classes, scale=2, gap=3) for images in grids)
+    return (
+        f"A larger model that ships in the package: {name}",
+        paragraph(
+            f"Not trained here. Columns: {', '.join(model.classes)}. A grid took {seconds:.0f} s on this machine."
+        ),
+        picture(ode, f"ODE (rho = 0), {cost}"),
+        picture(sde, f"SDE (rho = {SDE_RHO:g}), {cost}"),
+    )
+
+
+def _sections(
+    model: Model, others: dict[str, Model], log: list[dict[str, float]], results: Results, size: Size
+) -> Iterator[Section]:
+    """Yield the sections of the report, each made when it is asked for."""
+    recipe, classes = model.recipe, model.num_classes
+    train_images, held_out = training_data(recipe), training_data(recipe, "held-out")
+    ode, sde, real = (
+        grid(images, classes, scale=5, gap=3)
+        for images in (
+            grid_of_classes(model, SampleConfig()),
+            grid_of_classes(model, SampleConfig(rho=SDE_RHO)),
+            one_of_each(train_images, rows=2),
+        )
+    )
     cost = f"{DEFAULT_NFE} evaluations, no guidance, not curated"
-    page.section(
+    yield (
         "Samples",
         paragraph("One column per class, 0 to 9. Both grids start from the same noise: left the ODE, right the SDE."),
         '<div class="row">',
@@ -174,149 +177,101 @@ def _grids(page: Page, model: Model) -> None:
         "</div>",
     )
 
+    for name, other in others.items():
+        yield shipped_section(name, other, size)
 
-def others_shipped() -> dict[str, Model]:
-    """Return the models of the package besides the digits'."""
-    return {name: load(name) for name in shipped_models() if name != "digits"}
-
-
-SHIPPED_NFE = 13  # of models that are not trained here: a picture of them in seconds
-
-
-def _shipped(page: Page, name: str, model: Model, size: Size) -> None:
-    """Show a model that came with the package, one column per class, ODE and SDE from the same noise."""
-    rows = 1 if size == QUICK else 2
-    start = time.perf_counter()
-    settings = replace(model.recipe.sample, nfe=SHIPPED_NFE)
-    grids = [grid_of_classes(model, replace(settings, rho=rho), rows, progress=True) for rho in (0.0, SDE_RHO)]
-    seconds = (time.perf_counter() - start) / 2
-    guided = f"guidance {settings.cfg:g} on [{settings.low:g}, {settings.high:g}]" if settings.guided else "no guidance"
-    cost = f"{SHIPPED_NFE} evaluations, {guided}, not curated"
-    page.section(
-        f"A larger model that ships in the package: {name}",
-        paragraph(
-            f"Not trained here. Columns: {', '.join(model.classes)}. A grid took {seconds:.0f} s on this machine."
-        ),
-        picture(grid(grids[0], model.num_classes, scale=2, gap=3), f"ODE (rho = 0), {cost}"),
-        picture(grid(grids[1], model.num_classes, scale=2, gap=3), f"SDE (rho = {SDE_RHO:g}), {cost}"),
-    )
-
-
-def _trajectories(page: Page, model: Model) -> None:
-    blocks = [paragraph("Upper row: the state x_t from pure noise (left) to image. Lower row: the network's x0_hat.")]
+    strips = []
     for rho in (0.0, SDE_RHO):
         states, guesses = trajectory(model, label=3, seed=7, rho=rho)
         strip = torch.cat((states, torch.full_like(states[:1], 255), guesses))  # one blank under the first state
-        blocks.append(
-            picture(
-                grid(strip, len(states), scale=6, gap=3), f"class 3, {len(guesses)} evaluations, {_label('adams', rho)}"
-            )
-        )
-    page.section("From noise to image", *blocks)
-
-
-def _inversion(page: Page, found: Inversion, size: Size) -> None:
-    strip = torch.cat((found.images, found.noise, found.back))
-    error = float((found.images.float() - found.back.float()).abs().mean())
-    page.section(
-        "Likelihood and inversion",
-        paragraph(
-            f"{found.bits:.2f} bits per dimension on {size.likelihood_images} held-out digits (probability-flow ODE, "
-            "Hutchinson, uniform dequantisation of 8-bit levels; the digits have only 17 grey levels, so the "
-            "figure compares models on this set, not with other data)."
-        ),
-        picture(
-            grid(strip, 10, scale=5, gap=3),
-            f"held-out digits; their noise by the ODE; and back. Mean error {error:.2f} of 255 grey levels",
-        ),
+        caption = f"class 3, {len(guesses)} evaluations, {_label('adams', rho)}"
+        strips.append(picture(grid(strip, len(states), scale=6, gap=3), caption))
+    yield (
+        "From noise to image",
+        paragraph("Upper row: the state x_t from pure noise (left) to image. Lower row: the network's x0_hat."),
+        *strips,
     )
 
-
-def _distances(page: Page, measured: list[Measured], size: Size, reference: float, held_out: int) -> None:
-    text = (
-        f"Frechet distance in the 64-dimensional pixel space between {size.samples} samples and the {held_out} "
-        f"held-out digits, on common seeds and labels. The dotted line is the distance of {size.samples} real training "
-        f"digits to the same {held_out}; in brackets, multiples of it."
-    )
     axes = Axes(
         "evaluations of the network (NFE)",
         "Frechet distance (pixel space)",
         log_x=True,
         log_y=True,
         markers=True,
-        level=("real training digits", reference),
+        level=("real training digits", results.reference),
         ticks=size.nfes,
     )
-    rows = _distance_rows(measured, reference)
-    header = ["solver", *(f"NFE {nfe}" for nfe in size.nfes)]
-    page.section(
+    curves = _curves(results.measured)
+    rows = [[curve.label, *(f"{d:.3f} ({d / results.reference:.2f}x)" for d in curve.y)] for curve in curves]
+    yield (
         "Distance against number of evaluations",
-        paragraph(text),
-        plot_svg(_curves(measured), axes),
-        table(header, rows),
+        paragraph(
+            f"Frechet distance in the 64-dimensional pixel space between {size.samples} samples and the "
+            f"{len(held_out)} held-out digits, on common seeds and labels. The dotted line is the distance of "
+            f"{size.samples} real training digits to the same {len(held_out)}; in brackets, multiples of it."
+        ),
+        plot_svg(curves, axes),
+        table(["solver", *(f"NFE {nfe}" for nfe in size.nfes)], rows),
     )
 
-
-def _loss(page: Page, log: list[dict[str, float]]) -> None:
     curve = Curve("loss", [line["step"] for line in log], [line["loss"] for line in log])
-    page.section("Training loss", plot_svg([curve], Axes("step", "mean |u - target|² per pixel")))
+    yield "Training loss", plot_svg([curve], Axes("step", "mean |u - target|² per pixel"))
 
+    schedule = model.schedule
+    few, steps = held_out[: size.likelihood_images], size.likelihood_steps
+    bits = likelihood.bits_per_dim(
+        model, few.images, schedule=schedule, steps=steps, seeds=torch.arange(len(few)), condition=few.labels
+    )
+    shown, labels = one_of_each(held_out), torch.arange(classes)
+    there = likelihood.encode(model, model.codec.encode(shown), schedule=schedule, condition=labels)
+    back = model.codec.decode(likelihood.decode(model, there, schedule=schedule, condition=labels))
+    error = float((shown.float() - back.float()).abs().mean())
+    yield (
+        "Likelihood and inversion",
+        paragraph(
+            f"{float(bits.mean()):.2f} bits per dimension on {len(few)} held-out digits (probability-flow ODE, "
+            "Hutchinson, uniform dequantisation of 8-bit levels; the digits have only 17 grey levels, so the "
+            "figure compares models on this set, not with other data)."
+        ),
+        picture(
+            grid(torch.cat((shown, model.codec.decode(there), back)), classes, scale=5, gap=3),
+            f"held-out digits; their noise by the ODE; and back. Mean error {error:.2f} of 255 grey levels",
+        ),
+    )
 
-def _provenance(page: Page, recipe: Recipe, size: Size) -> None:
     command = f"mvm demo --seed {recipe.seed}" + (" --quick" if size == QUICK else "")
     settings = [*provenance(), ("recipe", recipe.name), ("command", command)]
-    details = f"<details><summary>recipe.json</summary><pre>{html.escape(to_json(recipe))}</pre></details>"
-    page.section("How this was made", table(["", ""], settings), details)
+    yield "How this was made", table(["", ""], settings), folded("recipe.json", block(to_json(recipe)))
 
 
 def write_report(
     path: Path, model: Model, log: list[dict[str, float]], results: Results, size: Size, seconds: float
 ) -> None:
     """Write report.html."""
-    held_out = training_data(model.recipe, "held-out")
-    measured, reference = results.measured, results.reference
-    ode, sde = (next(m for m in reversed(measured) if (m.solver, m.rho) == ("adams", rho)) for rho in (0.0, SDE_RHO))
+    last = {(m.solver, m.rho): m for m in results.measured}  # of each curve, at the most evaluations
+    ode, sde = last["adams", 0.0], last["adams", SDE_RHO]
     page = Page(
         "Mean Velocity Matching on 8x8 digits",
         f"One network, trained {seconds:.0f} s on this machine, sampled as ODE and as SDE. Distance to held-out digits "
         f"at {ode.nfe} evaluations: {ode.distance:.3f} (ODE), {sde.distance:.3f} (SDE); real training digits are at "
-        f"{reference:.3f}.",
+        f"{results.reference:.3f}.",
     )
-    parts: list[Callable[[], None]] = [
-        lambda: _grids(page, model),
-        *(partial(_shipped, page, name, shipped, size) for name, shipped in others_shipped().items()),
-        lambda: _trajectories(page, model),
-        lambda: _distances(page, measured, size, reference, len(held_out)),
-        lambda: _loss(page, log),
-        lambda: _inversion(page, invert(model, held_out, size), size),
-        lambda: _provenance(page, model.recipe, size),
-    ]
-    for part in tqdm(parts, desc="report", unit="section"):
-        part()
+    others = others_shipped()
+    sections = _sections(model, others, log, results, size)
+    for heading, *blocks in tqdm(sections, desc="report", total=6 + len(others), unit="section"):
+        page.section(heading, *blocks)
     page.write(path)
-
-
-def demo_recipe(size: Size, seed: int) -> Recipe:
-    """Return the digits recipe at the demo's length."""
-    recipe = require_field_recipe(load_recipe("digits"), "digits")
-    steps = size.steps or recipe.train.steps
-    return replace(recipe, seed=seed, train=replace(recipe.train, steps=steps, save_every=steps))
 
 
 REPORT = "report.html"
 
 
-def _check_replaceable(out: Path) -> None:
-    """Raise if `out` holds anything but an earlier demo."""
+@contextmanager
+def _claimed(out: Path) -> Generator[None]:
+    """Lock `out`, made if need be, against a second demo; it is removed again if it stays empty."""
+    recover(out)  # before a new folder takes the name of one that stands aside
     if out.exists() and not (out.is_dir() and ((out / REPORT).is_file() or not any(out.iterdir()))):
         raise ValueError(f"out={out} exists and holds no earlier demo; give another --out")
-
-
-@contextmanager
-def _held(out: Path) -> Generator[None]:
-    """Hold `out`, made if need be, against a second demo; it goes again where nothing came of it."""
-    recover(out)  # before a new folder takes the name of one that stands aside
-    _check_replaceable(out)
     out.mkdir(parents=True, exist_ok=True)
     with locked(out, f"out={out} is in use by another demo; wait for it, or give another --out"):
         try:
@@ -329,20 +284,20 @@ def _held(out: Path) -> Generator[None]:
 def demo(out: Path, *, quick: bool = False, seed: int = 0) -> Path:
     """Train, sample, measure; return the path of the report. An earlier demo in `out` stays until this one is whole."""
     require_plots()
-    with _held(out):
-        return _demo(out, QUICK if quick else FULL, seed)
-
-
-def _demo(out: Path, size: Size, seed: int) -> Path:
-    work = temporary_beside(out)
-    log: list[dict[str, float]] = []
-    start = time.perf_counter()
-    model = cast(Model, train(demo_recipe(size, seed), work, on_log=log.append))
-    seconds = time.perf_counter() - start
-    held_out = moments(pixel_features(training_data(model.recipe, "held-out").images))
-    reference = reference_distance(training_data(model.recipe), held_out, size.samples)
-    results = Results(reference, distance_curve(model, size, held_out))
-    write_text(work / "results.json", json.dumps(asdict(results), indent=2) + "\n")
-    write_report(work / REPORT, model, log, results, size, seconds)
-    put_in_place(work, out)
+    size = QUICK if quick else FULL
+    recipe = require_field_recipe(load_recipe("digits"), "digits")
+    steps = size.steps or recipe.train.steps
+    recipe = replace(recipe, seed=seed, train=replace(recipe.train, steps=steps, save_every=steps))
+    with _claimed(out):
+        work = temporary_beside(out)
+        log: list[dict[str, float]] = []
+        start = time.perf_counter()
+        model = cast(Model, train(recipe, work, on_log=log.append))
+        seconds = time.perf_counter() - start
+        held_out = moments(pixel_features(training_data(recipe, "held-out").images))
+        real = moments(pixel_features(training_data(recipe).images[: size.samples]))  # what a perfect model would reach
+        results = Results(frechet_distance(real, held_out), distance_curve(model, size, held_out))
+        write_text(work / "results.json", json.dumps(asdict(results), indent=2) + "\n")
+        write_report(work / REPORT, model, log, results, size, seconds)
+        put_in_place(work, out)
     return out / REPORT

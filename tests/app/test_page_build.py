@@ -11,7 +11,7 @@ import torch
 import mvm
 from mvm.app.shelf import Shelf
 from mvm.cli import run
-from mvm.cli.web import web
+from mvm.cli.look import web
 
 page = pytest.importorskip(
     "mvm.app.page", reason="the page needs gradio: mean-velocity-matching[web]", exc_type=ImportError

@@ -18,7 +18,7 @@ def test_verify_json(tmp_path, monkeypatch, capsys):
     def order():
         yield verify.Check("order", 2.0, 1.85, at_least=True)
 
-    monkeypatch.setattr(verify, "ALL", (verify.check_score, verify.check_regression, order))
+    monkeypatch.setattr(verify, "ALL", (verify.theorems.check_score, verify.theorems.check_regression, order))
     out = tmp_path / "deep" / "verify.json"
     assert run(["verify", "--json", str(out)]) == 0
     summary = json.loads(out.read_text())
@@ -35,7 +35,7 @@ def test_verify_that_fails(tmp_path, monkeypatch, capsys):
     def wrong():
         yield verify.Check("one is at most nought", 1.0, 0.0)
 
-    monkeypatch.setattr(verify, "ALL", (wrong, verify.check_score))
+    monkeypatch.setattr(verify, "ALL", (wrong, verify.theorems.check_score))
     assert run(["verify", "--json", str(tmp_path / "v.json")]) == 1
     assert json.loads((tmp_path / "v.json").read_text())["passed"] is False
     said = capsys.readouterr().out

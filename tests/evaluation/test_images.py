@@ -251,14 +251,14 @@ def broken(folder, name):
 
 def test_a_broken_picture_is_named(tmp_path):
     folder = broken(save_folder(tmp_path / "x", pictures()), "011.png")
-    with pytest.raises(ValueError, match=r"'011\.png' cannot be read \(.*\); mend or remove it"):
+    with pytest.raises(ValueError, match=r"'011\.png' cannot be read \(.*\); repair or remove it"):
         everything(open_images(folder))
 
 
 def test_a_first_file_that_is_no_picture_is_named(tmp_path):
     folder = save_folder(tmp_path / "x", pictures())
     (folder / "000.png").write_bytes(b"no picture")
-    with pytest.raises(ValueError, match=r"'000\.png' cannot be read \(.*\); mend or remove it"):
+    with pytest.raises(ValueError, match=r"'000\.png' cannot be read \(.*\); repair or remove it"):
         open_images(folder)
 
 

@@ -11,7 +11,7 @@ from mvm.path import MEAN_VELOCITY, LinearFlow, VariancePreserving
 from mvm.solver import Adams, adams, adams_power, sample
 from mvm.solver.adams import soft_lam_times
 from mvm.solver.table import TO_DATA, SoftLamVariable, ending_row
-from mvm.verify import image_stds, sampled_stds, spectrum_error
+from mvm.verify.solvers import image_stds, sampled_stds, spectrum_error
 
 ONE = torch.ones(1, 1, dtype=torch.float64)
 

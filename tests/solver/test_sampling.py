@@ -11,7 +11,7 @@ from mvm import noise
 from mvm.oracle import gaussian, mixture
 from mvm.path import LinearFlow, MeanVelocity, VariancePreserving
 from mvm.solver import SOLVERS, Adaptive, adams, sample, solve, solver_named
-from mvm.verify import sampled_stds
+from mvm.verify.solvers import sampled_stds
 
 MV = MeanVelocity()
 SDE = ("adams", "sa", "euler-maruyama")

@@ -22,7 +22,7 @@ from mvm.recipes import SampleConfig
 from mvm.samples import Draw
 from mvm.solver import ClassifierFree, adams, sample
 from mvm.solver.tune import tune
-from mvm.verify import digits_oracle, rmse
+from mvm.verify.solvers import digits_oracle, rmse
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
@@ -18,7 +19,6 @@ from mvm.app.form import ODE, RANGES, SDE, Form, Range, step_solvers
 from mvm.app.plane import LAWS, PLANE_RANGES, PlaneForm
 from mvm.app.service import COMMAND, FAILURES, FIGURES, FILM, PROBLEM, PYTHON, Make, Service, code_part
 from mvm.app.shelf import Shelf
-from mvm.app.style import CSS
 from mvm.app.turns import Turn
 from mvm.app.walk import REFERENCE_NFE
 from mvm.model import Model
@@ -239,7 +239,8 @@ def look_and_feel() -> dict[str, Any]:
     """Return theme and style: fonts of the system, as none may be fetched."""
     fonts: dict[str, Any] = {"font": ("system-ui", "sans-serif"), "font_mono": ("ui-monospace", "monospace")}
     theme = gr.themes.Base(primary_hue="blue", neutral_hue="slate", **fonts)
-    return {"theme": theme.set(block_info_text_color="*neutral_600", block_title_text_color="*neutral_800"), "css": CSS}
+    css = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
+    return {"theme": theme.set(block_info_text_color="*neutral_600", block_title_text_color="*neutral_800"), "css": css}
 
 
 def _launch(blocks: gr.Blocks, seats: int, host: str, port: int | None, inbrowser: bool) -> str:

@@ -7,28 +7,11 @@ import sys
 
 from cyclopts import CycloptsError, UnknownOptionError, UnusedCliTokensError
 
-from mvm.cli import data, judge, look, publish, report, sample, speed, sweep, train
+from mvm.cli import data, judge, look, publish, sample, speed, sweep, train  # noqa: F401 (their commands)
 from mvm.cli.app import INTERRUPTED, USAGE_ERROR, Overrides, app
 from mvm.cli.export_onnx import onnx as onnx
 from mvm.cli.tune import tune as tune
-from mvm.cli.web import web as web
 from mvm.process import keep_freed_memory, share_cores
-
-__all__ = [
-    "app",
-    "data",
-    "judge",
-    "look",
-    "main",
-    "publish",
-    "report",
-    "run",
-    "sample",
-    "speed",
-    "split_overrides",
-    "sweep",
-    "train",
-]
 
 
 def split_overrides(tokens: list[str]) -> tuple[list[str], Overrides]:
@@ -37,9 +20,9 @@ def split_overrides(tokens: list[str]) -> tuple[list[str], Overrides]:
     A list goes on after a comma: `--classes ship, horse` is one value, as people write it.
     """
     tokens = list(tokens)
-    for place in range(len(tokens) - 1, 0, -1):
-        if tokens[place - 1].endswith(",") and not tokens[place].startswith("-"):
-            tokens[place - 1 : place + 1] = [tokens[place - 1] + tokens[place]]
+    for i in range(len(tokens) - 1, 0, -1):
+        if tokens[i - 1].endswith(",") and not tokens[i].startswith("-"):
+            tokens[i - 1 : i + 1] = [tokens[i - 1] + tokens[i]]
     rest: list[str] = []
     found: Overrides = {}
     waiting = iter(tokens)
@@ -55,16 +38,15 @@ def split_overrides(tokens: list[str]) -> tuple[list[str], Overrides]:
     return rest, found
 
 
-# torch's words, of its CUDA allocator and of its CPU one; the latter raises a plain RuntimeError
+# messages of torch's CUDA allocator and of its CPU one, which raises a plain RuntimeError
 OUT_OF_MEMORY = re.compile("out of memory|can't allocate memory|not enough memory")
 LESS_MEMORY = {"train": "try --engine.accumulate 4, or a smaller recipe", "bench": "try --engine.accumulate 4"}
 FEWER = "try a smaller --batch"
-_FILE_IN_THE_WAY = "a file is in the way; name another path"
 REMEDIES = {
-    errno.EEXIST: _FILE_IN_THE_WAY,
-    errno.ENOTDIR: _FILE_IN_THE_WAY,
+    errno.EEXIST: "a file is in the way; name another path",
+    errno.ENOTDIR: "a file is in the way; name another path",
     errno.EISDIR: "a folder is in the way; name another path",
-    errno.ENOENT: "check the path, and that this is a place where files can be made",
+    errno.ENOENT: "check the path, and that files can be made there",
     errno.EACCES: "name another path, or ask for the right to use it",
     errno.EPERM: "name another path, or ask for the right to use it",
     errno.EROFS: "name another path",
@@ -72,8 +54,8 @@ REMEDIES = {
 }
 
 
-def _told(error: Exception, command: str) -> str:
-    """Return an error's words; of the system's, which name no remedy, with one."""
+def _message(error: Exception, command: str) -> str:
+    """Return an error's message; those of the system name no remedy and get one."""
     if isinstance(error, UnknownOptionError):
         return _unknown((error.token.keyword or error.token.value).split("=")[0], command) or str(error)
     if isinstance(error, UnusedCliTokensError) and command == "train":
@@ -85,7 +67,7 @@ def _told(error: Exception, command: str) -> str:
 
 
 def _unknown(option: str, command: str) -> str:
-    """Return the error on an option that a command lacks and other projects have; "" for any other."""
+    """Return the message on an option that other projects have and this command lacks; "" for any other."""
     name = option.removeprefix("--")
     if command == "sample" and (ours := sample.USUAL.get(name.replace("-", "_"))):
         return f"unknown option '{option}'; did you mean {ours}? See: mvm sample --help"
@@ -105,9 +87,8 @@ def run(tokens: list[str]) -> int:
     try:
         rest, overrides = split_overrides(tokens)
         if overrides and rest[:1] not in (["train"], ["bench"]):
-            raise ValueError(
-                f"unknown option '--{next(iter(overrides))}'; dotted options belong to: mvm train, mvm bench"
-            )
+            odd = next(iter(overrides))
+            raise ValueError(f"unknown option '--{odd}'; dotted options belong to: mvm train, mvm bench")
         command, bound, _ = app.parse_args(rest, **options)  # ty: ignore[invalid-argument-type]
         if overrides:
             bound.arguments["overrides"] = overrides
@@ -115,10 +96,9 @@ def run(tokens: list[str]) -> int:
     except (CycloptsError, ValueError, FloatingPointError, OSError) as error:
         from mvm.untrusted import printable
 
-        lines = (
-            printable(line) for line in _told(error, "".join(tokens[:1])).split("\n")
-        )  # names in it may be another's
-        sys.stderr.write("mvm: " + "\n".join(lines) + "\n")  # one piece: torchrun's processes speak at once
+        # names in the message may come from a file; written in one piece, as torchrun's processes may print at once
+        message = "\n".join(map(printable, _message(error, "".join(tokens[:1])).split("\n")))
+        sys.stderr.write(f"mvm: {message}\n")
         return USAGE_ERROR
     except KeyboardInterrupt:
         print("\nmvm: stopped", file=sys.stderr)
@@ -134,7 +114,7 @@ def run(tokens: list[str]) -> int:
 def main() -> None:
     """Run the command line of this process.
 
-    One of torchrun's ends at once, without Python's own farewell: gloo's threads may outlive their group there and
+    A process of torchrun ends at once, without Python's own cleanup: gloo's threads may outlive their group there and
     then abort the process, whose work is done (one in hundreds of runs on a busy machine).
     """
     share_cores()

@@ -1,4 +1,4 @@
-"""Commands that show: demo, verify, recipes, options."""
+"""Commands that show: demo, verify, recipes, options, report, app."""
 
 import json
 import sys
@@ -10,6 +10,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from mvm.cli.app import Whole, app
+
+MOST_PORT = 65_535
 
 
 @app.command
@@ -125,7 +127,69 @@ def options(*pattern: str, recipe: str = "cifar10") -> int:
             print("\n" * bool(number) + (f"[{table}] {about}" if table else f"Options of {printable(chosen.name)}"))
         for name in here:
             value, default = as_typed(values[name]), as_typed(docs[name].default)
-            told = f"{docs[name].meaning} ({docs[name].type}{'' if value == default else f'; default {default}'})"
+            text = f"{docs[name].meaning} ({docs[name].type}{'' if value == default else f'; default {default}'})"
             left = f"{f'--{name} {printable(value)}':30s}  "
-            print(textwrap.fill(told, 100, initial_indent=left, subsequent_indent=" " * 32, break_on_hyphens=False))
+            print(textwrap.fill(text, 100, initial_indent=left, subsequent_indent=" " * 32, break_on_hyphens=False))
+    return 0
+
+
+@app.command
+def report(run: Path, /, *, out: Path | None = None) -> int:
+    """Write one offline page about a training run: curves, previews, settings, warnings, what to do next.
+
+    Works at any time: while the run trains, after a crash, after the end.
+
+    Parameters
+    ----------
+    run
+        Run directory.
+    out
+        The file to write; default RUN/report.html.
+    """
+    from mvm.evaluation.run_report import write_run_report
+
+    print(f"wrote {write_run_report(run, out)}; open it in a browser")
+    return 0
+
+
+@app.command(name="app")
+def web(
+    *models: str,
+    host: str = "127.0.0.1",
+    port: Whole | None = None,
+    queue: Whole = 8,
+    device: str = "auto",
+    open: bool = True,
+) -> int:
+    """Open a local page: pictures by ODE and SDE side by side, and the field on the plane. Needs no network.
+
+    Parameters
+    ----------
+    models
+        Run directories, exported models, or folders of them; the shipped models are always offered.
+    host
+        Address to listen on; 0.0.0.0 lets other machines in.
+    port
+        Port to listen on; the first free one from 7860 on when not given.
+    queue
+        Visitors served at once; more are asked to come again.
+    device
+        cpu, cuda, or auto: cuda where there is one.
+    open
+        Show the page in the browser of this machine; --no-open only serves it.
+    """
+    from mvm.app.shelf import Shelf, offered
+    from mvm.model import choose_device
+    from mvm.options import at_least, between, needs
+
+    at_least("queue", queue, 1)
+    if port is not None:
+        between("port", port, 1, MOST_PORT)
+    try:
+        from mvm.app.page import serve
+    except ModuleNotFoundError as error:
+        if error.name != "gradio":
+            raise
+        raise ValueError(needs("the page", "gradio", "web")) from None
+    serve(Shelf(offered(models), choose_device(device)), queue, host, port, inbrowser=open)
     return 0

@@ -53,7 +53,10 @@ def export(
     """
     from mvm.published import export as write_export
 
-    words = _read(card) if card is not None else ""
+    try:
+        words = "" if card is None else card.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"--card {card} cannot be read ({error}); give a Markdown file") from None
     options = {"weights": weights, "which": which, "dtype": dtype, "license": license}
     config = write_export(model, out, words=words, figures=figures, draw=_draw if grid else None, **options)
     print(f"wrote {out}: {config.source.weights} of step {config.source.step}, {_megabytes(out):.1f} MB; ", end="")
@@ -78,20 +81,13 @@ def _draw(folder: Path) -> bytes | None:
     work = SAMPLES * passes * multiply_adds(recipe.network, recipe.sample_shape, count)
     if work > MOST_WORK * (GPU if device.type == "cuda" else 1):
         where = "this GPU" if device.type == "cuda" else "a CPU"
-        told = f"{SAMPLES} images take {work / 1e12:,.0f} T multiply-adds, too many for {where}"
-        print(f"mvm: the card has no samples: {told}", file=sys.stderr)
+        why = f"{SAMPLES} images take {work / 1e12:,.0f} T multiply-adds, too many for {where}"
+        print(f"mvm: the card has no samples: {why}", file=sys.stderr)
         return None
     seeds = torch.arange(SAMPLES)
     labels = seeds * count // SAMPLES  # all over the classes
     images = generate_all(load(folder).to(device), labels, seeds, recipe.sample).images
     return png_bytes(sample_grid(images, labels, config.classes if recipe.objective.conditional else (), SAMPLES // 2))
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"--card {path} cannot be read ({error}); give a Markdown file") from None
 
 
 def _megabytes(folder: Path) -> float:
@@ -128,11 +124,8 @@ def push(
         print(f"would send {folder} to {found.repo}, branch {revision or 'main'} ({whose}):")
         for file, size in found.files.items():
             print(f"{size:>15,}  {file}")
-        print(
-            f"{sum(found.files.values()):>15,}  bytes in {len(found.files)} files; nothing was sent, and what the ",
-            end="",
-        )
-        print("hub would say of name and rights was not asked")
+        total = f"{sum(found.files.values()):>15,}  bytes in {len(found.files)} files"
+        print(f"{total}; nothing was sent, and name and rights were not checked with the hub")
         return 0
     address = send(folder, name, private=private, revision=revision)
     print(f"sent {folder} to {address}; anyone who may see it: mvm sample {name}{f'@{revision}' if revision else ''}")

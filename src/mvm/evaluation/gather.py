@@ -1,6 +1,6 @@
-"""Features of a set of images, batch by batch and process by process: moments in blocks, and what is kept whole."""
+"""Features of a set of images, over batches and processes: their moments in blocks, and all of them where asked for."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,30 +47,30 @@ class Judge:
         Every process reads its batches; all processes return the same.
         """
         at_least("blocks", blocks, 1)
-        _check_blocks(blocks, images.facts.get("count"))  # before the work, where it is known
+        count = images.facts.get("count")
+        _check_blocks(blocks, count)  # before the work, where it is known
         networks = {key.network: self.extractor(key.network) for key in wanted}  # first: weights may be missing
         streams = {key: _Stream(blocks, keep) for key, keep in wanted.items()}
-        count = images.facts.get("count")
         bar = tqdm(total=count, desc="features", unit="image", disable=not (self.progress and self.place.main))
         with bar:
-            for indices, pictures in _at_most(MOST, images.read(self.batch, self.place)):
-                named = {name: extractor(pictures) for name, extractor in networks.items()}
-                for key, stream in streams.items():
-                    stream.add(indices, _part(named[key.network], key))
-                bar.update(len(pictures) * (1 if count is None else self.place.world))
-        found = _reduced(streams, self.place)
+            for batch in images.read(self.batch, self.place):
+                for indices, pictures in zip(*(part.split(MOST) for part in batch), strict=True):
+                    features = {name: extractor(pictures) for name, extractor in networks.items()}
+                    for key, stream in streams.items():
+                        stream.add(indices, _part(features[key.network], key))
+                    bar.update(len(pictures) * (1 if count is None else self.place.world))
+        found = Gathered()
+        for key, stream in streams.items():
+            found.blocks[key], kept = stream.reduced(self.place)
+            found.count = sum(block.count for block in found.blocks[key])
+            if kept is not None:
+                found.features[key] = kept
         _check_blocks(blocks, found.count)
         return found
 
     def facts(self, names: Sequence[str]) -> dict[str, Any]:
-        """Return what tells the feature networks of these figures apart."""
+        """Return what identifies the feature networks of these figures."""
         return {name: self.extractor(name).facts for name in dict.fromkeys(MEASURES[n].key.network for n in names)}
-
-
-def _at_most(count: int, chunks: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield (indices, images) in chunks of no more than so many."""
-    for indices, images in chunks:
-        yield from zip(indices.split(count), images.split(count), strict=True)
 
 
 def _check_blocks(blocks: int, count: int | None) -> None:
@@ -87,8 +87,18 @@ def _part(named: Mapping[str, Tensor], key: Key) -> Tensor:
     return named[key.part]
 
 
+def block_of(indices: Tensor, blocks: int) -> Tensor:
+    """Return the block (B,) of images by their index alone: the same in any batch and process, two sets alike.
+
+    Every `blocks` neighbours are dealt to all blocks in an order of their own, so that sizes differ by one at most and
+    labels that go round do not fall into step with the blocks.
+    """
+    orders = noise.uniform(indices // blocks, noise.BLOCK, (blocks,)).argsort(dim=1)
+    return orders.gather(1, (indices % blocks)[:, None])[:, 0]
+
+
 class _Stream:
-    """Features of one key as they come: accumulators of blocks, and the features with their indices if kept."""
+    """Features of one key batch by batch: accumulators of blocks, and the features with their indices if kept."""
 
     def __init__(self, blocks: int, keep: bool) -> None:
         self.blocks, self.keep = blocks, keep
@@ -107,44 +117,19 @@ class _Stream:
         if self.keep:
             self.kept.append((indices, features.float()))
 
-
-def block_of(indices: Tensor, blocks: int) -> Tensor:
-    """Return the block (B,) of images by their index alone: the same in any batch and process, two sets alike.
-
-    Every `blocks` neighbours are dealt to all blocks in an order of their own, so that sizes differ by one at most and
-    labels that go round do not fall into step with the blocks.
-    """
-    orders = noise.uniform(indices // blocks, noise.BLOCK, (blocks,)).argsort(dim=1)
-    return orders.gather(1, (indices % blocks)[:, None])[:, 0]
-
-
-def _reduced(streams: Mapping[Key, _Stream], place: Processes) -> Gathered:
-    """Return what all processes have gathered, joined."""
-    found = Gathered()
-    for key, stream in streams.items():
-        width = place.max(stream.accumulators[0].mean.numel() if stream.accumulators else 0)
+    def reduced(self, place: Processes) -> tuple[list[Accumulator], Tensor | None]:
+        """Return the blocks over all processes, and the features (count, width) in the order of the images if kept."""
+        width = place.max(self.accumulators[0].mean.numel() if self.accumulators else 0)
         if width == 0:
             raise ValueError("there are no images to look at")
-        device = stream.accumulators[0].mean.device if stream.accumulators else place.device
-        mine = stream.accumulators or [Accumulator(width, device) for _ in range(stream.blocks)]
-        found.blocks[key] = [_joined(accumulator, place) for accumulator in mine]
-        found.count = sum(block.count for block in found.blocks[key])
-        if stream.keep:
-            found.features[key] = _in_order(stream.kept, found.count, width, device, place)
-    return found
-
-
-def _joined(mine: Accumulator, place: Processes) -> Accumulator:
-    if place.world == 1:
-        return mine
-    return Accumulator.from_state({name: place.gather(part) for name, part in mine.state().items()}, mine.mean.device)
-
-
-def _in_order(
-    kept: Sequence[tuple[Tensor, Tensor]], count: int, width: int, device: torch.device, place: Processes
-) -> Tensor:
-    """Return all features (count, width) in the order of the images."""
-    features = torch.zeros(count, width, device=device)
-    for indices, some in kept:
-        features[indices.to(device)] = some
-    return place.sum(features)
+        device = self.accumulators[0].mean.device if self.accumulators else place.device
+        blocks = self.accumulators or [Accumulator(width, device) for _ in range(self.blocks)]
+        if place.world > 1:
+            states = ({name: place.gather(part) for name, part in block.state().items()} for block in blocks)
+            blocks = [Accumulator.from_state(state, device) for state in states]
+        if not self.keep:
+            return blocks, None
+        features = torch.zeros(sum(block.count for block in blocks), width, device=device)
+        for indices, some in self.kept:
+            features[indices.to(device)] = some
+        return blocks, place.sum(features)

@@ -1,7 +1,8 @@
-"""Sets of images to be judged, from wherever they are: one stream of uint8 batches, and their provenance."""
+"""Sets of images for evaluation, from any source: one stream of uint8 batches, and their provenance."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mvm.data import DATA_SETS, Images, Prepared, open_prepared
+from mvm.data import DATA_SETS, Prepared, open_prepared
 from mvm.data.resize import MODES, RESIZES, BadImage, decode, open_picture, planes, resolve
 from mvm.data.shards import is_prepared
 from mvm.data.sources import Record, Source, open_source
@@ -27,9 +28,10 @@ from mvm.pixels import to_uint8
 from mvm.recipes import SampleConfig
 from mvm.samples import Draw, Parts
 
-DECODERS = 8  # threads; Pillow lets go of Python's lock while it unpacks
+DECODERS = 8  # threads; Pillow releases Python's lock while it decodes
 GREY = {"1", "L", "LA", "I", "I;16", "I;16B", "I;16L"}
 DATA = "data:"  # before the name of a set in the package
+EMBEDDED = {name: known.load for name, known in DATA_SETS.items() if known.load is not None}  # sets in the package
 
 Shape = tuple[int, int, int]
 Chunk = tuple[int, Tensor]  # index of the first image, uint8 images (B, C, H, W)
@@ -106,9 +108,9 @@ def of_array(path: Path) -> ImageSet:
 
 @dataclass(frozen=True)
 class Fit:
-    """What every picture must be or is made: channels, and the side and way of resizing (size 0: left as it is).
+    """What every picture is made: its channels, its side and how it is resized (size 0: left as it is).
 
-    greying: whether colours may become grey; where nobody asked for it, a colour picture among grey ones is an error.
+    greying: whether colours may become grey; unless asked for, a colour picture among grey ones is an error.
     """
 
     channels: int
@@ -118,15 +120,22 @@ class Fit:
 
     def __call__(self, record: Record) -> np.ndarray:
         """Return uint8 pixels (C, H, W)."""
-        try:
+        with _naming(record):
             if not self.greying and self.channels < _channels(record):
                 raise ValueError("is in colour, and the first picture is grey; give --channels 3 or sort them out")
             image = decode(record.image, self.channels)
             return planes(RESIZES[self.resize](image, self.size) if self.size else image)
-        except BadImage as error:
-            raise _unreadable(record, error) from None
-        except ValueError as error:
-            raise ValueError(f"'{record.name}' {error}") from None
+
+
+@contextmanager
+def _naming(record: Record) -> Generator[None]:
+    """Let a ValueError about a picture name it."""
+    try:
+        yield
+    except BadImage as error:
+        raise ValueError(f"'{record.name}' cannot be read ({error}); repair or remove it") from None
+    except ValueError as error:
+        raise ValueError(f"'{record.name}' {error}") from None
 
 
 def _channels(record: Record) -> int:
@@ -135,17 +144,6 @@ def _channels(record: Record) -> int:
         return record.image.shape[-1]
     with open_picture(record.image) as image:
         return 1 if image.mode in GREY else 3
-
-
-def _first_channels(record: Record) -> int:
-    try:
-        return _channels(record)
-    except BadImage as error:
-        raise _unreadable(record, error) from None
-
-
-def _unreadable(record: Record, error: BadImage) -> ValueError:
-    return ValueError(f"'{record.name}' cannot be read ({error}); mend or remove it")
 
 
 def _records(source: Source) -> Iterator[Record]:
@@ -168,7 +166,9 @@ def _stacked(records: list[Record], pixels: list[np.ndarray], shape: Shape) -> T
 def of_source(source: Source, *, size: int = 0, resize: str = "auto", channels: int = 0) -> ImageSet:
     """Return pictures in a folder, zip, parquet, tar... as a set; without `size` all must have one size."""
     first = next(_records(source))
-    fit = Fit(channels or _first_channels(first), size, resolve(resize, size) if size else "none", channels == 1)
+    with _naming(first):
+        count = channels or _channels(first)
+    fit = Fit(count, size, resolve(resize, size) if size else "none", greying=channels == 1)
     height, width = fit(first).shape[1:]
     shape = (fit.channels, height, width)
 
@@ -235,18 +235,14 @@ def of_restored(rae: RAE, images: ImageSet, name: str = "autoencoder") -> ImageS
 def of_known(name: str) -> ImageSet:
     """Return a set that ships in the package: NAME or NAME:SPLIT."""
     name, _, split = name.partition(":")
-    shipped = {key: known for key, known in DATA_SETS.items() if known.load is not None}
-    load = choose("data", name, shipped).load
-    assert load is not None
-    found: Images = load(split or "train")
+    found = choose("data", name, EMBEDDED)(split or "train")
     return of_tensor(found.images, name, split=split or "train", count=len(found))
 
 
 def of_training(model: Model) -> ImageSet:
-    """Return the images that a model was trained on; a folder that holds others now is refused."""
+    """Return the images that a model was trained on; a folder with other images now is an error."""
     data = model.recipe.data
-    known = DATA_SETS.get(data.name)
-    if known is not None and known.load is not None:
+    if data.name in EMBEDDED:
         return of_known(data.name)
     try:
         prepared = open_prepared(data.folder)
@@ -282,22 +278,13 @@ def open_images(
         stored = of_prepared(open_prepared(path))
     elif path.suffix in (".npz", ".npy") and path.is_file() and not size:
         stored = of_array(path)
-    if stored is None:
-        return _usable(of_source(open_source(path, split), size=size, resize=resize, channels=channels), name)
-    _require_unchanged(stored, name, {"size": size, "channels": channels, "split": split})
-    return _usable(stored, name)
-
-
-def _require_unchanged(stored: ImageSet, name: str | Path, asked: dict[str, Any]) -> None:
-    """Refuse options that would have no effect on what is prepared, or an array."""
-    has = {"size": stored.shape[1], "channels": stored.shape[0], "split": None}
-    for option, value in asked.items():
-        if value and value != has[option]:
-            shape = "x".join(map(str, stored.shape))
-            raise ValueError(f"--{option} {value} has no effect on '{name}', which is one set of {shape} images")
-
-
-def _usable(found: ImageSet, name: str | Path) -> ImageSet:
+    if stored is not None:
+        asked = {"size": (size, stored.shape[1]), "channels": (channels, stored.shape[0]), "split": (split, None)}
+        for option, (value, has) in asked.items():
+            if value and value != has:
+                shape = "x".join(map(str, stored.shape))
+                raise ValueError(f"--{option} {value} has no effect on '{name}', which is one set of {shape} images")
+    found = stored or of_source(open_source(path, split), size=size, resize=resize, channels=channels)
     if found.shape[0] not in MODES:
         raise ValueError(f"'{name}' has {found.shape[0]} channels; 3 (RGB) or 1 (grey) are needed")
     return found

@@ -3,7 +3,7 @@
 import math
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from mvm import checkpoint
-from mvm.data import DATA_SETS, open_prepared
+from mvm.data import open_prepared
+from mvm.evaluation.images import EMBEDDED
 from mvm.evaluation.report import (
     Axes,
     Curve,
@@ -44,7 +45,7 @@ MOST_POINTS, MOST_SMALL = 1_000, 400  # of a curve, of a small one: more only ma
 MOST_PARTS = 12  # of the loss: as many small plots
 SHOWN = 290  # CSS pixels of a preview's width
 LARGE, SMALL = (8.6, 3.4), (3.4, 2.2)  # inches of plots: the page's width, and 326 CSS pixels, a phone's
-ENOUGH = 50  # log lines from which curves are smoothed, and a rise is told from noise
+ENOUGH = 50  # log lines from which curves are smoothed, and a rise can be distinguished from noise
 FEW_IMAGES, MANY_EPOCHS = 10_000, 100
 RAW, SMOOTH = Style("#a9cfe8", "", "."), Style("#0072B2", "-", "")
 
@@ -59,12 +60,14 @@ TITLES = {
 FROM_ZERO = (SPEED, "mfu", "memory_gb")
 NOT_PARTS = ("step", "loss", "skipped", *TITLES)
 
+Lines = Sequence[dict[str, Any]]
+
 
 @dataclass(frozen=True)
 class Saved:
-    """One checkpoint folder."""
+    """One checkpoint folder; quality: its preview figure, where it has one."""
 
-    folder: Path
+    name: str
     step: int
     megabytes: float
     quality: float | None
@@ -73,29 +76,26 @@ class Saved:
 
 @dataclass(frozen=True)
 class Story:
-    """All that a run directory tells, read once."""
+    """The contents of a run directory, read once; images: of the training set, 0 where it is not here."""
 
     run: Path
     recipe: AnyRecipe
-    lines: list[dict[str, Any]]  # of training: with a loss
-    looks: list[dict[str, Any]]  # of previews
+    lines: Lines  # of training: with a loss
+    previews: Lines
     saved: list[Saved]
     start: dict[str, Any]
     init: dict[str, Any]
     changes: list[dict[str, Any]]
-
-    @property
-    def name(self) -> str:
-        return cut(self.run.resolve().name)
+    images: int
 
     @property
     def logged(self) -> int:
         """The last step in the log."""
-        return max((line["step"] for line in (*self.lines, *self.looks)), default=0)
+        return max((line["step"] for line in (*self.lines, *self.previews)), default=0)
 
     @property
     def kept(self) -> int | None:
-        """The step that a resumed run goes on from; None without a checkpoint."""
+        """The step from which a resumed run continues; None without a checkpoint."""
         return max((one.step for one in self.saved), default=None)
 
     @property
@@ -129,23 +129,35 @@ def _json(path: Path, kind: type) -> Any:
     return found if isinstance(found, kind) else kind()
 
 
-def _saved(folder: Path) -> Saved | None:
-    """Return what a checkpoint folder tells; None where training has removed it meanwhile."""
-    found = re.fullmatch(r"step-(\d{1,12})", folder.name)
-    if found is None:
-        return None
-    quality, damaged = None, False
+def _checkpoints(run: Path) -> Iterator[Saved]:
+    """Yield the checkpoints of a run, but those that training removes meanwhile."""
+    for folder in checkpoint.folders(run):
+        found = re.fullmatch(r"step-(\d{1,12})", folder.name)
+        if found is None:
+            continue
+        quality, damaged = math.nan, False
+        try:
+            quality = _number(checkpoint.read_manifest(folder).get("quality"))
+        except checkpoint.DamagedCheckpoint:
+            damaged = True
+        try:
+            size = sum(path.stat().st_size for path in folder.iterdir()) / 1e6
+        except OSError:
+            continue
+        yield Saved(folder.name, int(found[1]), size, quality if math.isfinite(quality) else None, damaged)
+
+
+def _image_count(recipe: AnyRecipe, noted: object) -> int:
+    """Return the number of training images: as noted at the start, else of the data; 0 where they are not here."""
+    if type(noted) is int and noted > 0:
+        return noted
+    if recipe.data.name in EMBEDDED:
+        return len(EMBEDDED[recipe.data.name]("train"))
     try:
-        quality = _number(checkpoint.read_manifest(folder).get("quality"))
-    except checkpoint.DamagedCheckpoint:
-        damaged = True
-    try:
-        size = sum(path.stat().st_size for path in folder.iterdir()) / 1e6
-    except OSError:
-        return None
-    return Saved(
-        folder, int(found[1]), size, quality if quality is not None and math.isfinite(quality) else None, damaged
-    )
+        held_out = recipe.held_out.count if isinstance(recipe, DecoderRecipe) else 0
+        return max(0, open_prepared(recipe.data.folder).count - held_out)
+    except (OSError, ValueError):
+        return 0
 
 
 def _read(run: Path) -> Story:
@@ -153,18 +165,19 @@ def _read(run: Path) -> Story:
     if not stored.is_file():
         what = "does not exist" if not run.exists() else f"is no run directory: it has no {RECIPE}"
         raise ValueError(f"'{run}' {what}; give the folder that `mvm train` wrote, by default runs/RECIPE")
+    recipe = parse_recipe(read_text(stored), ".json", str(stored))
     lines = [line for line in read_metrics(run / METRICS) if 0 <= line["step"] < 1 << 53]
-    found = map(_saved, checkpoint.folders(run))
-    changes = [entry for entry in _json(run / CHANGES, list) if isinstance(entry, dict)]
+    start = _json(run / START, dict)
     return Story(
         run,
-        parse_recipe(read_text(stored), ".json", str(stored)),
-        [line for line in lines if "loss" in line],
-        [line for line in lines if "loss" not in line],
-        [one for one in found if one is not None],
-        _json(run / START, dict),
-        _json(run / INIT, dict),
-        changes,
+        recipe,
+        lines=[line for line in lines if "loss" in line],
+        previews=[line for line in lines if "loss" not in line],
+        saved=list(_checkpoints(run)),
+        start=start,
+        init=_json(run / INIT, dict),
+        changes=[entry for entry in _json(run / CHANGES, list) if isinstance(entry, dict)],
+        images=_image_count(recipe, start.get("images")),
     )
 
 
@@ -176,7 +189,7 @@ def _number(value: object) -> float:
     return float(value) if type(value) is float or (type(value) is int and abs(value) < 1 << 62) else math.nan
 
 
-def _series(lines: Sequence[dict[str, Any]], name: str) -> tuple[np.ndarray, np.ndarray]:
+def _series(lines: Lines, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the steps and values of the lines that have this name."""
     having = [line for line in lines if name in line]
     return np.array([line["step"] for line in having], float), np.array([_number(line[name]) for line in having])
@@ -187,10 +200,10 @@ def smoothed(values: np.ndarray) -> np.ndarray:
 
     Near the start, where a loss falls steeply, over fewer on both sides; near the end over those before.
     """
-    place, known = np.arange(len(values)), np.isfinite(values)
-    half = np.minimum(len(values) // ENOUGH, place)
+    index, known = np.arange(len(values)), np.isfinite(values)
+    half = np.minimum(len(values) // ENOUGH, index)
     sums, counts = (np.concatenate([[0], np.cumsum(part)]) for part in (np.where(known, values, 0), known))
-    low, high = place - half, np.minimum(place + half + 1, len(values))
+    low, high = index - half, np.minimum(index + half + 1, len(values))
     count = counts[high] - counts[low]
     return np.divide(sums[high] - sums[low], count, out=np.full(len(values), np.nan), where=count > 0)
 
@@ -213,7 +226,7 @@ def _rise(values: np.ndarray) -> tuple[float, float] | None:
 
 
 def _seconds(story: Story) -> float:
-    """Return the time spent in steps, as the logged throughput tells it; 0 where it tells none."""
+    """Return the time spent in steps, from the logged throughput; 0 where none is logged."""
     total, before = 0.0, 0
     for line in story.lines:
         rate = _number(line.get(SPEED))
@@ -234,27 +247,12 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.3g} seconds"
 
 
-def _image_count(story: Story) -> int:
-    """Return the number of training images: as told at the start, else as the data tell; 0 where they are not here."""
-    told, data = story.start.get("images"), story.recipe.data
-    if type(told) is int and told > 0:
-        return told
-    known = DATA_SETS.get(data.name)
-    if known is not None and known.load is not None:
-        return len(known.load("train").labels)
-    try:
-        held_out = story.recipe.held_out.count if isinstance(story.recipe, DecoderRecipe) else 0
-        return max(0, open_prepared(data.folder).count - held_out)
-    except (OSError, ValueError):
-        return 0
-
-
 # Words
 
 
-def _lead(story: Story, images: int) -> str:
+def _lead(story: Story) -> str:
     seen, seconds = story.step * story.recipe.train.batch, _seconds(story)
-    epochs = f" ({_count(seen / images)} epochs of {images:,})" if images else ""
+    epochs = f" ({_count(seen / story.images)} epochs of {story.images:,})" if story.images else ""
     parts = [f"{seen:,} images seen{epochs}"]
     if seconds:
         parts.append(f"{_duration(seconds)} in training steps")
@@ -263,108 +261,91 @@ def _lead(story: Story, images: int) -> str:
         averaged = len(losses) // ENOUGH + 1
         of = f" (mean of the last {averaged} log lines)" if averaged > 1 else ""
         parts.append(f"loss {smoothed(losses)[-1]:.4g}{of}")
-    speeds = _series(story.lines, SPEED)[1]
+    _, speeds = _series(story.lines, SPEED)
     if np.isfinite(speeds).any():
         parts.append(f"median throughput {_count(float(np.nanmedian(speeds)))} images/s")
-    description = story.recipe.description.rstrip(". ")
-    return " ".join(filter(None, (f"{cut(description)}." if description else "", f"{', '.join(parts)}.")))
+    description = cut(story.recipe.description.rstrip(". "))
+    return f"{description}. {', '.join(parts)}." if description else f"{', '.join(parts)}."
 
 
-def _findings(story: Story) -> list[str]:
-    """Return what went as it should."""
-    found = []
+def _findings(story: Story) -> Iterator[str]:
+    """Yield how loss and previews have changed, and other facts of no concern."""
     steps, losses = _series(story.lines, "loss")
     if len(losses) > 1:
         first, last = losses[0], smoothed(losses)[-1]
         went = "fell" if last < first else "went"
-        found.append(f"The loss {went} from {first:.4g} (step {steps[0]:,.0f}) to {last:.4g} (step {steps[-1]:,.0f}).")
+        yield f"The loss {went} from {first:.4g} (step {steps[0]:,.0f}) to {last:.4g} (step {steps[-1]:,.0f})."
     name, sign = story.judged
-    at, figures = _series(story.looks, name)
+    at, figures = _series(story.previews, name)
     if len(figures) > 1 and np.isfinite(figures).any():
         best = int(np.nanargmin(sign * figures))
-        told = f"{name} went from {figures[0]:.4g} (step {at[0]:,.0f}) to {figures[-1]:.4g} (step {at[-1]:,.0f})"
         rank = "its best so far" if best == len(figures) - 1 else f"best: {figures[best]:.4g} (step {at[best]:,.0f})"
-        found.append(f"{told}; {rank}.")
+        first, last = (f"{figures[i]:.4g} (step {at[i]:,.0f})" for i in (0, -1))
+        yield f"{name} went from {first} to {last}; {rank}."
     if story.lines and not _number(story.lines[-1].get("skipped", 0)):
-        found.append("No step was skipped.")
+        yield "No step was skipped."
     if story.init:
-        told = ", ".join(f"{key} {cut(story.init[key], 80)}" for key in ("run", "step", "weights") if key in story.init)
-        found.append(f"Started from other weights ({INIT}): {told}.")
-    return found
+        known = (key for key in ("run", "step", "weights") if key in story.init)
+        origin = ", ".join(f"{key} {cut(story.init[key], 80)}" for key in known)
+        yield f"Started from other weights ({INIT}): {origin}."
 
 
-def _warnings(story: Story, images: int) -> list[str]:
-    """Return what a reader should look at, with what to do about it."""
-    found = []
+def _warnings(story: Story) -> Iterator[Html]:
+    """Yield what a reader should look at, with what to do about it."""
     steps, losses = _series(story.lines, "loss")
     skipped = _number(story.lines[-1].get("skipped", 0)) if story.lines else 0.0
     if skipped > 0:
-        found.append(
+        yield prose(
             f"{skipped:,.0f} of {story.logged:,} steps were skipped because their gradient was not finite. A few do no "
             "harm; if there are more and more of them, lower `--train.lr` or use `--engine.precision fp32`."
         )
-    if not np.isfinite(losses).all():
-        first = steps[~np.isfinite(losses)][0]
-        found.append(
-            f"The loss was not finite in {np.sum(~np.isfinite(losses))} of {len(losses)} log lines, first at step "
-            f"{first:,.0f}."
+    bad = ~np.isfinite(losses)
+    if bad.any():
+        yield prose(
+            f"The loss was not finite in {bad.sum()} of {len(losses)} log lines, first at step {steps[bad][0]:,.0f}."
         )
     if (rise := _rise(losses)) is not None:
-        found.append(
+        yield prose(
             f"The loss rises: its lowest was {rise[0]:.4g}, it is {rise[1]:.4g} now. Try a lower `--train.lr`, or a "
             "longer `--train.warmup`, in a new run."
         )
-    if (worse := _worse(story)) is not None:
-        found.append(worse)
+    name, sign = story.judged
+    at, figures = _series(story.previews, name)
+    at, figures = at[np.isfinite(figures)], figures[np.isfinite(figures)]
+    if len(figures):
+        best = int((sign * figures).argmin())
+        slack = 0.5 if name == "psnr" else 0.1 * abs(figures[best])  # half a dB, or a tenth of a distance
+        if sign * (figures[-1] - figures[best]) > slack:
+            change = f"{name} is {figures[-1]:.4g}, and was {figures[best]:.4g} at step {at[best]:,.0f}"
+            remedy = "No checkpoint of that step is kept; `--train.keep_best true` keeps the best one."
+            if any(one.step == at[best] and not one.damaged for one in story.saved):
+                remedy = f"The checkpoint of that step is kept: use it with `--checkpoint {at[best]:.0f}`."
+            yield prose(f"Previews have become worse: {change}. {remedy}")
     for one in story.saved:
         if one.damaged:
-            found.append(f"Checkpoint {one.folder.name} is damaged: its manifest cannot be read.")
-    if images and isinstance(story.recipe, Recipe):
-        epochs = story.step * story.recipe.train.batch / images
-        if images < FEW_IMAGES and epochs >= MANY_EPOCHS:
-            found.append(
-                f"Few images, seen often: each of {images:,} about {epochs:,.0f} times. Watch for memorization: "
-                "compare samples with their nearest training images. `--data.augment 0.12` and `--network.dropout 0.1` "
-                "counter it in a new run."
-            )
-    return [*map(prose, found), *([] if story.finished else [_unfinished(story)])]
-
-
-def _worse(story: Story) -> str | None:
-    """Return that previews have become worse than their best by more than a tenth (fd_pixels) or half a dB (psnr)."""
-    name, sign = story.judged
-    at, figures = _series(story.looks, name)
-    known = np.isfinite(figures)
-    at, figures = at[known], figures[known]
-    if len(figures) < 2:
-        return None
-    best = int((sign * figures).argmin())
-    slack = 0.5 if sign < 0 else 0.1 * abs(figures[best])
-    if sign * (figures[-1] - figures[best]) <= slack:
-        return None
-    text = (
-        f"Previews have become worse: {name} is {figures[-1]:.4g}, and was {figures[best]:.4g} at step {at[best]:,.0f}."
-    )
-    if any(one.step == at[best] and not one.damaged for one in story.saved):
-        return f"{text} The checkpoint of that step is kept: use it with `--checkpoint {at[best]:.0f}`."
-    return f"{text} No checkpoint of that step is kept; `--train.keep_best true` keeps the best one."
-
-
-def _unfinished(story: Story) -> Html:
-    left, kept = story.recipe.train.steps - story.step, story.kept
-    if kept is None:
-        text = "No checkpoint is saved yet; a run that was stopped starts again from step 0"
-    elif story.logged > kept:
-        text = f"Not finished, {left:,} steps to go. If no process trains it now, continue from step {kept:,}"
-    else:
-        text = f"Not finished, {left:,} steps to go. Continue from step {kept:,}"
-    return Html(f"{text}:{block(_resume(story))}")
+            yield prose(f"Checkpoint {one.name} is damaged: its manifest cannot be read.")
+    epochs = story.step * story.recipe.train.batch / story.images if story.images else 0
+    if isinstance(story.recipe, Recipe) and story.images < FEW_IMAGES and epochs >= MANY_EPOCHS:
+        yield prose(
+            f"Few images, seen often: each of {story.images:,} about {epochs:,.0f} times. Watch for memorization: "
+            "compare samples with their nearest training images. `--data.augment 0.12` and `--network.dropout 0.1` "
+            "counter it in a new run."
+        )
+    if not story.finished:
+        to_go, kept = f"Not finished, {story.recipe.train.steps - story.step:,} steps to go.", story.kept
+        if kept is None:
+            text = "No checkpoint is saved yet; a run that was stopped starts again from step 0"
+        elif story.logged > kept:
+            text = f"{to_go} If no process trains it now, continue from step {kept:,}"
+        else:
+            text = f"{to_go} Continue from step {kept:,}"
+        yield Html(f"{text}:{block(_resume(story))}")
 
 
 # Curves
 
 
-def _axes(x: str, y: str, title: str, values: np.ndarray, from_zero: bool = False) -> Axes:
+def _axes(x: str, y: str, title: str, values: np.ndarray, from_zero: bool) -> Axes:
     """Return axes with a logarithmic y where a few large values would press the others flat and all are positive."""
     values = values[np.isfinite(values)]
     if from_zero and values.max() > 0:
@@ -372,14 +353,14 @@ def _axes(x: str, y: str, title: str, values: np.ndarray, from_zero: bool = Fals
     if len(values) < 3 or values.min() <= 0 or values.max() <= 4 * np.median(values):
         return Axes(x, y, markers=True, title=title)
     decades = range(math.floor(math.log10(values.min())), math.ceil(math.log10(values.max())) + 1)
-    marks = (1, 2, 5) if len(decades) <= 3 else (1,)  # matplotlib's own lie on each other in a small plot
+    marks = (1, 2, 5) if len(decades) <= 3 else (1,)  # matplotlib's own overlap in a small plot
     ticks = [mark * 10.0**decade for decade in decades for mark in marks]
     inside = [tick for tick in ticks if values.min() <= tick <= values.max()]
     return Axes(x, y, markers=True, title=title, log_y=True, ticks_y=inside)
 
 
 def _thinned(values: np.ndarray, most: int) -> np.ndarray:
-    """Return the places of at most so many values, the lowest and highest of equal stretches: no spike is lost."""
+    """Return the indices of at most so many values, the lowest and highest of equal stretches: no spike is lost."""
     if len(values) <= most:
         return np.arange(len(values))
     found = []
@@ -389,36 +370,32 @@ def _thinned(values: np.ndarray, most: int) -> np.ndarray:
     return np.unique(found)
 
 
-def _curves(steps: np.ndarray, values: np.ndarray, most: int, smooth: bool = True) -> list[Curve]:
-    """Return the logged values, faint, and their smoothed line; one line with markers where there are few."""
-    if len(values) < ENOUGH or not smooth:
-        shown = _thinned(values, most)
-        marker = "." if len(values) < ENOUGH else ""
-        return [Curve("logged", steps[shown], values[shown], style=Style(SMOOTH.colour, "-", marker))]
-    line = smoothed(values)
-    return [
-        Curve(name, steps[shown], what[shown], style=style)
-        for name, what, style in (("logged", values, RAW), ("smoothed", line, SMOOTH))
-        for shown in [_thinned(what, most)]
-    ]
+def _plot(lines: Lines, name: str, small: bool = True) -> str:
+    """Return a plot of one name of the log: the logged values, faint, and their smoothed line, if they are many.
 
-
-def _plot(lines: Sequence[dict[str, Any]], name: str, title: str = "", most: int = MOST_SMALL) -> str:
-    """Return a plot of one name of the log: small with a title, large with a label."""
+    A small plot has a title, a large one a label and a legend.
+    """
     steps, values = _series(lines, name)
-    many = len(steps) and steps[-1] >= 10_000  # long numbers would lie on each other
-    curves = _curves(steps / 1000 if many else steps, values, most, smooth=name != "lr")
-    x = "thousand steps" if many else "step"
-    axes = _axes(x, "" if title else name, title, values, from_zero=name in FROM_ZERO)
-    if not title:
-        return plot_svg(curves, axes, LARGE)
-    return plot_svg([Curve("", curve.x, curve.y, style=curve.style) for curve in curves], axes, SMALL)
+    many = len(steps) and steps[-1] >= 10_000  # long numbers would overlap
+    if len(values) < ENOUGH:
+        drawn = [("logged", values, Style(SMOOTH.colour, "-", "."))]
+    elif name == "lr":
+        drawn = [("logged", values, SMOOTH)]
+    else:
+        drawn = [("logged", values, RAW), ("smoothed", smoothed(values), SMOOTH)]
+    curves = []
+    for label, line, style in drawn:
+        shown = _thinned(line, MOST_SMALL if small else MOST_POINTS)
+        x = steps[shown] / 1000 if many else steps[shown]
+        curves.append(Curve("" if small else label, x, line[shown], style=style))
+    title = cut(TITLES.get(name, name), 40) if small else ""
+    axes = _axes("thousand steps" if many else "step", "" if small else name, title, values, name in FROM_ZERO)
+    return plot_svg(curves, axes, SMALL if small else LARGE)
 
 
-def _small(lines: Sequence[dict[str, Any]], names: Sequence[str]) -> list[str]:
+def _plots(lines: Lines, names: Sequence[str]) -> list[str]:
     """Return a small plot for every name that the lines have a finite value of."""
-    having = [name for name in names if np.isfinite(_series(lines, name)[1]).any()]
-    return [_plot(lines, name, cut(TITLES.get(name, name), 40)) for name in having]
+    return [_plot(lines, name) for name in names if np.isfinite(_series(lines, name)[1]).any()]
 
 
 def _loss_section(page: Page, story: Story) -> None:
@@ -426,38 +403,34 @@ def _loss_section(page: Page, story: Story) -> None:
         page.section("Loss", paragraph(f"{METRICS} has no loss yet: a line is written every train.log_every steps."))
         return
     every = story.recipe.train.log_every
-    text = f"A point is the mean over the {every} steps since the one before." if every > 1 else ""
-    plot = f'<div class="wide curve">{_plot(story.lines, "loss", most=MOST_POINTS)}</div>'
-    page.section("Loss", plot, paragraph(text) if text else "")
+    note = paragraph(f"A point is the mean over the {every} steps since the one before.") if every > 1 else ""
+    page.section("Loss", f'<div class="wide curve">{_plot(story.lines, "loss", small=False)}</div>', note)
     names = sorted({name for line in story.lines for name in line if name not in NOT_PARTS})
-    if parts := _small(story.lines, names[:MOST_PARTS]):
+    if parts := _plots(story.lines, names[:MOST_PARTS]):
         page.section("Further parts of the loss", paragraph("As measured, before their weights."), panels(parts))
-    if found := _small(story.lines, list(TITLES)):
-        page.section("Learning rate, gradients, throughput", panels(found))
+    if plots := _plots(story.lines, list(TITLES)):
+        page.section("Learning rate, gradients, throughput", panels(plots))
 
 
 def _previews_section(page: Page, story: Story) -> None:
-    paths = {
-        int(m[1]): path for path in story.run.glob("samples/*.png") if (m := re.fullmatch(r"step-(\d+)", path.stem))
-    }
-    steps = sorted(paths)
-    chosen = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), MOST_PREVIEWS)).round().astype(int))
+    found = ((re.fullmatch(r"step-(\d+)", path.stem), path) for path in story.run.glob("samples/*.png"))
+    images = sorted((int(match[1]), path) for match, path in found if match)
+    chosen = np.unique(np.linspace(0, len(images) - 1, min(len(images), MOST_PREVIEWS)).round().astype(int))
     name, _ = story.judged
-    figures = {line["step"]: _number(line[name]) for line in story.looks if name in line}
+    figures = {line["step"]: _number(line[name]) for line in story.previews if name in line}
     shown = []
-    for step in (steps[i] for i in chosen):
+    for step, path in (images[i] for i in chosen):
         figure = figures.get(step, math.nan)
         caption = f"step {step:,}" + (f", {name} {figure:.4g}" if math.isfinite(figure) else "")
         try:
-            shown.append(thumbnail(paths[step], caption, SHOWN))
+            shown.append(thumbnail(path, caption, SHOWN))
         except Exception:  # of a damaged picture Pillow raises nearly anything; the page is worth more than it
             continue
-    curves = _small(story.looks, sorted({key for line in story.looks for key in line if key != "step"})[:MOST_PARTS])
+    names = sorted({key for line in story.previews for key in line if key != "step"})
+    curves = _plots(story.previews, names[:MOST_PARTS])
     if not shown and not curves:
         text = "This run draws none. Draw some from now on: add --preview.every 500 when it is resumed."
-        page.section("Previews", paragraph(text))
-        return
-    if isinstance(story.recipe, DecoderRecipe):
+    elif isinstance(story.recipe, DecoderRecipe):
         text = "Held-out images, a row of originals above the row of what the averaged decoder makes of them."
     else:
         text = (
@@ -470,36 +443,30 @@ def _previews_section(page: Page, story: Story) -> None:
 # Settings, checkpoints, commands
 
 
-def _told(value: object) -> str:
+def _shown(value: object) -> str:
     """Return an option's value, as it is typed."""
     if isinstance(value, list | tuple):
         value = ",".join(map(str, value))
     return "(empty)" if value == "" else cut(str(value).lower() if isinstance(value, bool) else value)
 
 
-def _base(recipe: AnyRecipe) -> tuple[AnyRecipe, str]:
-    """Return what a recipe is compared with, and what that is called."""
-    if recipe.name in shipped():
-        base = load_recipe(recipe.name)
-        if type(base) is type(recipe):
-            return base, f"recipe {recipe.name}"
-    return type(recipe)(), "default"
-
-
 def _settings_section(page: Page, story: Story) -> None:
-    base, called = _base(story.recipe)
-    here, there = options(story.recipe), options(base)
+    recipe = story.recipe
+    base, called = type(recipe)(), "default"
+    if recipe.name in shipped() and isinstance(known := load_recipe(recipe.name), type(recipe)):
+        base, called = known, f"recipe {recipe.name}"
+    here, there = options(recipe), options(base)
     names = [name for name in here if name not in ("name", "description") and here[name] != there.get(name)]
-    rows = [[f"--{name}", _told(here[name]), _told(there.get(name, "-"))] for name in names]
+    rows = [[f"--{name}", _shown(here[name]), _shown(there.get(name, "-"))] for name in names]
     blocks = [subheading(f"What differs from the {called}")]
     blocks.append(table(["option", "this run", called], rows, "text") if rows else paragraph("Nothing."))
     if story.changes:
-        changed = [[_told(entry.get(key, "-")) for key in ("step", "option", "old", "new")] for entry in story.changes]
+        changed = [[_shown(entry.get(key, "-")) for key in ("step", "option", "old", "new")] for entry in story.changes]
         blocks += [subheading("Changed on resume"), table(["from step", "option", "old", "new"], changed, "text")]
     if story.start:
-        facts = [[cut(key), _told(value)] for key, value in story.start.items()]
-        blocks += [subheading("Told at the start"), table(["", ""], facts, "text")]
-    page.section("Settings", *blocks, folded(f"All options ({RECIPE})", block(recipe_text(story.recipe))))
+        facts = [[cut(key), _shown(value)] for key, value in story.start.items()]
+        blocks += [subheading("Recorded at the start"), table(["", ""], facts, "text")]
+    page.section("Settings", *blocks, folded(f"All options ({RECIPE})", block(recipe_text(recipe))))
 
 
 def _checkpoints_section(page: Page, story: Story) -> None:
@@ -531,74 +498,58 @@ def _resume(story: Story) -> str:
     return _typed("train", "--resume", _folder(story.run))
 
 
-def _next_commands(story: Story) -> list[tuple[str, str]]:
-    """Return sentences and the commands they are about."""
+def _next_commands(story: Story) -> Iterator[tuple[str, str]]:
+    """Yield sentences and the commands they are about."""
     run, recipe, name = _folder(story.run), story.recipe, story.run.resolve().name
-    found: list[tuple[str, str]] = []
     if not story.finished:
-        found.append(("Continue this run; a checkpoint continues bit for bit.", _resume(story)))
+        yield "Continue this run; a checkpoint continues bit for bit.", _resume(story)
     if story.kept is None:
-        return found
+        return
     if isinstance(recipe, Recipe):
-        found += _sampling_commands(story, recipe, run)
-    elif story.finished:
-        found += _autoencoder_commands(recipe, story.run)
-    stored, longer = _folder(story.run / RECIPE), ("--train.steps", str(2 * recipe.train.steps))
-    stretched = (
-        "" if recipe.train.decay == "constant" else f" Its schedule ({recipe.train.decay}) is stretched to them."
-    )
-    found.append((f"Train longer: the same run, with more steps.{stretched}", f"{_resume(story)} {shlex.join(longer)}"))
-    tuned = ["--data.name", FOLDER, "--data.path", "data/mine"]
-    rate = ["--train.lr", f"{recipe.train.lr / 10:g}", "--out", f"runs/{name}-tuned"]
-    found.append(
-        (
-            "Fine-tune on other images (mvm data prepare PHOTOS --out data/mine), at a tenth of the learning rate.",
-            _typed("train", stored, "--init-from", run, *tuned, *rate),
+        classes = [str(i) if "," in one else one for i, one in enumerate(recipe.data.class_names)]
+        some = ["--classes", ",".join(classes[:2])] if len(classes) > 1 else []
+        yield (
+            "Sample by class, with the sampler of the recipe.",
+            _typed("sample", run, *some, "--out", f"{name}.png"),
         )
-    )
-    return found
-
-
-def _sampling_commands(story: Story, recipe: Recipe, run: str) -> list[tuple[str, str]]:
-    classes = [str(i) if "," in one else one for i, one in enumerate(recipe.data.class_names)]
-    name = story.run.resolve().name
-    found = [
-        ("Sample by class, with the sampler of the recipe.", ["sample", run, "--out", f"{name}.png"]),
-        (
+        yield (
             "Sample by the reverse SDE instead of the ODE.",
-            ["sample", run, "--solver", "adams", "--rho", "0.75", "--nfe", "65", "--out", f"{name}-sde.png"],
-        ),
-        (
+            _typed("sample", run, "--solver", "adams", "--rho", "0.75", "--nfe", "65", "--out", f"{name}-sde.png"),
+        )
+        yield (
             "Measure 10,000 samples against the training images: FID for colour images, fd-pixels for grey ones.",
-            ["eval", run, "-n", "10000", "--json", _folder(story.run / "eval.json")],
-        ),
-        (
+            _typed("eval", run, "-n", "10000", "--json", _folder(story.run / "eval.json")),
+        )
+        yield (
             "Export a folder that only samples: model card, config.json, safetensors.",
-            ["export", run, "--out", f"exports/{name}"],
-        ),
-    ]
-    if len(classes) > 1:
-        found[0][1][2:2] = ["--classes", ",".join(classes[:2])]
-    return [(sentence, _typed(*words)) for sentence, words in found]
-
-
-def _autoencoder_commands(recipe: DecoderRecipe, run: Path) -> list[tuple[str, str]]:
-    known = DATA_SETS.get(recipe.data.name)
-    images = f"data:{recipe.data.name}" if known is not None and known.load is not None else _folder(recipe.data.folder)
-    rae = _folder(run / "rae")
-    fields = (
-        name
-        for name in shipped()
-        if isinstance(found := load_recipe(name), Recipe)
-        and (found.codec.kind, found.data.name) == ("rae", recipe.data.name)
-    )
-    return [
-        ("Judge the autoencoder by images that it restores (rFID).", _typed("eval", rae, "--ref", images)),
-        (
+            _typed("export", run, "--out", f"exports/{name}"),
+        )
+    elif story.finished:
+        data, rae = recipe.data, _folder(story.run / "rae")
+        images = f"data:{data.name}" if data.name in EMBEDDED else _folder(data.folder)
+        yield "Judge the autoencoder by images that it restores (rFID).", _typed("eval", rae, "--ref", images)
+        fields = (
+            known
+            for known in shipped()
+            if isinstance(found := load_recipe(known), Recipe)
+            and (found.codec.kind, found.data.name) == ("rae", data.name)
+        )
+        yield (
             "Train a field on its latents (stage 2).",
             _typed("train", next(fields, "RECIPE"), "--codec.kind", "rae", "--codec.path", rae),
-        ),
-    ]
+        )
+    train = recipe.train
+    stretched = "" if train.decay == "constant" else f" Its schedule ({train.decay}) is stretched to them."
+    yield (
+        f"Train longer: the same run, with more steps.{stretched}",
+        f"{_resume(story)} --train.steps {2 * train.steps}",
+    )
+    own = ["--data.name", FOLDER, "--data.path", "data/mine"]
+    rate = ["--train.lr", f"{train.lr / 10:g}", "--out", f"runs/{name}-tuned"]
+    yield (
+        "Fine-tune on other images (mvm data prepare PHOTOS --out data/mine), at a tenth of the learning rate.",
+        _typed("train", _folder(story.run / RECIPE), "--init-from", run, *own, *rate),
+    )
 
 
 def write_run_report(run: Path, out: Path | None = None) -> Path:
@@ -608,12 +559,10 @@ def write_run_report(run: Path, out: Path | None = None) -> Path:
     """
     require_plots()
     story = _read(run)
-    images = _image_count(story)
-    page = Page(
-        f"{story.name}: step {story.step:,} of {story.recipe.train.steps:,}, {story.state}", _lead(story, images)
-    )
-    page.parts.append(bullets(_warnings(story, images), "warnings"))
-    page.parts.append(bullets(_findings(story)))
+    name = cut(run.resolve().name)
+    page = Page(f"{name}: step {story.step:,} of {story.recipe.train.steps:,}, {story.state}", _lead(story))
+    page.parts.append(bullets(list(_warnings(story)), "warnings"))
+    page.parts.append(bullets(list(_findings(story))))
     _loss_section(page, story)
     _previews_section(page, story)
     _settings_section(page, story)
