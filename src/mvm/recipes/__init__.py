@@ -3,7 +3,7 @@
 from mvm.recipes.autoencoder import DecoderRecipe, HeldOutConfig
 from mvm.recipes.docs import OptionDoc, option_docs
 from mvm.recipes.reading import (
-    PLACES,
+    PATHS,
     AnyRecipe,
     load_recipe,
     located,
@@ -18,7 +18,7 @@ from mvm.recipes.schema import FOLDER, RECIPE, CodecConfig, DataConfig, PreviewC
 
 __all__ = [
     "FOLDER",
-    "PLACES",
+    "PATHS",
     "RECIPE",
     "AnyRecipe",
     "CodecConfig",

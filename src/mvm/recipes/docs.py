@@ -30,45 +30,45 @@ class OptionDoc:
 @cache
 def meanings(table: type) -> dict[str, str]:
     """Return the docstring under each field of a dataclass, its bases' included, on one line."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for owner in reversed(table.__mro__[:-1]):  # all but object
         definition = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]
         for entry, below in pairwise(ast.iter_child_nodes(definition)):
             match entry, below:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
-                    found[name] = " ".join(words.split())
-    return found
+                    texts[name] = " ".join(words.split())
+    return texts
 
 
-def _tables(config: Any, where: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted name, table) of a recipe, itself first, under the name ""."""
+def tables(config: Any, where: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (dotted name, table) of a (nested) dataclass, itself first, under the name ""."""
     yield where, config
     for entry in fields(config):
         if is_dataclass(value := getattr(config, entry.name)):
-            yield from _tables(value, f"{where}.{entry.name}" if where else entry.name)
+            yield from tables(value, f"{where}.{entry.name}" if where else entry.name)
 
 
 def table_docs(recipe: Any) -> dict[str, str]:
     """Return the tables of a recipe by dotted name, "" the recipe itself, each with what it is about in a line."""
-    return {name: (inspect.getdoc(type(table)) or "").split("\n")[0] for name, table in _tables(recipe)}
+    return {name: (inspect.getdoc(type(table)) or "").split("\n")[0] for name, table in tables(recipe)}
 
 
 def option_docs(recipe: Any) -> dict[str, OptionDoc]:
     """Return what each option of a recipe means, by dotted name; options come table by table."""
-    found = {}
-    for where, table in _tables(recipe):
-        kinds, told = get_type_hints(type(table)), meanings(type(table))
+    docs = {}
+    for where, table in tables(recipe):
+        kinds, words = get_type_hints(type(table)), meanings(type(table))
         for entry in fields(table):
             if entry.name != TASK and entry.default is not MISSING:  # tables are made by a factory
-                kind, meaning = kinds[entry.name], told.get(entry.name, "")
+                kind, meaning = kinds[entry.name], words.get(entry.name, "")
                 choices = re.search(r"One of: ([^.]+)\.", meaning)
-                found[f"{where}.{entry.name}" if where else entry.name] = OptionDoc(
+                docs[f"{where}.{entry.name}".lstrip(".")] = OptionDoc(
                     meaning,
                     TYPES.get(kind) or kind.__name__,
                     entry.default,
                     tuple(choices[1].split(", ")) if choices else (),
                 )
-    return found
+    return docs
 
 
 def as_typed(value: Any) -> str:
@@ -129,7 +129,7 @@ def meant(name: str, known: Iterable[str]) -> list[tuple[str, str]]:
     usual = [(ours, remark) for theirs, ours, remark in _USUAL if last in theirs.split()]
     usual = [(ours, remark) for ours, remark in usual if ours in known or ours.startswith("--")]
     same = [(option, "") for option in known if "." in option and option.rpartition(".")[2] == last]
-    here = [found for found in usual + same if table and found[0].rpartition(".")[0] == table]
+    here = [each for each in usual + same if table and each[0].rpartition(".")[0] == table]
     siblings = {option.rpartition(".")[2]: option for option in known if option.rpartition(".")[0] == table}
     alike = [siblings[one] for one in closest(last, siblings)] if siblings else closest(name, known if table else ())
     return here or usual or same or [(option, "") for option in alike]
@@ -137,17 +137,17 @@ def meant(name: str, known: Iterable[str]) -> list[tuple[str, str]]:
 
 def hint(name: str, known: Iterable[str]) -> str:
     """Return " (did you mean 'train.lr'?)" for an unknown key of a recipe file, or "" when nothing is likely."""
-    found = meant(name, known)
-    remarks = "".join(f" {remark}" for remark in dict.fromkeys(remark for _, remark in found if remark))
-    return f" (did you mean {' or '.join(repr(option) for option, _ in found)}?{remarks})" if found else ""
+    likely = meant(name, known)
+    remarks = "".join(f" {remark}" for remark in dict.fromkeys(remark for _, remark in likely if remark))
+    return f" (did you mean {' or '.join(repr(option) for option, _ in likely)}?{remarks})" if likely else ""
 
 
 def unknown_option(name: str, known: Iterable[str]) -> str:
     """Return the error on an option of the command line, given without dashes, that is none of the recipe's."""
-    found = meant(name, known)
-    if not found:
+    likely = meant(name, known)
+    if not likely:
         return f"unknown option '--{name}'; see: mvm options"
-    options = " or ".join(option if option.startswith("--") else f"--{option}" for option, _ in found)
-    remarks = "; ".join(dict.fromkeys(remark for _, remark in found if remark))
-    page = "mvm train --help" if found[0][0].startswith("--") else f"mvm options {found[0][0].rpartition('.')[2]}"
+    options = " or ".join(option if option.startswith("--") else f"--{option}" for option, _ in likely)
+    remarks = "; ".join(dict.fromkeys(remark for _, remark in likely if remark))
+    page = "mvm train --help" if likely[0][0].startswith("--") else f"mvm options {likely[0][0].rpartition('.')[2]}"
     return f"unknown option '--{name}'; did you mean {options}{remarks and f' ({remarks})'}? See: {page}"

@@ -71,14 +71,14 @@ def free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:
-        told = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        free = 1024 * int(told["MemAvailable"].split()[0])
+        sizes = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        free = 1024 * int(sizes["MemAvailable"].split()[0])
     except (OSError, KeyError, ValueError):  # another system: half of what it has
         free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     for limit, used, stat in CGROUP_FILES:
         try:
-            told = dict(line.split() for line in (CGROUP / stat).read_text().splitlines())
-            cached = int(told["inactive_file"])  # counted as used, but given up when it is needed
+            usage = dict(line.split() for line in (CGROUP / stat).read_text().splitlines())
+            cached = int(usage["inactive_file"])  # counted as used, but given up when it is needed
             free = min(free, int((CGROUP / limit).read_text()) - int((CGROUP / used).read_text()) + cached)
         except (OSError, KeyError, ValueError):  # no such file, or "max"
             continue

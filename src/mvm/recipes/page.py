@@ -102,8 +102,8 @@ def page(name: str) -> str:
         for option, doc in docs.items():
             if option.rpartition(".")[0] == table:
                 value = values[option]
-                told = "" if value == doc.default or not table else f" Default: {_toml(doc.default)}."
-                lines += [_comment(doc.meaning + told), f"{option.rpartition('.')[2]} = {_toml(value)}"]
+                default = "" if value == doc.default or not table else f" Default: {_toml(doc.default)}."
+                lines += [_comment(doc.meaning + default), f"{option.rpartition('.')[2]} = {_toml(value)}"]
     return "\n".join(lines)
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, get_type_hints
 from mvm.network import DDTConfig, DiTConfig
 from mvm.options import choose
 from mvm.recipes.autoencoder import TASK, DecoderRecipe
-from mvm.recipes.docs import hint, unknown_option
+from mvm.recipes.docs import hint, tables, unknown_option
 from mvm.recipes.schema import Recipe
 from mvm.untrusted import MOST_RECIPE, cut, parse_json, read_text
 
@@ -28,7 +28,7 @@ R = TypeVar("R", bound=Recipe | DecoderRecipe)
 # lists in TOML, "a,b" on the command line
 LISTS: dict[Any, type] = {tuple[float, ...]: float, tuple[int, ...]: int, tuple[str, ...]: str, tuple: float}
 # Options that name files of this machine. A run keeps them absolute, so that it can be used from any folder.
-PLACES = (
+PATHS = (
     "data.path",
     "codec.path",
     "codec.encoder",
@@ -96,18 +96,14 @@ def to_json(recipe: AnyRecipe) -> str:
     return json.dumps(asdict(recipe), indent=2) + "\n"
 
 
-def options(config: Any, where: str = "") -> dict[str, Any]:
+def options(config: Any) -> dict[str, Any]:
     """Return every leaf option of a (nested) dataclass by its dotted name; a recipe's task is none."""
-    found: dict[str, Any] = {}
-    for entry in fields(config):
-        if entry.name == TASK:
-            continue
-        value = getattr(config, entry.name)
-        if is_dataclass(value):
-            found |= options(value, f"{where}{entry.name}.")
-        else:
-            found[f"{where}{entry.name}"] = value
-    return found
+    leaves = {}
+    for where, table in tables(config):
+        for entry in fields(table):
+            if entry.name != TASK and not is_dataclass(value := getattr(table, entry.name)):
+                leaves[f"{where}.{entry.name}".lstrip(".")] = value
+    return leaves
 
 
 def every_option() -> dict[str, Any]:
@@ -137,8 +133,8 @@ def _kind(config: Any, name: str) -> Any:
     *sections, last = name.split(".")
     for section in sections:
         config = getattr(config, section)
-    found = type(getattr(config, last))
-    return get_type_hints(type(config))[last] if found is tuple else found
+    kind = type(getattr(config, last))
+    return get_type_hints(type(config))[last] if kind is tuple else kind
 
 
 def override(recipe: R, changes: Mapping[str, str]) -> R:
@@ -162,9 +158,9 @@ def override(recipe: R, changes: Mapping[str, str]) -> R:
 
 
 def located(recipe: R) -> R:
-    """Return the recipe with absolute paths for the places that are there; hub ids and names stay as they are."""
-    found = {name: value for name, value in options(recipe).items() if name in PLACES and value}
-    return override(recipe, {name: str(Path(v).resolve()) for name, v in found.items() if Path(v).exists()})
+    """Return the recipe with absolute paths where the files are there; hub ids and names stay as they are."""
+    given = {name: value for name, value in options(recipe).items() if name in PATHS and value}
+    return override(recipe, {name: str(Path(v).resolve()) for name, v in given.items() if Path(v).exists()})
 
 
 def require_field_recipe(recipe: AnyRecipe, source: str) -> Recipe:
@@ -176,8 +172,8 @@ def require_field_recipe(recipe: AnyRecipe, source: str) -> Recipe:
 
 def shipped() -> dict[str, str]:
     """Return the recipes in the package: name -> TOML text."""
-    found = (entry for entry in files("mvm.recipes").iterdir() if entry.name.endswith(".toml"))
-    return dict(sorted((entry.name.removesuffix(".toml"), entry.read_text(encoding="utf-8")) for entry in found))
+    recipes = (entry for entry in files("mvm.recipes").iterdir() if entry.name.endswith(".toml"))
+    return dict(sorted((entry.name.removesuffix(".toml"), entry.read_text(encoding="utf-8")) for entry in recipes))
 
 
 def load_recipe(name_or_file: str) -> AnyRecipe:

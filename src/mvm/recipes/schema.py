@@ -310,15 +310,44 @@ class Recipe(BaseRecipe):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_kind()
-        self._check_objective()
+        self._check_augment()
+        self.objective.require_guidance("sample.cfg", self.sample.cfg)
         self.repa.tap(self.network.dimensions[0])  # refuses a block that is not there
         require_previews(self.train, self.preview)
-        self._check_augment()
         if self.train.optimizer == "muon" and self.engine.parallel == "fsdp":
             raise ValueError(
                 "train.optimizer='muon' orthogonalises whole matrices, which engine.parallel='fsdp' spreads; "
                 "use ddp, or train.optimizer='adamw'"
             )
+
+    def _check_kind(self) -> None:
+        """An objective that this schedule cannot sample, or these times not weight, is refused before training."""
+        kind, name, schedule = self.objective.kind, self.path.schedule, self.path.build()
+        if kind in MEAN_VELOCITY_KINDS and not isinstance(schedule, MeanVelocity):
+            raise ValueError(f"objective.kind='{kind}' belongs to mean-velocity; on path.schedule='{name}' use flow")
+        if kind in NOISE_KINDS and float(schedule.alpha(schedule.end)) == 0:
+            raise ValueError(
+                f"objective.kind='{kind}' gives no x0 where sampling starts on path.schedule='{name}', as "
+                "alpha = 0 there; use another kind, or variance-preserving"
+            )
+        law = self.path.law
+        if self.objective.weight == "likelihood" and (law.name != "uniform" or not law.t_min):
+            raise ValueError(
+                f"objective.weight='likelihood' is for uniform t cut off near 0, not for path.law.name='{law.name}' "
+                f"with path.law.t_min={law.t_min}; use uniform from 1e-5, or its equal: weight noise, law lam-uniform"
+            )
+
+    def _check_augment(self) -> None:
+        """What does not see the warped images, or has no input for their augmentation, is refused."""
+        if not self.data.augment:
+            return
+        said = f"data.augment={self.data.augment}"
+        if self.codec.kind != "pixels":
+            raise ValueError(f"{said} warps pixels, and codec.kind='{self.codec.kind}' has latents; set it to 0")
+        if self.repa.encoder:
+            raise ValueError(f"{said}: repa.encoder's features are of images as they are; leave one of the two away")
+        if self.network.kind != "dit":
+            raise ValueError(f"{said} is for network.kind='dit'; a {self.network.kind} has no input for it")
 
     @property
     def sample_shape(self) -> tuple[int, int, int]:
@@ -338,35 +367,3 @@ class Recipe(BaseRecipe):
 
     def usage(self, run: str, done: bool) -> str:
         return f"sample: mvm sample {run} --out grid.png"
-
-    def _check_augment(self) -> None:
-        """What does not see the warped images, or has no input for their augmentation, is refused."""
-        if not self.data.augment:
-            return
-        said = f"data.augment={self.data.augment}"
-        if self.codec.kind != "pixels":
-            raise ValueError(f"{said} warps pixels, and codec.kind='{self.codec.kind}' has latents; set it to 0")
-        if self.repa.encoder:
-            raise ValueError(f"{said}: repa.encoder's features are of images as they are; leave one of the two away")
-        if self.network.kind != "dit":
-            raise ValueError(f"{said} is for network.kind='dit'; a {self.network.kind} has no input for it")
-
-    def _check_kind(self) -> None:
-        """A kind that its schedule cannot sample is refused before training, not after."""
-        kind, name, schedule = self.objective.kind, self.path.schedule, self.path.build()
-        if kind in MEAN_VELOCITY_KINDS and not isinstance(schedule, MeanVelocity):
-            raise ValueError(f"objective.kind='{kind}' belongs to mean-velocity; on path.schedule='{name}' use flow")
-        if kind in NOISE_KINDS and float(schedule.alpha(schedule.end)) == 0:
-            raise ValueError(
-                f"objective.kind='{kind}' gives no x0 where sampling starts on path.schedule='{name}', as "
-                "alpha = 0 there; use another kind, or variance-preserving"
-            )
-
-    def _check_objective(self) -> None:
-        law, objective = self.path.law, self.objective
-        if objective.weight == "likelihood" and (law.name != "uniform" or not law.t_min):
-            raise ValueError(
-                f"objective.weight='likelihood' is for uniform t cut off near 0, not for path.law.name='{law.name}' "
-                f"with path.law.t_min={law.t_min}; use uniform from 1e-5, or its equal: weight noise, law lam-uniform"
-            )
-        objective.require_guidance("sample.cfg", self.sample.cfg)

@@ -36,14 +36,14 @@ class Part:
 
 def _open(config: DataConfig) -> Prepared:
     """Return the prepared folder of a recipe; one of another shape or other classes is an error."""
-    found = open_prepared(config.folder)
+    prepared = open_prepared(config.folder)
     expected = (config.shape, len(config.class_names))
-    if (found.shape, len(found.classes)) != expected:
+    if (prepared.shape, len(prepared.classes)) != expected:
         raise ValueError(
-            f"data.path={config.folder} holds images {found.shape} of {len(found.classes)} classes; "
+            f"data.path={config.folder} holds images {prepared.shape} of {len(prepared.classes)} classes; "
             f"data.name='{config.name}' needs {expected[0]} of {expected[1]}"
         )
-    return found
+    return prepared
 
 
 def training_data(recipe: AnyRecipe, split: str = "train") -> Images:
@@ -65,14 +65,13 @@ def training_store(recipe: AnyRecipe, device: torch.device) -> Store:
     where = recipe.engine.resident
     if where == "auto":
         where = "device" if prepared.bytes < ROOM * free_memory(device) else "host"
-    store = Resident(prepared.load(), device) if where == "device" else _on_host(prepared, device)
+    if where == "device":
+        store: Store = Resident(prepared.load(), device)
+    else:
+        mapped = prepared.mapped()
+        store = OnHost(mapped.gather, mapped.labels, device)
     store.stamp = prepared.stamp
     return store
-
-
-def _on_host(prepared: Prepared, device: torch.device) -> OnHost:
-    mapped = prepared.mapped()
-    return OnHost(mapped.gather, mapped.labels, device)
 
 
 def completed(recipe: R) -> R:
@@ -80,12 +79,12 @@ def completed(recipe: R) -> R:
     config = recipe.data
     known = DATA_SETS.get(config.name)
     if known is None and not (config.size and config.names):
-        found = open_prepared(config.folder)
+        prepared = open_prepared(config.folder)
         if not config.size:
-            channels, size, _ = found.shape
-            config = replace(config, channels=channels, size=size, classes=len(found.classes), names=())
-        if config.classes == len(found.classes):  # else it is refused when it is opened
-            config = replace(config, names=found.classes)
+            channels, size, _ = prepared.shape
+            config = replace(config, channels=channels, size=size, classes=len(prepared.classes), names=())
+        if config.classes == len(prepared.classes):  # else it is refused when it is opened
+            config = replace(config, names=prepared.classes)
     elif known is not None and known.load is None and config.folder.exists():
         config = replace(config, path=str(config.folder))
     return located(replace(recipe, data=config))
@@ -104,5 +103,5 @@ def training_latents(
     stamp = store.stamp or recipe.data.name
     share = Share(processes.rank, processes.world, lambda: processes.any(False))
     write_latents(folder, codec, store, stamp=stamp, share=share)
-    found = open_latents(folder, codec=codec.fingerprint, data=stamp, device=processes.device)
-    return found.load() if recipe.codec.cache == "device" else found
+    latents = open_latents(folder, codec=codec.fingerprint, data=stamp, device=processes.device)
+    return latents.load() if recipe.codec.cache == "device" else latents

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mvm.checkpoint import Weights
 from mvm.data import Store, mirror, mirrored, send
-from mvm.distributed.processes import EngineConfig, Processes, autocast
+from mvm.distributed.processes import Processes, autocast
 from mvm.latent import RAE, Decoder, LatentEncoder, LatentMoments, load_latent_encoder, load_rae, measure
 from mvm.latent.fingerprint import Origin, require_same
 from mvm.objective import Loss
@@ -59,13 +59,6 @@ def build_objective(recipe: DecoderRecipe) -> Reconstruction:
         return build(recipe.reconstruction)
 
 
-def _engine_config(config: EngineConfig, processes: Processes) -> EngineConfig:
-    """Return the engine's settings with auto decided: blocks alone are compiled, see DecoderRecipe."""
-    if config.compile != "auto":
-        return config
-    return replace(config, compile="blocks" if processes.device.type == "cuda" else "off")
-
-
 class Batch(NamedTuple):
     """Images in [-1, 1], their raw latents, and their seeds."""
 
@@ -84,7 +77,7 @@ class DecoderTrainer(Trainer[DecoderRecipe]):
         held_out, count = recipe.held_out.count, len(store)
         if held_out >= count:
             raise ValueError(f"held_out.count={held_out} leaves nothing to train on: the data hold {count} images")
-        super().__init__(recipe, store, count - held_out, processes)
+        super().__init__(recipe, store, processes, held_out)
         self.trained_on, self.held_out = Part(store, 0, count - held_out), Part(store, count - held_out, count)
         device = self.processes.device
         self.encoder = frozen_encoder(recipe).to(device)
@@ -93,19 +86,15 @@ class DecoderTrainer(Trainer[DecoderRecipe]):
         for network in (self.objective.lpips, self.objective.judge):
             if network is not None:
                 network.to(device)
-        config = _engine_config(recipe.engine, self.processes)
-        self.engine = Engine(config, self.decoder, self.decoder, self.processes, False)  # ty: ignore[invalid-argument-type]
+        engine = recipe.engine
+        if engine.compile == "auto":  # blocks alone are compiled, see DecoderRecipe
+            engine = replace(engine, compile="blocks" if device.type == "cuda" else "off")
+        self.engine = Engine(engine, self.decoder, self.decoder, self.processes, False)  # ty: ignore[invalid-argument-type]
         self.decoder_optimizers = optimizers(recipe.train, self.decoder.named_parameters())
         own = replace(recipe.train, optimizer="adamw")  # Muon is for transformers
         self.judge_optimizers = optimizers(own, self.heads.named_parameters()) if len(self.heads) else []
         self.optimizers = [*self.decoder_optimizers, *self.judge_optimizers]
         self.averages = Averages(self.decoder, recipe.train.ema, recipe.train.power)
-
-    @classmethod
-    def open(
-        cls, recipe: DecoderRecipe, store: Store, run: Path, processes: Processes, progress: bool
-    ) -> "DecoderTrainer":
-        return cls(recipe, store, processes)
 
     @property
     def heads(self) -> nn.ModuleList:
@@ -113,8 +102,7 @@ class DecoderTrainer(Trainer[DecoderRecipe]):
         return nn.ModuleList() if self.objective.judge is None else self.objective.judge.heads
 
     def preview(self, folder: Path) -> DecoderPreview:
-        parts = self.encoder, self.decoder, self.objective, self.held_out
-        return DecoderPreview(self.recipe.preview, *parts, folder, self.processes)
+        return DecoderPreview(self, folder)
 
     def result(self, run: Path, progress: bool) -> RAE:
         """Return the autoencoder with the averaged decoder; after the last step it has statistics and is in RUN/rae.
@@ -146,7 +134,6 @@ class DecoderTrainer(Trainer[DecoderRecipe]):
     # ---- a step
 
     def batch(self) -> Batch:
-        """Return this process's batch of the current step: a pure function of (seed, step)."""
         positions = self.positions(self.step)
         seeds = self.order.seeds(positions)
         images, _ = self.images(self.order.indices(positions))
@@ -187,8 +174,8 @@ class DecoderTrainer(Trainer[DecoderRecipe]):
         batch = self.batch()
         figures, norm = self.descend(self.decoder_optimizers, self.decoder, rate, lambda: self._decoder_gradient(batch))
         if self.recipe.reconstruction.judged(self.step):
-            found, _ = self.descend(self.judge_optimizers, self.heads, rate, lambda: self._judge_gradient(batch), norm)
-            figures |= found
+            judged, _ = self.descend(self.judge_optimizers, self.heads, rate, lambda: self._judge_gradient(batch), norm)
+            figures |= judged
         return {**figures, "grad_norm": norm}
 
     # ---- its state

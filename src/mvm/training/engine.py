@@ -21,20 +21,14 @@ FP8_CAPABILITY = (8, 9)  # of the first GPUs with 8-bit products: Ada; Hopper ha
 def compile_mode(config: EngineConfig, processes: Processes) -> str:
     """Return "off", "blocks", "full" or "graph", with auto decided."""
     if config.compile == "auto":
-        return _best_mode(config, processes)
+        if processes.device.type == "cpu":
+            return "off"
+        return "blocks" if processes.world > 1 else "graph" if config.accumulate == 1 else "full"
     if config.compile in ("full", "graph") and config.parallel == "fsdp" and processes.world > 1:
         raise ValueError(f"engine.compile='{config.compile}' does not go with engine.parallel='fsdp'; use blocks")
     if config.compile == "graph" and (processes.device.type != "cuda" or processes.world > 1 or config.accumulate > 1):
         raise ValueError("engine.compile='graph' needs one GPU and engine.accumulate=1; use full, or auto")
     return config.compile
-
-
-def _best_mode(config: EngineConfig, processes: Processes) -> str:
-    if processes.device.type == "cpu":
-        return "off"
-    if processes.world > 1:
-        return "blocks"
-    return "graph" if config.accumulate == 1 else "full"
 
 
 def _shard(config: EngineConfig, learner: nn.Module, network: DiT | DDT, processes: Processes) -> None:
@@ -85,13 +79,9 @@ def _check_fp8(config: EngineConfig, processes: Processes) -> None:
     capability = torch.cuda.get_device_capability(processes.device)
     if capability < FP8_CAPABILITY:
         raise ValueError(
-            f"{said} needs a GPU of compute capability {_dotted(FP8_CAPABILITY)}, and this one has "
-            f"{_dotted(capability)}; set it to off"
+            f"{said} needs a GPU of compute capability {'.'.join(map(str, FP8_CAPABILITY))}, and this one has "
+            f"{'.'.join(map(str, capability))}; set it to off"
         )
-
-
-def _dotted(capability: tuple[int, int]) -> str:
-    return ".".join(map(str, capability))
 
 
 def _let_python_in(block: nn.Module, given: Any, output: Any) -> None:

@@ -70,7 +70,7 @@ class FieldTrainer(Trainer[Recipe]):
     ) -> None:
         device = (processes or Processes()).device
         store = Resident(data, device) if isinstance(data, Images) else data
-        super().__init__(recipe, store, len(store), processes)
+        super().__init__(recipe, store, processes)
         self.teacher = teacher
         self.model = Model(recipe).to(device)
         self.latents = training_latents(recipe, self.model.codec, store, self.processes)
@@ -103,13 +103,12 @@ class FieldTrainer(Trainer[Recipe]):
         if precision(recipe.engine, device) != torch.float32:
             encoder = encoder.to(torch.bfloat16)
         side = min(encoder.side, recipe.sample_shape[-1] // recipe.network.patch)
-        folder = run / "features"
         teacher = open_bank(
             recipe.repa.cache,
             encoder,
             store,
             store.labels,
-            folder=folder,
+            folder=run / "features",
             side=side,
             device=device,
             share=Share(processes.rank, processes.world, lambda: processes.any(False)),
@@ -129,7 +128,6 @@ class FieldTrainer(Trainer[Recipe]):
     # ---- a step
 
     def batch(self) -> Batch:
-        """Return this process's batch of the current step: a pure function of (seed, step)."""
         positions = self.positions(self.step)
         indices, seeds = self.order.indices(positions), self.order.seeds(positions)
         flipped = mirrored(seeds) if self.recipe.data.mirror else torch.zeros(len(seeds), dtype=torch.bool)

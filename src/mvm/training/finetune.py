@@ -13,7 +13,7 @@ MEANING = ("path.schedule", "path.T", "objective.kind", "codec.kind", "codec.sca
 
 
 def fit(own: Weights, recipe: Recipe, opened: Opened) -> tuple[Weights, list[str]]:
-    """Return weights for the recipe's network, from another model's where they fit, and what to tell the user.
+    """Return weights for the recipe's network, from another model's where they fit, and what to say of them.
 
     own: the network's weights at initialisation. Another number of classes, of channels or another patch changes the
     shapes of some tensors, which start as in `own`; a new class starts as the null class. Any other difference between

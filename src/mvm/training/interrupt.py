@@ -45,7 +45,7 @@ def deferred_interrupt() -> Generator[Request]:
 
     torchrun passes signals on, so that one sent to all its processes arrives twice; it also kills what does not stop.
     A KeyboardInterrupt that follows on SIGTERM alone leaves as Terminated. So it does in a process of torchrun that
-    got no signal: another one did, and its exit code tells which.
+    got no signal: another one did, and its exit code says which.
     """
     asked = Request()
     if threading.current_thread() is not threading.main_thread():

@@ -1,4 +1,4 @@
-"""What a run tells while it trains: metrics.jsonl, trackers, speed; and when to stop it."""
+"""What a run reports while it trains: metrics.jsonl, trackers, speed; and when to stop it."""
 
 import json
 import math
@@ -85,12 +85,12 @@ class Meter:
         now = time.perf_counter()
         rate = (step - self.step) * self.batch / max(now - self.clock, 1e-9)
         self.clock, self.step = now, step
-        found = {"images_per_second": rate}
+        figures = {"images_per_second": rate}
         if self.ceiling is not None:
-            found["mfu"] = rate * self.flops / (self.ceiling * self.processes.world)
+            figures["mfu"] = rate * self.flops / (self.ceiling * self.processes.world)
         if self.processes.device.type == "cuda":
-            found["memory_gb"] = torch.cuda.max_memory_allocated(self.processes.device) / 1e9
-        return found
+            figures["memory_gb"] = torch.cuda.max_memory_allocated(self.processes.device) / 1e9
+        return figures
 
     @contextmanager
     def paused(self) -> Generator[None]:
@@ -124,8 +124,8 @@ def warn(text: str) -> None:
 def _whole(line: str) -> dict[str, Any] | None:
     """Return a log line with its step; None where it is not a whole one: a full disk or a crash cuts lines."""
     try:
-        found = json.loads(line)
-        return {**found, "step": int(found["step"])}
+        entry = json.loads(line)
+        return {**entry, "step": int(entry["step"])}
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 
@@ -135,7 +135,7 @@ def keep_metrics(path: Path, step: int) -> None:
     if not path.is_file():
         return
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    kept = [line for line in lines if (found := _whole(line)) is not None and found["step"] <= step]
+    kept = [line for line in lines if (entry := _whole(line)) is not None and entry["step"] <= step]
     write_text(path, "".join(f"{line}\n" for line in kept))
 
 
@@ -145,12 +145,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         return []
     with path.open("rb") as file:
         lines = file.read(MOST_TEXT).decode(errors="replace").splitlines()
-    return [found for line in lines if (found := _whole(line)) is not None]
-
-
-def _finite(value: float) -> float | None:
-    """Return a number that JSON has, or None."""
-    return value if math.isfinite(value) else None
+    return [entry for line in lines if (entry := _whole(line)) is not None]
 
 
 def due(step: int, every: int, last: int) -> bool:
@@ -185,34 +180,29 @@ class Log:
         for record in records:
             self.window.add(record)
             if self.due(record.step):
-                self._line(record)
+                values = {**record.values, "loss": self.window.mean(record.step), "skipped": self.window.skipped}
+                self.window = self.window.next(record.step)
+                self.write({"step": record.step, **values, **self.meter.read(record.step)})
         return self.window
-
-    def _line(self, record: Record) -> None:
-        values = {**record.values, "loss": self.window.mean(record.step), "skipped": self.window.skipped}
-        self.window = self.window.next(record.step)
-        self.write({"step": record.step, **values, **self.meter.read(record.step)})
 
     def write(self, line: dict[str, Any]) -> None:
         """Append a line to metrics.jsonl, and hand it to the trackers and to on_line."""
         if not self.writes:
             return
-        self._append(json.dumps({name: _finite(value) for name, value in line.items()}) + "\n")
+        known = {name: value if math.isfinite(value) else None for name, value in line.items()}  # what JSON has
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(known) + "\n")
+        except OSError as error:
+            warn(f"a log line could not be written ({error}); training goes on")
         for tracker in list(self.trackers):
             try:
                 tracker(line)
             except Exception as error:  # a full disk, a server that is away: no reason to stop training
-                warn(f"{_told(tracker, error)}; training goes on without it")
+                warn(f"{_failure(tracker, error)}; training goes on without it")
                 self.trackers.remove(tracker)
         if self.on_line is not None:
             self.on_line(line)
-
-    def _append(self, text: str) -> None:
-        try:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(text)
-        except OSError as error:
-            warn(f"a log line could not be written ({error}); training goes on")
 
     def close(self) -> None:
         """End the trackers."""
@@ -220,8 +210,8 @@ class Log:
             try:
                 tracker.close()
             except Exception as error:
-                warn(f"{_told(tracker, error)}; its last lines may be missing")
+                warn(f"{_failure(tracker, error)}; its last lines may be missing")
 
 
-def _told(tracker: Tracker, error: Exception) -> str:
+def _failure(tracker: Tracker, error: Exception) -> str:
     return f"{type(tracker).__name__} failed ({cut(error) or type(error).__name__})"

@@ -2,10 +2,9 @@
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import torch
@@ -61,15 +60,6 @@ class Bar:
         speed = f", {rate * self.batch:,.0f} images/s" if rate else ""
         self.bar.set_postfix_str((self._loss + speed).removeprefix(", "), refresh=False)
         self.bar.update(1)
-
-
-def _steps(trainer: Trainer, until: int, asked: Event) -> Iterator[int]:
-    """Yield before every step; a signal is raised between steps, in all processes after the same one."""
-    processes = trainer.processes
-    while trainer.step < until:
-        if (processes.world == 1 or trainer.step % AGREE_EVERY == 0) and processes.any(asked.is_set()):
-            raise KeyboardInterrupt
-        yield trainer.step
 
 
 class Saver:
@@ -258,7 +248,10 @@ def _run(
     trainer.on_part = bar.part
     trainer.at_once = asked.at_once if processes.world == 1 else nullcontext
     try:
-        for _ in _steps(trainer, last, asked):
+        while trainer.step < last:
+            # a signal is raised between steps, in all processes after the same one
+            if (processes.world == 1 or trainer.step % AGREE_EVERY == 0) and processes.any(asked.is_set()):
+                raise KeyboardInterrupt
             trainer.advance()
             records: list[Record] = []
             saves = due(trainer.step, config.save_every, last)

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,7 +13,6 @@ from mvm.data import Store
 from mvm.distributed.processes import Processes
 from mvm.files import put_in_place, temporary_beside
 from mvm.generate import cycle_labels, generate_all, write_images
-from mvm.latent import Decoder, LatentEncoder
 from mvm.metrics.distances import Moments, frechet_distance, moments, shrunken_features
 from mvm.metrics.lpips import LPIPS, SMALLEST, load_lpips
 from mvm.metrics.restoration import WINDOW, psnr, ssim
@@ -21,8 +21,10 @@ from mvm.objective.reconstruction import Reconstruction
 from mvm.pictures import grid, png_bytes
 from mvm.pixels import to_uint8
 from mvm.recipes import PreviewConfig
-from mvm.training.data import Part
 from mvm.training.logs import warn
+
+if TYPE_CHECKING:
+    from mvm.training.decoder_trainer import DecoderTrainer
 
 QUALITY = "fd_pixels"
 REFERENCE = 10_000  # images of the data that the figure compares with
@@ -53,10 +55,6 @@ class Preview(ABC):
         """This process's part of range(count), padded: equally many in each process, as under fsdp calls must be."""
         each = -(-self.count // self.processes.world)
         return torch.arange(self.processes.rank * each, (self.processes.rank + 1) * each) % self.count
-
-    def all_images(self, mine: Tensor) -> Tensor:
-        """Return the images of all processes from those of this one's share."""
-        return self.processes.gather(mine)[: self.count]
 
     def save(self, step: int, write: Callable[[Path], None]) -> None:
         """Write the grid, in the main process; a full disk is no reason to stop training."""
@@ -95,7 +93,7 @@ class FieldPreview(Preview):
     def _images(self) -> Tensor:
         mine, settings = self.share, self.model.recipe.sample
         made = generate_all(self.model, self.labels[mine], self.seeds[mine], settings, progress=False)
-        return self.all_images(made.images)
+        return self.processes.gather(made.images)[: self.count]
 
     @torch.no_grad()
     def __call__(self, step: int) -> dict[str, float]:
@@ -124,12 +122,12 @@ def _lpips(objective: Reconstruction) -> LPIPS | None:
 
 def known_figures(objective: Reconstruction, side: int, device: torch.device) -> dict[str, Figure]:
     """Return the figures that images of this side have."""
-    found: dict[str, Figure] = {"psnr": psnr}
+    figures: dict[str, Figure] = {"psnr": psnr}
     if side >= WINDOW:
-        found["ssim"] = ssim
+        figures["ssim"] = ssim
     if side >= SMALLEST and (lpips := _lpips(objective)) is not None:
-        found[LPIPS_HELD_OUT] = lpips.to(device).measure
-    return found
+        figures[LPIPS_HELD_OUT] = lpips.to(device).measure
+    return figures
 
 
 def pairs(originals: Tensor, restored: Tensor, columns: int = COLUMNS) -> Tensor:
@@ -149,44 +147,37 @@ class DecoderPreview(Preview):
     within an encoder).
     """
 
-    def __init__(
-        self,
-        config: PreviewConfig,
-        encoder: LatentEncoder,
-        decoder: Decoder,
-        objective: Reconstruction,
-        images: Part,
-        folder: Path,
-        processes: Processes,
-    ) -> None:
-        super().__init__(config, min(config.count, len(images)), folder, processes)
-        self.encoder, self.decoder, self.objective, self.images = encoder, decoder, objective, images
+    def __init__(self, trainer: "DecoderTrainer", folder: Path) -> None:
+        config = trainer.recipe.preview
+        super().__init__(config, min(config.count, len(trainer.held_out)), folder, trainer.processes)
+        self.trainer = trainer
         self.figures: dict[str, Figure] | None = None  # read when first needed
 
     def _measure(self, originals: Tensor, restored: Tensor) -> dict[str, float]:
         """Return the means of the figures of all images."""
         device = self.processes.device
-        self.figures = self.figures or known_figures(self.objective, originals.shape[-1], device)
+        self.figures = self.figures or known_figures(self.trainer.objective, originals.shape[-1], device)
         parts = [
             (a.to(device), b.to(device)) for a, b in zip(originals.split(BATCH), restored.split(BATCH), strict=True)
         ]
-        found = {
+        means = {
             name: float(torch.cat([figure(*part) for part in parts]).mean()) for name, figure in self.figures.items()
         }
         if self.count >= 2:  # a covariance needs two
-            found[RFD] = frechet_distance(*(moments(self._class_tokens(images)) for images in (restored, originals)))
-        return found
+            means[RFD] = frechet_distance(*(moments(self._class_tokens(images)) for images in (restored, originals)))
+        return means
 
     def _class_tokens(self, images: Tensor) -> Tensor:
         """Return the frozen encoder's class tokens, in float64 on the CPU."""
-        encoder, device = self.encoder.encoder, self.processes.device
+        encoder, device = self.trainer.encoder.encoder, self.processes.device
         return torch.cat([encoder.summary(part.to(device)).double().cpu() for part in images.split(BATCH)])
 
     @torch.no_grad()
     def __call__(self, step: int) -> dict[str, float]:
-        restore = lambda part: to_uint8(self.decoder(self.encoder(self.images[part]))).cpu()  # noqa: E731
-        restored = self.all_images(torch.cat([restore(part) for part in self.share.split(BATCH)]))
-        originals = torch.cat([self.images[part].cpu() for part in torch.arange(self.count).split(BATCH)])
+        images, encoder, decoder = self.trainer.held_out, self.trainer.encoder, self.trainer.decoder
+        mine = [to_uint8(decoder(encoder(images[part]))).cpu() for part in self.share.split(BATCH)]
+        restored = self.processes.gather(torch.cat(mine))[: self.count]
+        originals = torch.cat([images[part].cpu() for part in torch.arange(self.count).split(BATCH)])
         shown = slice(self.config.grid)
         columns = min(COLUMNS, len(originals[shown]))
 

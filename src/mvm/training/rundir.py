@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from mvm import checkpoint
 from mvm.files import is_leftover, locked, recover_all, write_text
 from mvm.published import run_recipe
-from mvm.recipes import PLACES, RECIPE, AnyRecipe, located, options
+from mvm.recipes import PATHS, RECIPE, AnyRecipe, located, options
 from mvm.untrusted import parse_json, read_text
 
 INIT, CHANGES = "init.json", "changes.json"
@@ -17,7 +17,7 @@ INIT, CHANGES = "init.json", "changes.json"
 # their fingerprints. (REPA's encoder has none, so it may not change.)
 FREE = (
     *("description", "engine.", "preview.", "sample.", "data.names", "codec.cache"),
-    *(name for name in PLACES if name != "repa.encoder"),
+    *(name for name in PATHS if name != "repa.encoder"),
     *("train.log_every", "train.save_every", "train.snapshot_every", "train.keep", "train.keep_best"),
 )
 # May differ if the user says so: the learning rate and its schedule.
@@ -61,7 +61,7 @@ def open_run(
     recipe: AnyRecipe, run: Path, resume: bool, allow_change: bool = False
 ) -> tuple[Path | None, list[Change]]:
     """Prepare the run directory; return the checkpoint to resume from, if any, and what changes there."""
-    found: list[Change] = []
+    changed: list[Change] = []
     if (run / RECIPE).is_file():
         if not resume:
             raise ValueError(f"{run} already holds a run; give --resume to continue it, or another --out")
@@ -69,15 +69,15 @@ def open_run(
         step = 0 if newest is None else checkpoint.read_manifest(newest)["step"]
         if recipe.train.steps < step:
             raise ValueError(f"train.steps={recipe.train.steps}: {run} is already at step {step}; give more steps")
-        found = changes(run_recipe(run), recipe, step)
-        _refuse(run, found, allow_change, recipe.train.decay == "constant")
+        changed = changes(run_recipe(run), recipe, step)
+        _refuse(run, changed, allow_change, recipe.train.decay == "constant")
     elif checkpoint.latest(run) is not None:
         raise ValueError(f"{run} holds checkpoints but no {RECIPE}; restore that file, or give another --out")
     elif run.is_dir() and any(entry.name not in OWN and not is_leftover(entry) for entry in run.iterdir()):
         raise ValueError(f"--out {run} is a folder with other files in it; give a new one")
     for folder in (run, run / "checkpoints", run / "snapshots", run / "samples"):
         recover_all(folder)
-    return checkpoint.latest(run), found
+    return checkpoint.latest(run), changed
 
 
 def lock_run(run: Path) -> AbstractContextManager[None]:
@@ -86,9 +86,9 @@ def lock_run(run: Path) -> AbstractContextManager[None]:
     return locked(run, f"{run} is in use by another process that trains; wait for it, or give another --out")
 
 
-def note_changes(run: Path, found: list[Change]) -> None:
+def note_changes(run: Path, changed: list[Change]) -> None:
     """Append to the list of what was changed when the run was resumed."""
-    if found:
+    if changed:
         path = run / CHANGES
         before = parse_json(read_text(path)) if path.is_file() else []
-        write_text(path, json.dumps([*before, *(change._asdict() for change in found)], indent=2) + "\n")
+        write_text(path, json.dumps([*before, *(change._asdict() for change in changed)], indent=2) + "\n")

@@ -1,6 +1,5 @@
 """Power-function averages kept along the way, from which any other width can be put together after training."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from mvm import checkpoint
@@ -11,22 +10,18 @@ from mvm.optim.power_ema import Snapshot
 from mvm.recipes import RECIPE, AnyRecipe, parse_recipe, to_json
 
 
-def _kept(run: Path, recipe: AnyRecipe, last: int) -> Iterator[tuple[Snapshot, Path, str]]:
-    """Yield the stored averages of steps up to `last`: what they are, and where."""
-    for folder in sorted((run / "snapshots").glob("step-*")):
-        step = checkpoint.read_manifest(folder)["step"]
-        for width in recipe.train.power if step <= last else ():
-            yield Snapshot(step, power_ema.exponent(width)), folder, power_name(width)
-
-
 def rebuild(run: Path, recipe: AnyRecipe, width: float, step: int) -> tuple[checkpoint.Weights, float]:
     """Return the power-function average of relative width `width` at step `step`, and its relative profile error."""
-    kept = list(_kept(run, recipe, step))
+    kept: list[tuple[Snapshot, Path, str]] = []  # the stored averages up to `step`: what they are, and where
+    for folder in sorted((run / "snapshots").glob("step-*")):
+        at = checkpoint.read_manifest(folder)["step"]
+        if at <= step:
+            kept += [(Snapshot(at, power_ema.exponent(each)), folder, power_name(each)) for each in recipe.train.power]
     if not kept:
         raise ValueError(
             f"{run} has no snapshots up to step {step}; train with --train.power 0.05,0.1 --train.snapshot_every N"
         )
-    snapshots, target = [item[0] for item in kept], Snapshot(step, power_ema.exponent(width))
+    snapshots, target = [snapshot for snapshot, _, _ in kept], Snapshot(step, power_ema.exponent(width))
     weights = power_ema.coefficients(snapshots, target)
     error = power_ema.fit_error(snapshots, target)
     parts = ((float(w), checkpoint.load(folder, name)) for w, (_, folder, name) in zip(weights, kept, strict=True))
@@ -34,17 +29,6 @@ def rebuild(run: Path, recipe: AnyRecipe, width: float, step: int) -> tuple[chec
 
 
 WORST_FIT = 0.1  # relative error of the profile beyond which an average is not what was asked for
-
-
-def _step_of(run: Path, asked: int | None) -> int:
-    """Return the step to rebuild an average at: the newest checkpoint's, or an earlier one that was asked for."""
-    newest = checkpoint.latest(run)
-    if newest is None:
-        raise ValueError(f"{run} holds no checkpoint; train it first")
-    last = checkpoint.read_manifest(newest)["step"]
-    if asked is not None and not 1 <= asked <= last:
-        raise ValueError(f"--step {asked}: {run} has steps 1 to {last}")
-    return asked or last
 
 
 def export_average(run: Path, folder: Path, width: float, step: int | None = None) -> float:
@@ -55,7 +39,13 @@ def export_average(run: Path, folder: Path, width: float, step: int | None = Non
     if (folder / RECIPE).exists():  # the run itself, perhaps: its checkpoint would be replaced by the average alone
         raise ValueError(f"--out {folder} already holds a run; give another folder")
     recipe = parse_recipe(stored.read_text(encoding="utf-8"), ".json", str(stored))
-    at = _step_of(run, step)
+    newest = checkpoint.latest(run)
+    if newest is None:
+        raise ValueError(f"{run} holds no checkpoint; train it first")
+    last = checkpoint.read_manifest(newest)["step"]
+    if step is not None and not 1 <= step <= last:
+        raise ValueError(f"--step {step}: {run} has steps 1 to {last}")
+    at = step or last
     weights, error = rebuild(run, recipe, width, at)
     if error > WORST_FIT:
         raise ValueError(

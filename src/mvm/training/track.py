@@ -4,7 +4,7 @@ import importlib
 import json
 import secrets
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from mvm.files import write_text
 from mvm.options import choose, needs
@@ -16,15 +16,11 @@ PROJECT = "mvm"  # wandb's project, MLflow's experiment
 SESSIONS = "trackers.json"  # in a run directory: the ids under which a resumed run goes on
 
 
-class Tracker(Protocol):
-    """Takes every line of metrics.jsonl, with its "step"; numbers that are not finite come as they are."""
+class Tracker:
+    """Takes every line of metrics.jsonl, with its "step"; numbers that are not finite come as they are.
 
-    def __call__(self, line: dict[str, Any], /) -> None: ...
-    def close(self) -> None: ...
-
-
-class Session:
-    """A tracker that opens with its first line: a run that has nothing to tell leaves nothing behind."""
+    It opens with its first line: a run that logs nothing leaves nothing behind.
+    """
 
     package: str  # what is imported
     extra = ""  # ours that installs it, if there is one
@@ -51,8 +47,8 @@ class Session:
 
     def known_id(self) -> str | None:
         """Return the session's id at an earlier start of this run; None where there was none."""
-        found = self._ids().get(self.package)
-        return found if isinstance(found, str) else None
+        known = self._ids().get(self.package)
+        return known if isinstance(known, str) else None
 
     def keep_id(self, name: str) -> None:
         """Keep the session's id in the run directory."""
@@ -74,7 +70,7 @@ class Session:
         raise NotImplementedError
 
 
-class TensorBoard(Session):
+class TensorBoard(Tracker):
     """Event files in RUN/tensorboard; lines of steps that a restart does again are forgotten."""
 
     package, extra = "torch.utils.tensorboard", "track"
@@ -90,7 +86,7 @@ class TensorBoard(Session):
         self.opened.close()
 
 
-class WandB(Session):
+class WandB(Tracker):
     """A run of Weights & Biases in project mvm; of lines that a restart sends again, it keeps the first."""
 
     package = "wandb"
@@ -109,7 +105,7 @@ class WandB(Session):
         self.opened.finish()
 
 
-class MLflow(Session):
+class MLflow(Tracker):
     """A run of MLflow in experiment mvm, at MLflow's own tracking address."""
 
     package = "mlflow"
@@ -131,10 +127,10 @@ class MLflow(Session):
         self.opened.end_run()
 
 
-TRACKERS: dict[str, type[Session]] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}
+TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}
 
 
-def parse_trackers(names: str) -> tuple[type[Session], ...]:
+def parse_trackers(names: str) -> tuple[type[Tracker], ...]:
     """Return the trackers in "auto", "none" or "wandb,tensorboard"; ValueError where one is unknown or not installed.
 
     auto: TensorBoard where it is installed. Asked before training, so that a missing package costs nothing.
@@ -142,16 +138,16 @@ def parse_trackers(names: str) -> tuple[type[Session], ...]:
     if names == NONE:
         return ()
     asked = ["tensorboard"] if names == AUTO else dict.fromkeys(part.strip() for part in names.split(","))
-    found = []
+    chosen = []
     for name in asked:
         tracker = choose("track", name, TRACKERS)
         try:
             tracker.module()
-            found.append(tracker)
+            chosen.append(tracker)
         except ImportError as error:
             if names != AUTO:
                 raise ValueError(needs(f"track='{name}'", name, tracker.extra)) from error
-    return tuple(found)
+    return tuple(chosen)
 
 
 def trackers(names: str, run: Path, recipe: AnyRecipe, step: int) -> list[Tracker]:

@@ -47,11 +47,11 @@ class Trainer(ABC, Generic[R]):
     optimizers: list[torch.optim.Optimizer]
     averages: Averages  # of the network that is trained, and sampled from
 
-    def __init__(self, recipe: R, store: Store, size: int, processes: Processes | None) -> None:
-        """size: how many images of the store, its first ones, are trained on."""
+    def __init__(self, recipe: R, store: Store, processes: Processes | None = None, held_out: int = 0) -> None:
+        """held_out: how many of the last images are not trained on."""
         self.recipe, self.store, self.step = recipe, store, 0
         self.processes = processes or Processes()
-        self.order = Order(size, recipe.seed)
+        self.order = Order(len(store) - held_out, recipe.seed)
         self.mine = self.processes.share(recipe.train.batch)
         self.window = Window()
         self.between_steps = True  # False while a step is under way: such a state must not be saved
@@ -67,9 +67,13 @@ class Trainer(ABC, Generic[R]):
         return recipe, None, ""
 
     @classmethod
-    @abstractmethod
     def open(cls, recipe: R, store: Store, run: Path, processes: Processes, progress: bool) -> "Trainer[R]":
         """Return the trainer of a recipe at step 0."""
+        return cls(recipe, store, processes)
+
+    @abstractmethod
+    def batch(self) -> Any:
+        """Return this process's batch of the current step: a pure function of (seed, step)."""
 
     @abstractmethod
     def learn(self, rate: float) -> Figures:
@@ -106,15 +110,15 @@ class Trainer(ABC, Generic[R]):
     # ---- data
 
     def positions(self, step: int) -> Tensor:
-        """Return the places in the stream that this process consumes in step `step`."""
+        """Return the positions in the stream that this process consumes in step `step`."""
         return self.order.positions(step, self.recipe.train.batch)[self.mine]
 
     def images(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Return images and labels on the device; those of the next step are read meanwhile."""
-        found = self.store.gather(indices)
+        images = self.store.gather(indices)
         following = self.positions(self.step + 1)
         self.store.expect(lambda: self.order.indices(following))
-        return found
+        return images
 
     # ---- a step
 
@@ -149,8 +153,9 @@ class Trainer(ABC, Generic[R]):
         self.between_steps = False
         largest = self.recipe.train.clip or math.inf
         norm = whole(nn.utils.clip_grad_norm_(learned.parameters(), largest, foreach=True))
+        bad = ~torch.isfinite(norm + other_norm)
         for optimizer in optimizers:
-            step_unless(optimizer, ~torch.isfinite(norm + other_norm))
+            step_unless(optimizer, bad)
         return figures, norm
 
     def accumulate(self, batch: Any, loss_of: Callable[[Any], Loss], summed: bool = False) -> Figures:
@@ -158,7 +163,7 @@ class Trainer(ABC, Generic[R]):
 
         summed: gradients are summed over the processes afterwards; else the engine takes their mean.
         """
-        found: Figures = {}
+        figures: Figures = {}
         total, scale = self.recipe.train.batch, 1 if summed else self.processes.world
         cuts = list(parts_of(len(batch.seeds), self.recipe.engine.accumulate))
         for number, cut in enumerate(cuts, start=1):
@@ -168,9 +173,9 @@ class Trainer(ABC, Generic[R]):
                 loss = loss_of(part)
                 (loss.total * share * scale).backward()
             for name, value in loss.parts.items():
-                found[name] = found.get(name, 0) + share * value
+                figures[name] = figures.get(name, 0) + share * value
             self.on_part(number, len(cuts))
-        return found
+        return figures
 
     def read(self) -> list[Record]:
         """Return the figures of the steps since the last reading: one wait for the device, whatever their number."""
@@ -232,12 +237,12 @@ class Trainer(ABC, Generic[R]):
 
         One tensor at a time is whole on the devices: all at once would need the memory that sharding saves.
         """
-        found: Weights = {}
+        weights: Weights = {}
         for name, value in tensors:
             gathered = whole(value)
             if self.processes.main:
-                found[name] = gathered.to("cpu", copy=True)
-        return found
+                weights[name] = gathered.to("cpu", copy=True)
+        return weights
 
     def averages_snapshot(self) -> Write | None:
         """Return a function that writes snapshots/step-N with every power-function average, in half precision.
@@ -245,11 +250,13 @@ class Trainer(ABC, Generic[R]):
         None in all processes but the main one.
         """
         names = [power_name(width) for width in self.recipe.train.power]
-        found = {name: {key: value.half().cpu() for key, value in self.averages.whole(name).items()} for name in names}
+        averages = {
+            name: {key: value.half().cpu() for key, value in self.averages.whole(name).items()} for name in names
+        }
         step, facts = self.step, {"step": self.step, "recipe": self.recipe.name}
 
         def write(run: Path) -> None:
-            checkpoint.save(run / "snapshots" / checkpoint.step_name(step), found, facts)
+            checkpoint.save(run / "snapshots" / checkpoint.step_name(step), averages, facts)
 
         return write if self.processes.main else None
 
