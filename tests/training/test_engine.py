@@ -67,7 +67,7 @@ def weights(trainer):
 
 def gradients(trainer):
     """Of the current step's batch."""
-    trainer.gradient()
+    trainer.accumulate(trainer.optimizers, trainer.batch(), trainer.engine)
     return {name: value.grad.clone() for name, value in trainer.learner.named()}
 
 
@@ -161,7 +161,7 @@ def test_products_are_kept_or_not():
     def flops(**changes):
         trainer = start(**changes)
         with FlopCounterMode(display=False) as counter:
-            trainer.gradient()
+            trainer.accumulate(trainer.optimizers, trainer.batch(), trainer.engine)
         return counter.get_total_flops()
 
     plain = flops()

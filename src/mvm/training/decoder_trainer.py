@@ -156,26 +156,20 @@ class DecoderTrainer(Trainer[DecoderRecipe]):
                 fake = self.decoder.eval()(part.latents).float()
             return self.objective.discriminator(fake, part.images, part.seeds, self.step)
 
-    def _decoder_gradient(self, batch: Batch) -> Figures:
-        figures = self.accumulate(batch, self._reconstruction)
-        figures["loss"] = figures.pop("total")
-        return figures
-
-    def _judge_gradient(self, batch: Batch) -> Figures:
-        figures = self.accumulate(batch, self._discrimination, summed=True)
-        self.decoder.train()
-        for parameter in self.heads.parameters():  # they are small, and not the engine's
-            if parameter.grad is not None:
-                self.processes.sum(parameter.grad)
-        return {f"disc_{name}": value for name, value in figures.items()}
-
     def learn(self, rate: float) -> Figures:
         self.between_steps = False  # from the start: the forward pass changes the discriminator's spectral norms
         batch = self.batch()
-        figures, norm = self.descend(self.decoder_optimizers, self.decoder, rate, lambda: self._decoder_gradient(batch))
+        figures = self.accumulate(self.decoder_optimizers, batch, self._reconstruction)
+        figures["loss"] = figures.pop("total")
+        norm = self.update(self.decoder_optimizers, self.decoder, rate)
         if self.recipe.reconstruction.judged(self.step):
-            judged, _ = self.descend(self.judge_optimizers, self.heads, rate, lambda: self._judge_gradient(batch), norm)
-            figures |= judged
+            judged = self.accumulate(self.judge_optimizers, batch, self._discrimination, summed=True)
+            self.decoder.train()
+            for parameter in self.heads.parameters():  # they are small, and not the engine's
+                if parameter.grad is not None:
+                    self.processes.sum(parameter.grad)
+            self.update(self.judge_optimizers, self.heads, rate, norm)
+            figures |= {f"disc_{name}": value for name, value in judged.items()}
         return {**figures, "grad_norm": norm}
 
     # ---- its state

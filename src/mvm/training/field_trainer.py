@@ -149,13 +149,10 @@ class FieldTrainer(Trainer[Recipe]):
         x0 = self.model.codec.encode(images) if latents is None else latents
         return Batch(x0, labels, send(seeds, device), features, augment)
 
-    def gradient(self) -> Figures:
-        """Leave the gradient of the global batch's mean loss in the parameters; a signal may cut it short."""
-        with self.at_once():
-            return self.accumulate(self.batch(), self.engine)
-
     def learn(self, rate: float) -> Figures:
-        figures, norm = self.descend(self.optimizers, self.learner, rate, self.gradient)
+        with self.at_once():
+            figures = self.accumulate(self.optimizers, self.batch(), self.engine)
+        norm = self.update(self.optimizers, self.learner, rate)
         return {**figures, "grad_norm": norm}
 
     # ---- its state

@@ -134,35 +134,19 @@ class Trainer(ABC, Generic[R]):
         self.unread.append((self.step, rate, figures))
         self.between_steps = True
 
-    def descend(
+    def accumulate(
         self,
         optimizers: Sequence[torch.optim.Optimizer],
-        learned: nn.Module,
-        rate: float,
-        gradient: Callable[[], Figures],
-        other_norm: Tensor | float = 0.0,
-    ) -> tuple[Figures, Tensor]:
-        """Update what is learned by the gradient that `gradient` leaves; return its figures and the gradient's norm.
-
-        Unless both norms are finite, weights and optimizers stay as they are.
-        """
-        for optimizer in optimizers:
-            set_rate(optimizer, rate)
-            optimizer.zero_grad(set_to_none=True)
-        figures = gradient()
-        self.between_steps = False
-        largest = self.recipe.train.clip or math.inf
-        norm = whole(nn.utils.clip_grad_norm_(learned.parameters(), largest, foreach=True))
-        bad = ~torch.isfinite(norm + other_norm)
-        for optimizer in optimizers:
-            step_unless(optimizer, bad)
-        return figures, norm
-
-    def accumulate(self, batch: Any, loss_of: Callable[[Any], Loss], summed: bool = False) -> Figures:
+        batch: Any,
+        loss_of: Callable[[Any], Loss],
+        summed: bool = False,
+    ) -> Figures:
         """Leave the gradient of the global batch's mean loss, part by part; return this process's share of the figures.
 
         summed: gradients are summed over the processes afterwards; else the engine takes their mean.
         """
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=True)
         figures: Figures = {}
         total, scale = self.recipe.train.batch, 1 if summed else self.processes.world
         cuts = list(parts_of(len(batch.seeds), self.recipe.engine.accumulate))
@@ -177,16 +161,35 @@ class Trainer(ABC, Generic[R]):
             self.on_part(number, len(cuts))
         return figures
 
+    def update(
+        self,
+        optimizers: Sequence[torch.optim.Optimizer],
+        learned: nn.Module,
+        rate: float,
+        other_norm: Tensor | float = 0.0,
+    ) -> Tensor:
+        """Clip the gradient of what is learned and step; return its norm.
+
+        Unless that and the other norm are finite, weights and optimizers stay as they are.
+        """
+        self.between_steps = False
+        norm = whole(nn.utils.clip_grad_norm_(learned.parameters(), self.recipe.train.clip or math.inf, foreach=True))
+        bad = ~torch.isfinite(norm + other_norm)
+        for optimizer in optimizers:
+            set_rate(optimizer, rate)
+            step_unless(optimizer, bad)
+        return norm
+
     def read(self) -> list[Record]:
         """Return the figures of the steps since the last reading: one wait for the device, whatever their number."""
         unread, self.unread = self.unread, []
-        return [Record(step, {**self._numbers(figures), "lr": rate}) for step, rate, figures in unread]
-
-    def _numbers(self, figures: Figures) -> dict[str, float]:
-        """Return figures as Python numbers; losses are summed over the processes' shares, the norm is everyone's."""
-        names = [name for name in figures if name != "grad_norm"]
-        losses = self.processes.sum(torch.stack([figures[name].float() for name in names]))
-        return {**dict(zip(names, losses.tolist(), strict=True)), "grad_norm": float(figures["grad_norm"])}
+        records = []
+        for step, rate, figures in unread:
+            means = [name for name in figures if name != "grad_norm"]  # the norm is every process's
+            sums = self.processes.sum(torch.stack([figures[name].float() for name in means])).tolist()
+            values = dict(zip(means, sums, strict=True)) | {"grad_norm": float(figures["grad_norm"]), "lr": rate}
+            records.append(Record(step, values))
+        return records
 
     # ---- its state
 
