@@ -45,17 +45,13 @@ def _checked(option: str, value: Any, kind: type) -> Any:
         items = value if isinstance(value, list | tuple) else [value]
         return tuple(_checked(option, item, LISTS[kind]) for item in items)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return _as_float(option, value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ValueError(f"{option}={cut(value)} is beyond all numbers of type float") from None
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise ValueError(f"{option}={cut(repr(value))} must be of type {kind.__name__}")
     return value
-
-
-def _as_float(option: str, value: int) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        raise ValueError(f"{option}={cut(value)} is beyond all numbers of type float") from None
 
 
 def _variant(cls: Any, values: Mapping[str, Any], where: str) -> Any:

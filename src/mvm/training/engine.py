@@ -88,11 +88,7 @@ def _let_python_in(block: nn.Module, given: Any, output: Any) -> None:
     """Have the backward pass come by Python at every block: only there a signal's handler is run, and on a CPU a
     whole pass may take minutes."""
     if isinstance(output, torch.Tensor) and output.requires_grad:
-        output.register_hook(_nothing)
-
-
-def _nothing(gradient: torch.Tensor) -> None:
-    return
+        output.register_hook(lambda gradient: None)
 
 
 class Engine:

@@ -14,7 +14,7 @@ from mvm.distributed.processes import Processes
 from mvm.files import put_in_place, temporary_beside
 from mvm.generate import cycle_labels, generate_all, write_images
 from mvm.metrics.distances import Moments, frechet_distance, moments, shrunken_features
-from mvm.metrics.lpips import LPIPS, SMALLEST, load_lpips
+from mvm.metrics.lpips import SMALLEST, load_lpips
 from mvm.metrics.restoration import WINDOW, psnr, ssim
 from mvm.model import Model
 from mvm.objective.reconstruction import Reconstruction
@@ -108,25 +108,18 @@ class FieldPreview(Preview):
         return figures[QUALITY]
 
 
-def _lpips(objective: Reconstruction) -> LPIPS | None:
-    """Return LPIPS as a figure: the loss's own, else what can be read; None where no weights were given or found."""
-    if objective.lpips is not None:
-        return objective.lpips
-    try:
-        return load_lpips(objective.config.lpips_weights)
-    except ValueError:
-        if objective.config.lpips_weights:
-            raise
-        return None
-
-
 def known_figures(objective: Reconstruction, side: int, device: torch.device) -> dict[str, Figure]:
-    """Return the figures that images of this side have."""
+    """Return the figures that images of this side have: LPIPS is the loss's own, or where its weights can be read."""
     figures: dict[str, Figure] = {"psnr": psnr}
     if side >= WINDOW:
         figures["ssim"] = ssim
-    if side >= SMALLEST and (lpips := _lpips(objective)) is not None:
-        figures[LPIPS_HELD_OUT] = lpips.to(device).measure
+    if side >= SMALLEST:
+        try:
+            lpips = objective.lpips or load_lpips(objective.config.lpips_weights)
+            figures[LPIPS_HELD_OUT] = lpips.to(device).measure
+        except ValueError:
+            if objective.config.lpips_weights:
+                raise
     return figures
 
 
