@@ -7,7 +7,7 @@ from torch import Tensor
 
 from mvm.options import at_least, needs
 from mvm.path import Schedule
-from mvm.solver.base import Evaluate, NoiseSource, Plan, Solver, State, require_ode
+from mvm.solver.base import Evaluate, NoiseSource, Plan, Solver, State
 from mvm.solver.onestep import drift
 
 
@@ -61,7 +61,7 @@ class Adaptive(Solver):
         return self.plan_times(schedule, (schedule.end, self.t_min * schedule.end, 0.0), rho)
 
     def plan_times(self, schedule: Schedule, times: tuple[float, ...], rho: float) -> Plan:
-        require_ode(self.name, rho)
+        self.check_rho(rho)
         if times != (schedule.end, self.t_min * schedule.end, 0.0):
             raise ValueError(f"solver='{self.name}' chooses its own times; to give some, use adams")
         return TolerancePlan(times, schedule, self)

@@ -79,6 +79,15 @@ class Solver(ABC):
         """Whether each sample is solved by itself, with steps of its own."""
         return False
 
+    def check_rho(self, rho: float) -> None:
+        """Refuse noise where only the ODE is solved; the message names the solvers that take it."""
+        if rho == 0 or self.weak_order:
+            return
+        from mvm.solver.sampling import SOLVERS  # all solvers; it imports this module
+
+        noisy = [name for name, build in SOLVERS.items() if build().weak_order]
+        raise ValueError(f"rho={rho}: solver '{self.name}' is an ODE solver; use rho=0, or one of: {', '.join(noisy)}")
+
     def for_size(self, size: int) -> "Solver":
         """Return the solver for samples of so many values; itself, unless its times depend on that."""
         return self
@@ -146,16 +155,6 @@ class TablePlan(Plan):
         following = self.rows[index + 1].predict if index + 1 < self.steps else ()
         ending = len(self.rows[-1].predict) - (self.steps - 2 - index)  # which may reach back past the steps before it
         return max(len(self.rows[index].correct), len(following), ending, 2) - 1
-
-
-def require_ode(name: str, rho: float) -> None:
-    """Refuse noise for a solver of the ODE alone; the message names those that take it."""
-    if rho == 0:
-        return
-    from mvm.solver.sampling import SOLVERS  # where every solver is known; it imports this module
-
-    noisy = [known for known, build in SOLVERS.items() if build().weak_order]
-    raise ValueError(f"rho={rho}: solver '{name}' is an ODE solver; use rho=0, or one of: {', '.join(noisy)}")
 
 
 def no_noise(index: int) -> Tensor:

@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 
 from mvm.path import Schedule
-from mvm.solver.base import Evaluate, NoiseSource, Plan, Solver, State, TablePlan, combine, require_ode
+from mvm.solver.base import Evaluate, NoiseSource, Plan, Solver, State, TablePlan, combine
 from mvm.solver.table import TO_DATA, Row
 
 
@@ -56,6 +56,7 @@ class EulerMaruyama(Solver):
         return self.plan_times(schedule, smooth_times(schedule, nfe), rho)
 
     def plan_times(self, schedule: Schedule, times: tuple[float, ...], rho: float) -> Plan:
+        self.check_rho(rho)
         return TablePlan(times, tuple(euler_row(schedule, s, t, rho) for s, t in pairwise(times)))
 
 
@@ -65,10 +66,6 @@ class Euler(EulerMaruyama):
 
     name: str = "euler"
     weak_order = 0
-
-    def plan_times(self, schedule: Schedule, times: tuple[float, ...], rho: float) -> Plan:
-        require_ode(self.name, rho)
-        return super().plan_times(schedule, times, rho)
 
 
 @dataclass(frozen=True)
@@ -104,12 +101,12 @@ class Heun(Solver):
     order, own_time = 2, True
 
     def plan(self, schedule: Schedule, nfe: int, rho: float) -> Plan:
-        require_ode(self.name, rho)
+        self.check_rho(rho)
         first = {0} if nfe % 2 == 0 else set()
         steps = nfe // 2 + 1  # odd: (nfe-1)/2 Heun + 1 Euler; even: 1 Euler + (nfe-2)/2 Heun + 1 Euler
         return HeunPlan(smooth_times(schedule, steps), schedule, frozenset(first | {steps - 1}))
 
     def plan_times(self, schedule: Schedule, times: tuple[float, ...], rho: float) -> Plan:
-        require_ode(self.name, rho)
+        self.check_rho(rho)
         last = len(times) - 2
         return HeunPlan(times, schedule, frozenset({last} if times[-1] == 0 else set()))

@@ -21,18 +21,7 @@ import numpy as np
 
 from mvm.options import at_least, choose
 from mvm.path import MEAN_VELOCITY, Schedule
-from mvm.solver.base import (
-    Evaluate,
-    Grid,
-    NoiseSource,
-    Plan,
-    Solver,
-    State,
-    TablePlan,
-    combine,
-    require_ode,
-    start_time,
-)
+from mvm.solver.base import Evaluate, Grid, NoiseSource, Plan, Solver, State, TablePlan, combine, start_time
 from mvm.solver.table import LEGENDRE, TO_DATA, Array, Row
 
 Rows = tuple[Row, ...]
@@ -190,8 +179,7 @@ class DataMultistep(Peer):
         return 0 if self.noise is None else min(self.order, 2)
 
     def plan_times(self, schedule: Schedule, times: tuple[float, ...], rho: float) -> Plan:
-        if self.noise is None:
-            require_ode(self.name, rho)
+        self.check_rho(rho)
         return TablePlan(times, rows_through(times, self.lower_final, partial(self._row, rho)))
 
     def _row(self, rho: float, past: list[Point], t: Point, highest: int) -> Row:
@@ -255,7 +243,7 @@ class NoiseMultistep(Peer):
         return min(self.steps, 2)
 
     def plan_times(self, schedule: Schedule, times: tuple[float, ...], rho: float) -> Plan:
-        require_ode(self.name, rho)
+        self.check_rho(rho)
         return NoisePlan(times, rows_through(times, self.lower_final, self._row))
 
     def _row(self, past: list[Point], t: Point, highest: int) -> Row:

@@ -13,19 +13,7 @@ from mvm import likelihood, noise, oracle
 from mvm.data import digits
 from mvm.model import load
 from mvm.path import MEAN_VELOCITY, LinearFlow, MeanVelocity, Schedule, VariancePreserving, full_time
-from mvm.solver import (
-    Adaptive,
-    Euler,
-    EulerMaruyama,
-    Heun,
-    Solver,
-    adams,
-    adams_power,
-    no_noise,
-    run,
-    sa,
-    sample,
-)
+from mvm.solver import Adaptive, Euler, EulerMaruyama, Heun, Solver, adams, adams_power, no_noise, run, sa, sample
 from mvm.verify.check import Check, Checks, lopsided, peak
 
 
