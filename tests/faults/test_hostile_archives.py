@@ -55,6 +55,20 @@ def test_zip_members_that_lead_out_are_names_and_no_paths(tmp_path):
     }
 
 
+def test_a_zip_member_without_a_name_is_no_image(tmp_path):
+    class Nameless(zipfile.ZipInfo):
+        def is_dir(self):
+            return False
+
+    path = tmp_path / "x.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a/good.png", picture())
+        archive.writestr(Nameless(""), picture())
+    source = open_source(path)
+    assert [record.name for record in records(path)] == ["a/good.png"]
+    assert source.ignored == {"no suffix": 1}
+
+
 def test_a_zip_that_holds_gigabytes_is_read_up_to_the_limit(tmp_path):
     path = tmp_path / "x.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:

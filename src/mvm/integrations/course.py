@@ -87,25 +87,3 @@ def course_of(plan: Plan, solver: Solver, schedule: Schedule) -> Course:
     scales = tuple(float(equal_snr_scale(t, path, schedule)) for t in plan.times)
     first = scales[0] * float(equal_snr_scale(schedule.end, schedule, path))
     return Course(plan, times_on(schedule, plan.times, path), scales, first)
-
-
-@dataclass(frozen=True)
-class Trail:
-    """A run: where it began, its course from there, and its last two states (the first is for a step done again)."""
-
-    begin: int
-    course: Course
-    states: tuple[State, ...]
-
-    @property
-    def due(self) -> int:
-        """The step of the whole plan that comes next."""
-        return self.begin + self.states[-1].index
-
-    def state_at(self, index: int) -> State | None:
-        """Return the state that this step of the whole plan starts from, or None."""
-        return next((state for state in self.states if state.index + self.begin == index), None)
-
-    def after(self, start: State, state: State) -> "Trail":
-        """Return the trail that a step from `start` to `state` makes."""
-        return replace(self, states=(start, state))

@@ -28,7 +28,7 @@ from mvm.latent.fingerprint import SHOWN, Origin, fingerprint, require_same
 from mvm.latent.statistics import Statistics, load_statistics
 from mvm.options import at_least
 from mvm.pixels import to_uint8
-from mvm.untrusted import cut, read_json, whole_numbers
+from mvm.untrusted import cut, read_json, refusal, whole_numbers
 
 FORMAT = 1
 INDEX = "rae.json"
@@ -184,7 +184,7 @@ class Index:
 
     @staticmethod
     def of(table: dict[str, Any]) -> "Index":
-        """Return the index in a table of JSON; a ValueError, KeyError, TypeError or AttributeError where it is none."""
+        """Return the index in a table of JSON; what is none raises whatever a wrong table may raise."""
         encoder, decoder = dict(table["encoder"]), dict(table["decoder"])
         origin = Origin(encoder.pop("fingerprint"), table["words"])
         fingerprint = decoder.pop("fingerprint")
@@ -205,12 +205,10 @@ def read_index(folder: Path) -> Index:
     path = folder / INDEX
     if not path.is_file():
         raise ValueError(f"'{folder}' holds no autoencoder (no {INDEX})")
-    try:
+    with refusal(f"'{path}' is damaged", "restore it"):
         table = read_json(path)
         version = table["format"]
         index = Index.of(table) if version == FORMAT else None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"'{path}' is damaged ({cut(error)}); restore it") from None
     if index is None:
         raise ValueError(f"'{path}' has format {cut(version)}; this version of mvm reads {FORMAT}")
     return index

@@ -62,33 +62,25 @@ def fetch(asked: HubId, **options: Any) -> Fetched:
     return Fetched(folder, folder.parent.parent)  # CACHE/models--OWNER--NAME/{snapshots/COMMIT, blobs}
 
 
-def _status(error: BaseException) -> int:
-    return getattr(getattr(error, "response", None), "status_code", 0)
-
-
 def _reason(error: BaseException) -> str:
     """Return what went wrong with the hub, in words."""
     from huggingface_hub import errors
 
+    status = getattr(getattr(error, "response", None), "status_code", 0)
+    first_line = next(iter(str(error).splitlines()), type(error).__name__)
     if isinstance(error, errors.GatedRepoError):
         return "the model is gated: ask for access on its page, then log in with: hf auth login"
     if isinstance(error, errors.RevisionNotFoundError):
         return "the hub has no such revision of it"
-    if isinstance(error, errors.LocalTokenNotFoundError) or _status(error) == 401:
+    if isinstance(error, errors.LocalTokenNotFoundError) or status == 401:
         return "the hub knows no such model, or not who you are; log in with: hf auth login, or set HF_TOKEN"
     if isinstance(error, errors.RepositoryNotFoundError):
         return "the hub has no such model, or shows it to others alone (hf auth login)"
-    if _status(error) == 403:
+    if status == 403:
         return "this account may not do that there; take an OWNER it belongs to, and a token that may write"
     if isinstance(error, errors.HFValidationError):
         return f"the hub does not take the name ({error})"
-    if _status(error):
-        return f"the hub answered {_status(error)} ({_first_line(error)})"
-    return f"the hub cannot be reached ({_first_line(error)})"
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
+    return f"the hub answered {status} ({first_line})" if status else f"the hub cannot be reached ({first_line})"
 
 
 class Upload(NamedTuple):

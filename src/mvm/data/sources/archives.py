@@ -279,8 +279,10 @@ def open_zip(path: Path, split: str, part_size: int) -> Source:
     """Return the images of a zip archive, in the order class, name."""
     with refusal(f"'{path}' is no whole zip archive"), _zip_file(path) as archive:
         members = archive.infolist()
-    files = [(member.filename, member.CRC) for member in members if not member.is_dir()]
-    whole = Tree.of(path, files, [member.filename.rstrip("/") for member in members if member.is_dir()])
+    # by their names: ZipInfo.is_dir() raises an IndexError where one is empty
+    files = [(member.filename, member.CRC) for member in members if not member.filename.endswith("/")]
+    folders = [member.filename.rstrip("/") for member in members if member.filename.endswith("/")]
+    whole = Tree.of(path, files, folders)
     for name in whole.images:
         if "\\" in name and "/" not in name:
             raise ValueError(f"'{path}': '{cut(name)}' has backslashes for folders; pack it again with another program")

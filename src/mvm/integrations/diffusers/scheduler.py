@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from numbers import Integral
 from typing import Any
@@ -15,7 +15,7 @@ from diffusers.utils.torch_utils import randn_tensor
 from torch import Generator, Tensor
 
 from mvm.bridge.diffusers import PREDICTIONS
-from mvm.integrations.course import Course, Trail, build_solver, course_of, solver_path, times_on
+from mvm.integrations.course import Course, build_solver, course_of, solver_path, times_on
 from mvm.integrations.diffusers.trained import KNOWN, Training, described, is_flow, training_of
 from mvm.noise import as_seeds
 from mvm.options import at_least, between, choose
@@ -39,6 +39,20 @@ class MVMSchedulerOutput(BaseOutput):
 
     prev_sample: Tensor
     pred_original_sample: Tensor
+
+
+@dataclass(frozen=True)
+class Trail:
+    """A run: where it began, its course from there, and its last two states (the first is for a step done again)."""
+
+    begin: int
+    course: Course
+    states: tuple[State, ...]
+
+    @property
+    def due(self) -> int:
+        """The step of the whole plan that comes next."""
+        return self.begin + self.states[-1].index
 
 
 class MVMScheduler(SchedulerMixin, ConfigMixin):
@@ -109,7 +123,7 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
         self.solver = build_solver(solver, dict(solver_options or {}))
         self.num_inference_steps: int | None = None
         self._course: Course | None = None
-        self._timesteps: Tensor | None = None
+        self._timesteps = torch.empty(0)
         self._begin: int | None = None
         self._trail: Trail | None = None
 
@@ -158,10 +172,10 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
     def __bool__(self) -> bool:
         return True
 
-    def _planned(self) -> tuple[Course, Tensor]:
-        if self._course is None or self._timesteps is None:
+    def _planned(self) -> Course:
+        if self._course is None:
             raise ValueError("no timesteps yet: call scheduler.set_timesteps(num_inference_steps) first")
-        return self._course, self._timesteps
+        return self._course
 
     def _plan_through(self, times: tuple[float, ...], said: str) -> Plan:
         """Return the plan through times of the schedule (of whole timesteps, where those are asked for), then 0."""
@@ -235,17 +249,18 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
     @property
     def timesteps(self) -> Tensor:
         """What the network receives at each evaluation."""
-        return self._planned()[1]
+        self._planned()
+        return self._timesteps
 
     @property
     def sigmas(self) -> Tensor:
         """The sigmas of the evaluations and of the image, 0: sigma/alpha for a table of betas."""
-        return self.training.sigmas(self._planned()[0].times).float()
+        return self.training.sigmas(self._planned().times).float()
 
     @property
     def init_noise_sigma(self) -> float:
         """What standard normal noise is multiplied by to be the first sample."""
-        first = self._planned()[0].first
+        first = self._planned().first
         return first if self.training.steps is None else 1.0  # half of diffusers' pipelines do not look here
 
     @property
@@ -265,7 +280,7 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
 
     def index_for_timestep(self, timestep: float | Tensor) -> int:
         """Return which of the timesteps it is."""
-        timesteps = self.training.timestep(self._planned()[0].times[:-1]).tolist()
+        timesteps = self.training.timestep(self._planned().times[:-1]).tolist()
         whole = not timestep.is_floating_point() if isinstance(timestep, Tensor) else isinstance(timestep, int)
         if whole and self.training.steps is None:
             raise ValueError(f"timestep={timestep} is a whole number; pass one of scheduler.timesteps, not its index")
@@ -304,21 +319,21 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
         trail = self._trail
         begin = self._begin if self._begin is not None else (index if trail is None else trail.begin)
         if index == begin:
-            course, _ = self._planned()
+            course = self._planned()
             if begin > 0:  # the first steps from there know no past
                 plan = self.solver.plan_times(self.schedule, course.plan.times[begin:], self.config["rho"])
                 course = course_of(plan, self.solver, self.schedule)
             start = State(0, course.inward(0, sample))
             return Trail(begin, course, (start,)), start
-        state = None if trail is None else trail.state_at(index)
-        if trail is None or state is None:
+        states = {} if trail is None else {trail.begin + state.index: state for state in trail.states}
+        if trail is None or index not in states:
             timesteps, due = self.timesteps, begin if trail is None else trail.due
             following = f"step {due}, t={timesteps[due]}, comes next" if due < len(timesteps) else "the run is over"
             raise ValueError(
                 f"timestep={timesteps[index]} is step {index}, but {following}; begin again with set_timesteps, "
                 "or in the middle (image to image) with set_begin_index"
             )
-        return trail, trail.course.met(state, sample)
+        return trail, trail.course.met(states[index], sample)
 
     def _noise(self, x: Tensor, generator: Generators) -> NoiseSource:
         if self.config["seeds"] is not None:
@@ -358,7 +373,7 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
         level = min(max(t, self.training.first), self.training.last)  # a rounding of t beyond them
         x0 = to_x0(self.training.kind, model_output.to(seen.dtype), seen, level, self.schedule)
         state = course.plan.step(start, lambda x, t: x0, self._noise(start.x, generator))
-        self._trail = trail.after(start, state)
+        self._trail = replace(trail, states=(start, state))
         previous, original = course.outward(state).to(sample.dtype), x0.to(sample.dtype, copy=True)
         return MVMSchedulerOutput(previous, original) if return_dict else (previous, original)
 
