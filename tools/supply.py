@@ -1,4 +1,4 @@
-"""What is installed beside mvm, from the packages' own metadata: `supply.py licences FILE`, `supply.py sbom FILE`.
+"""What is installed with mvm, from the packages' own metadata: `supply.py licences FILE`, `supply.py sbom FILE`.
 
 The bill of materials is written by hand: a generator would be one more package to trust, for sixty lines of JSON.
 """
@@ -88,13 +88,13 @@ def _file_title(found: Distribution) -> str:
 
 def licence(found: Distribution) -> str:
     """Return a package's licence: its expression, its name, its classifiers, or the title of its file."""
-    told = found.metadata
+    facts = found.metadata
     classified = [
-        c.split(" :: ")[-1] for c in told.get_all("Classifier") or [] if c.startswith("License :: OSI Approved ::")
+        c.split(" :: ")[-1] for c in facts.get_all("Classifier") or [] if c.startswith("License :: OSI Approved ::")
     ]
-    short = (told.get("License") or "").strip()
+    short = (facts.get("License") or "").strip()
     short = short if short != "UNKNOWN" and "\n" not in short and len(short) <= LONGEST else ""
-    name = told.get("License-Expression") or short or " AND ".join(classified) or _file_title(found)
+    name = facts.get("License-Expression") or short or " AND ".join(classified) or _file_title(found)
     return SPDX.get(name, name)
 
 

@@ -22,9 +22,9 @@ from mvm.training.features import FeatureBank, TensorBank
 from mvm.training.field_trainer import FieldTrainer
 from mvm.training.logs import matrix_ceiling
 
-WARM_UP = 5  # steps before the clock starts: compilation, memory, libraries
-TEACHER_WIDTH = 768  # of features that stand for a recipe's encoder; running that itself is not timed
-SETTLED = 3  # batches before the clock starts: the first compiles, the second is recorded, the third replayed
+WARM_UP = 5  # steps before the timing: compilation, memory, libraries
+TEACHER_WIDTH = 768  # of random features instead of a recipe's encoder, which is not timed
+SETTLED = 3  # batches before the timing: the first compiles, the second is recorded, the third replayed
 SAMPLED = 5  # batches timed
 PARTS = 5  # of the measured steps; the spread between them is the measurement's own
 
@@ -67,42 +67,33 @@ def _seconds(work: Callable[[], object], device: torch.device) -> float:
     return time.perf_counter() - start
 
 
-def _memory(device: torch.device) -> dict[str, float]:
-    return {"memory_gb": torch.cuda.max_memory_allocated(device) / 1e9} if device.type == "cuda" else {}
-
-
 def bench_training(
     recipe: Recipe, place: Processes, *, steps: int = 30, teacher: FeatureBank | None = None, progress: bool = True
 ) -> dict[str, Any]:
     """Return images per second of whole training steps (batch, forward, backward, optimizer, averages), and memory."""
-    with determinism(recipe.engine):
-        return _bench_training(recipe, place, steps, teacher, progress)
-
-
-def _bench_training(
-    recipe: Recipe, place: Processes, steps: int, teacher: FeatureBank | None, progress: bool
-) -> dict[str, Any]:
     device = place.device
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    trainer = FieldTrainer(recipe, random_images(recipe, 4 * recipe.train.batch), place, teacher)
-    start = time.perf_counter()
-    bar = tqdm(total=WARM_UP + steps, desc=f"train {recipe.name}", unit="step", disable=not progress)
+    with determinism(recipe.engine):
+        trainer = FieldTrainer(recipe, random_images(recipe, 4 * recipe.train.batch), place, teacher)
+        start = time.perf_counter()
+        bar = tqdm(total=WARM_UP + steps, desc=f"train {recipe.name}", unit="step", disable=not progress)
 
-    def run(count: int) -> None:
-        for _ in range(count):
-            trainer.advance()
-            bar.update(1)
+        def run(count: int) -> None:
+            for _ in range(count):
+                trainer.advance()
+                bar.update(1)
 
-    with bar:
-        run(WARM_UP)
-        _wait(device)
-        warm_up = time.perf_counter() - start
-        part = max(1, steps // PARTS)
-        times = sorted(_seconds(lambda: run(part), device) / part for _ in range(PARTS))
-    trainer.read()
-    ceiling = matrix_ceiling(device)
-    return {"warm_up_s": warm_up, **_rates(recipe, times, ceiling and place.world * ceiling), **_memory(device)}
+        with bar:
+            run(WARM_UP)
+            _wait(device)
+            warm_up = time.perf_counter() - start
+            part = max(1, steps // PARTS)
+            times = sorted(_seconds(lambda: run(part), device) / part for _ in range(PARTS))
+        trainer.read()
+        ceiling = matrix_ceiling(device)
+    found = {"warm_up_s": warm_up, **_rates(recipe, times, ceiling and place.world * ceiling)}
+    return found | ({"memory_gb": torch.cuda.max_memory_allocated(device) / 1e9} if device.type == "cuda" else {})
 
 
 def _rates(recipe: Recipe, times: Sequence[float], ceiling: float | None) -> dict[str, Any]:
@@ -185,35 +176,23 @@ def bench(
     return found
 
 
-def _resized(recipe: Recipe, factor: int) -> Recipe:
-    channels, size, _ = recipe.data.shape
-    facts: dict[str, Any] = {"channels": channels, "size": size * factor, "classes": len(recipe.data.class_names)}
-    mirror, augment = recipe.data.mirror, recipe.data.augment
-    return replace(recipe, data=DataConfig(name=FOLDER, path="random", mirror=mirror, augment=augment, **facts))
-
-
-def _deeper(recipe: Recipe, factor: int) -> Recipe:
-    return replace(recipe, network=replace(recipe.network, depth=recipe.network.dimensions[0] * factor))
-
-
-def _larger_batch(recipe: Recipe, factor: int) -> Recipe:
-    return replace(recipe, train=replace(recipe.train, batch=recipe.train.batch * factor))
-
-
-GROWTH: Mapping[str, Callable[[Recipe, int], Recipe]] = {
-    "resolution": _resized,
-    "depth": _deeper,
-    "batch": _larger_batch,
-}
-
-
 def growth(recipe: Recipe, place: Processes, *, steps: int = 12, progress: bool = True) -> list[dict[str, Any]]:
     """Return what doubling resolution, depth and batch does to a step's time and memory, each alone."""
     recipe = on_random_samples(recipe)
+    data, (channels, side, _) = recipe.data, recipe.data.shape
+    twice = DataConfig(
+        name=FOLDER, path="random", mirror=data.mirror, augment=data.augment,
+        channels=channels, size=2 * side, classes=len(data.class_names),
+    )  # fmt: skip
+    changed = {
+        "resolution": replace(recipe, data=twice),
+        "depth": replace(recipe, network=replace(recipe.network, depth=2 * recipe.network.dimensions[0])),
+        "batch": replace(recipe, train=replace(recipe.train, batch=2 * recipe.train.batch)),
+    }
     base = bench_training(recipe, place, steps=steps, progress=progress)
     found = [{"change": "as it is", "times_step": 1.0, **base}]
-    for name, change in GROWTH.items():
-        row = bench_training(change(recipe, 2), place, steps=steps, progress=progress)
+    for name, larger in changed.items():
+        row = bench_training(larger, place, steps=steps, progress=progress)
         found.append({"change": f"{name} x 2", "times_step": row["step_ms"] / base["step_ms"], **row})
     return found
 

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ def _write(folder: Path, tensors: dict[str, Weights], info: dict[str, Any]) -> N
         path = folder / f"{name}.safetensors"
         try:
             save_file({key: value.contiguous() for key, value in weights.items()}, path)
-        except SafetensorError as error:  # what it makes of a full disk
+        except SafetensorError as error:  # which it raises on a full disk
             raise OSError(f"{path.name}: {error}") from error
         path.chmod(0o644)  # safetensors makes files private; checkpoints are for sharing
     files = {path.name: sha256(path) for path in sorted(folder.iterdir())}
@@ -74,12 +75,12 @@ def load(folder: Path, name: str) -> Weights:
         raise DamagedCheckpoint(f"{path} is missing; {_REMEDY}")
     if (found := sha256(path)) != expected:
         raise DamagedCheckpoint(f"{path} is damaged (sha256 {found[:12]}..., expected {expected[:12]}...); {_REMEDY}")
-    with refusal(f"{path} is no whole safetensors file", _REMEDY):  # a manifest may tell the checksum of anything
+    with refusal(f"{path} is no whole safetensors file", _REMEDY):  # a manifest may have the checksum of anything
         return load_file(path)
 
 
 def sampled_from(manifest: dict[str, Any]) -> list[str]:
-    """Return the names of the weights that a network can have: the raw ones and their averages."""
+    """Return the names of the weights that can be sampled from: the raw ones and their averages."""
     names = [file.removesuffix(".safetensors") for file in manifest["sha256"]]
     return [name for name in names if name not in ("optimizer", "projector")]
 
@@ -107,16 +108,13 @@ def latest(run: Path) -> Path | None:
 
 def best(run: Path) -> Path | None:
     """Return the checkpoint with the lowest quality figure, or None where none has one; a damaged one has none."""
-    scored = [(quality, folder) for folder in folders(run) if (quality := _quality(folder)) is not None]
+    scored = []
+    for folder in folders(run):
+        with suppress(DamagedCheckpoint):
+            quality = read_manifest(folder).get("quality")
+            if isinstance(quality, float) and isfinite(quality):
+                scored.append((quality, folder))
     return min(scored)[1] if scored else None
-
-
-def _quality(folder: Path) -> float | None:
-    try:
-        found = read_manifest(folder).get("quality")
-    except DamagedCheckpoint:
-        return None
-    return found if isinstance(found, float) and isfinite(found) else None
 
 
 def find(run: Path, which: str) -> Path | None:

@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all: a temporary neighbour, flushed, then renamed."""
+"""Files and folders that appear whole or not at all: written under a temporary name, flushed, then renamed."""
 
 import hashlib
 import os
@@ -28,14 +28,14 @@ def _discard(path: Path) -> None:
 
 
 def recover(path: Path) -> None:
-    """Bring back a folder that stands aside since a crash between the two renames of put_in_place."""
+    """Rename a folder back that a crash between the two renames of put_in_place has left aside."""
     old = _aside(path)
     if old.is_dir() and not path.exists():
         old.rename(path)
 
 
 def temporary_beside(path: Path) -> Path:
-    """Return the hidden neighbour to write into; what an earlier crash left there is recovered or removed."""
+    """Return the hidden path next to it to write to; what an earlier crash left is recovered or removed."""
     recover(path)
     old, temporary = _aside(path), _hidden(path)
     _discard(temporary)
@@ -46,19 +46,19 @@ def temporary_beside(path: Path) -> Path:
 
 
 def is_leftover(path: Path) -> bool:
-    """Whether a crash has left this: never a result, whatever is in it."""
+    """Whether this was left by a crash, and so is no result."""
     return _LEFTOVER.fullmatch(path.name) is not None
 
 
 def recover_all(folder: Path) -> None:
-    """Put right what a crash has left in a folder that no one else writes to: it comes back whole, or goes."""
+    """Recover or remove what a crash has left in a folder that no other process writes to."""
     for entry in sorted(folder.iterdir()) if folder.is_dir() else []:
         if found := _LEFTOVER.fullmatch(entry.name):
             temporary_beside(entry.with_name(found["name"]))
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder; it loses its name first, so that a crash never leaves half of it for a whole one."""
+    """Remove a folder; it is renamed first, so that a crash never leaves half of it under its name."""
     temporary = temporary_beside(folder)
     if folder.is_dir():
         folder.rename(temporary)
@@ -74,13 +74,13 @@ def _sync(path: Path) -> None:
 
 
 def flush(path: Path) -> None:
-    """Flush a file, or a folder with all in it, to the disk: a rename must never overtake contents."""
+    """Flush a file, or a folder with all in it, to the disk: its contents must be stored before it is renamed."""
     for entry in [*path.rglob("*"), path] if path.is_dir() else [path]:
         _sync(entry)
 
 
 def put_in_place(temporary: Path, path: Path) -> None:
-    """Rename a finished file or folder to its name; an older folder steps aside for a folder, never for a file."""
+    """Rename a finished file or folder to its name; it replaces an older folder only if it is one itself."""
     if path.is_dir() and not temporary.is_dir():
         temporary.unlink()
         raise ValueError(f"'{path}' is a folder, and a file would replace it; give another name")
@@ -90,7 +90,7 @@ def put_in_place(temporary: Path, path: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
         path.rename(old)
         temporary.rename(path)
-        old.rename(temporary)  # what stands aside is always whole
+        old.rename(temporary)  # what is aside is always whole
         _discard(temporary)
     else:
         temporary.replace(path)
@@ -105,7 +105,7 @@ def sha256(path: Path) -> str:
 
 @contextmanager
 def locked(folder: Path, refusal: str) -> Generator[None]:
-    """Hold a folder against a second process; a ValueError with the refusal where another holds it."""
+    """Lock a folder against other processes; a ValueError with the refusal where one has locked it."""
     import fcntl  # here: only this needs a POSIX system
 
     handle = os.open(folder, os.O_RDONLY)
@@ -115,7 +115,7 @@ def locked(folder: Path, refusal: str) -> Generator[None]:
         except BlockingIOError:
             raise ValueError(refusal) from None
         except OSError:
-            pass  # a network file system without locks: two at a time are the user's care
+            pass  # a network file system without locks: the user must not start two
         yield
     finally:
         os.close(handle)
@@ -123,9 +123,9 @@ def locked(folder: Path, refusal: str) -> Generator[None]:
 
 @contextmanager
 def private_beside(path: Path) -> Generator[Path]:
-    """Yield a new hidden folder beside a path that no other process writes to; it goes at the end, unless renamed.
+    """Yield a new hidden folder next to a path, for this process alone; it is removed at the end, unless renamed.
 
-    What processes that are no longer there have left beside the path is repaired or removed.
+    Such folders of processes that have died are recovered or removed.
     """
     temporary_beside(path)
     for left in path.parent.glob(f".{escape(path.name)}.*.tmp"):

@@ -1,4 +1,4 @@
-"""Checks on what users hand in: every error names the option, the value and the remedy."""
+"""Checks of options and arguments: every error names the option, the value and the remedy."""
 
 import difflib
 import logging
@@ -22,12 +22,12 @@ def needs(what: str, package: str, extra: str = "") -> str:
 
 
 def closest(name: str, choices: Iterable[str]) -> list[str]:
-    """Return the choice that is spelt most alike; nothing when none is close."""
+    """Return the choice that is spelt most alike, in a list; empty when none is close."""
     return difflib.get_close_matches(name, list(choices), n=1, cutoff=0.5)
 
 
 def quiet_torchao() -> None:
-    """Keep torchao from listing the GPU libraries it lacks; diffusers and transformers import it where it is there."""
+    """Keep torchao from listing missing GPU libraries; diffusers and transformers import it where it is installed."""
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)
 

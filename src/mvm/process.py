@@ -1,4 +1,4 @@
-"""How a process of our own uses the host: memory kept for its next tensors, cores that others may want too."""
+"""How a process of our own uses the host: memory kept for its next tensors, cores shared with other programs."""
 
 import ctypes
 import os
@@ -24,7 +24,7 @@ LOOKS, APART = 5, 0.005  # at the load, and seconds between them
 
 
 def _others_running() -> int:
-    """Return how many threads of the machine run or want to, besides this one; 0 where the system does not tell."""
+    """Return how many other threads of the machine run or could; 0 where the system does not report it."""
     found = []
     for _ in range(LOOKS):
         try:
@@ -36,9 +36,9 @@ def _others_running() -> int:
 
 
 def share_cores() -> None:
-    """Let OpenMP's threads wait briefly if all cores are busy, unless the user said how; before torch is imported."""
-    said = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys()
-    if not said and _others_running() >= (os.cpu_count() or 1):
+    """Let OpenMP's threads wait briefly if all cores are busy, unless the user has set it; before torch is imported."""
+    chosen = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys()
+    if not chosen and _others_running() >= (os.cpu_count() or 1):
         os.environ["GOMP_SPINCOUNT"] = SPINS_WHEN_SHARED
 
 
@@ -51,8 +51,8 @@ INTERRUPTED = 130  # exit code of a command that Ctrl-C stopped
 def interruptible_imports() -> None:
     """Make Ctrl-C end the process while a module is imported; anywhere else it is KeyboardInterrupt.
 
-    Modules guard their own imports with `except:` here and there, in which a KeyboardInterrupt gets lost. Nothing is
-    under way then that would have to be saved.
+    Some modules guard their own imports with a bare `except:`, in which a KeyboardInterrupt is lost. At that time
+    nothing has to be saved.
     """
 
     def handler(number: int, frame: FrameType | None) -> None:

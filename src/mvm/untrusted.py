@@ -1,6 +1,6 @@
-"""Files that others have written: how much is read of them, and readers that end in a ValueError or in what was asked.
+"""Files that others have written: how much is read of them, and readers that raise a ValueError on anything odd.
 
-Every limit on size stands here. A number that a file tells of itself is believed only where its bytes bear it out.
+Every limit on size is here. A size that a file declares is trusted only where it has as many bytes.
 """
 
 import json
@@ -18,10 +18,10 @@ MOST_TEXT = 1 << 26  # bytes of a JSON or text file: the index of a million clas
 MOST_LISTED = 1 << 29  # bytes of a dataset.json or classes.txt: ten million pictures by name
 MOST_PIXELS = (1 << 28) // 3  # of a picture: a quarter GiB in RGB; where Pillow begins to warn
 MOST_PICTURE = 1 << 28  # bytes of a picture's file, or of a row of an array: as many as the pixels take unpacked
-MOST_LABEL = 1 << 20  # bytes of a label beside a picture in a tar
+MOST_LABEL = 1 << 20  # bytes of a picture's label in a tar
 MOST_ROWS = 1 << 26  # of an array or a table: their labels alone take half a GiB
 MOST_DIMENSIONS = 1 << 14  # of features: a covariance of 2 GiB; the largest in use has 3,072
-MOST_WORDS = 300  # letters of what is repeated from a file in an error
+MOST_WORDS = 300  # characters quoted from a file in an error
 MOST_RECIPE = (
     1 << 14
 )  # letters of TOML without comments: ten times the longest; time to parse a dotted key grows with its square
@@ -31,7 +31,7 @@ DEFLATE = 1032  # bytes that one byte of a deflated stream can become at most
 
 
 def printable(words: object) -> str:
-    """Return words for a terminal: what it would obey, or what hides or turns text, is shown as \\x1b and so on."""
+    """Return text for a terminal: control characters, and what hides or turns text, are shown as \\x1b and so on."""
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in str(words))
 
 
@@ -86,9 +86,9 @@ def read_json(path: Path, most: int = MOST_TEXT, **hooks: Any) -> dict[str, Any]
 def plain_name(name: object) -> str:
     """Return the name of a file in a folder; ValueError where it leads elsewhere."""
     if not isinstance(name, str) or name != os.path.basename(name) or not LONGEST_NAME >= len(os.fsencode(name)) > 0:
-        raise ValueError(f"{cut(repr(name))} is no name of a file beside it")
+        raise ValueError(f"{cut(repr(name))} is no name of a file in this folder")
     if name in (".", "..") or not name.isprintable():
-        raise ValueError(f"{cut(repr(name))} is no name of a file beside it")
+        raise ValueError(f"{cut(repr(name))} is no name of a file in this folder")
     return name
 
 
@@ -100,7 +100,7 @@ def whole_numbers(*values: object) -> None:
 
 
 def open_member(archive: zipfile.ZipFile, name: str) -> IO[bytes]:
-    """Open a member of a zip; LZMA is refused, as its header tells how much memory to take."""
+    """Open a member of a zip; LZMA is refused, as its header decides how much memory is taken."""
     member = archive.getinfo(name)
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2):
         raise ValueError(f"packed by method {member.compress_type}; stored, deflate and bzip2 are read")
@@ -115,16 +115,16 @@ def check_pth(path: Path) -> None:
         raise ValueError(f"'{path}' is larger than {MOST_WEIGHTS:,} bytes")
     with refusal(f"'{path}' is no whole .pth", "get it again"):
         if not zipfile.is_zipfile(path):
-            return  # torch's format before 2020: its numbers stand there as they are
+            return  # torch's format before 2020, which is not compressed
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
-        told = sum(max(member.file_size, member.compress_size) for member in members)
-        if any(member.compress_type != zipfile.ZIP_STORED for member in members) or told > path.stat().st_size:
+        declared = sum(max(member.file_size, member.compress_size) for member in members)
+        if any(member.compress_type != zipfile.ZIP_STORED for member in members) or declared > path.stat().st_size:
             raise ValueError("its members are packed")
 
 
 def is_named_tensor(item: tuple[object, object]) -> bool:
-    """Return whether all numbers of a tensor are in its file: one of stride 0 tells of terabytes in a few bytes."""
+    """Return whether all numbers of a tensor are in its file: one of stride 0 declares terabytes in a few bytes."""
     import torch
 
     name, value = item
@@ -142,7 +142,7 @@ Opened = tuple[IO[bytes], tuple[int, ...], np.dtype]
 def open_npy(path: Path, key: str = "", fortran: bool = False) -> Generator[Opened]:
     """Open the array `key` of an .npz, or an .npy (key ""); yields the stream behind the header, shape and type.
 
-    fortran: whether an array in Fortran order is taken, too; its shape is then given backwards.
+    fortran: whether an array in Fortran order is read, too; its shape is then reversed.
     """
     with path.open("rb") as file:
         if not key:
@@ -159,7 +159,7 @@ _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.r
 
 
 def npy_header(file: IO[bytes], size: int, fortran: bool = False) -> tuple[tuple[int, ...], np.dtype]:
-    """Return shape and type of an .npy of `size` bytes; ValueError where it cannot hold what its header tells."""
+    """Return shape and type of an .npy of `size` bytes; ValueError where its header declares more than it can hold."""
     version = np.lib.format.read_magic(file)
     if version not in _HEADERS:
         raise ValueError(f"version {version} of the format is not read")
@@ -167,9 +167,9 @@ def npy_header(file: IO[bytes], size: int, fortran: bool = False) -> tuple[tuple
     backwards = backwards and len(shape) > 1
     if dtype.hasobject or (backwards and not fortran):
         raise ValueError("arrays of Python objects, or in Fortran order, are not read")
-    told = prod(shape) * dtype.itemsize
-    if min(shape, default=0) < 0 or told > size - file.tell() or prod(side or 1 for side in shape) >= 1 << 62:
-        raise ValueError(f"its header tells {cut(shape)} of {dtype}, which is more than the file holds")
+    declared = prod(shape) * dtype.itemsize
+    if min(shape, default=0) < 0 or declared > size - file.tell() or prod(side or 1 for side in shape) >= 1 << 62:
+        raise ValueError(f"its header declares {cut(shape)} of {dtype}, which is more than the file holds")
     return shape[::-1] if backwards else shape, dtype
 
 
@@ -179,6 +179,6 @@ def map_npy(path: Path) -> np.ndarray:
         return np.memmap(path, dtype, "r", file.tell(), shape)
 
 
-def picture_bytes(file: IO[bytes], told: int) -> bytes:
-    """Return a picture's file, which tells its size; of one too large a byte more than allowed, for the decoder."""
-    return file.read(min(told, MOST_PICTURE) + 1)
+def picture_bytes(file: IO[bytes], declared: int) -> bytes:
+    """Return a picture's file of a declared size; of one too large a byte more than allowed, for the decoder."""
+    return file.read(min(declared, MOST_PICTURE) + 1)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import mvm
-from mvm.app.shelf import Shelf
+from mvm.app.service import Shelf
 from mvm.cli import run
 from mvm.cli.look import web
 

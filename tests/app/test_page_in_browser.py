@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mvm.app.form import ODE, SDE, Form
-from mvm.app.shelf import Shelf, offered
+from mvm.app.service import Shelf, offered
 from mvm.app.show import picture_file
 from mvm.cli import run
 from mvm.generate import generate_batch

@@ -6,7 +6,7 @@ import pytest
 import torch
 from PIL import Image
 
-from mvm.app import film
+from mvm.app import plane
 from mvm.app.form import ODE, SDE
 from mvm.app.plane import LAWS, PARTICLES, PlaneForm, exact_score, law_named, log_density_score, scenes
 from mvm.oracle import mixture
@@ -38,7 +38,7 @@ def test_both_sides_start_at_the_same_points_and_take_every_step():
 def test_an_ode_solver_has_one_side():
     scene = last(law_named("two moons"), PlaneForm("two moons", "heun", nfe=4))
     assert list(scene.paths) == [ODE]
-    assert film.frame(law_named("two moons"), scene, 0, ODE).size == (film.SIDE, film.HEAD + film.SIDE)
+    assert plane.frame(law_named("two moons"), scene, 0, ODE).size == (plane.SIDE, plane.HEAD + plane.SIDE)
 
 
 @pytest.mark.parametrize(("field", "value"), [("nfe", 0), ("nfe", 101), ("rho", -1), ("seed", "x")])
@@ -54,23 +54,23 @@ def test_an_unknown_law_is_told():
 
 def test_the_density_is_darkest_where_it_is_highest():
     law = mixture(torch.tensor([[1.4, 1.4]]), 0.1)  # right of the middle, above it
-    grey = film.density(law, 0.0).convert("L")
-    side = film.SIDE * film.SHARP
-    assert grey.getpixel((side * 3 // 4, side // 4)) <= film.DARKEST + 2
+    grey = plane.density(law, 0.0).convert("L")
+    side = plane.SIDE * plane.SHARP
+    assert grey.getpixel((side * 3 // 4, side // 4)) <= plane.DARKEST + 2
     assert grey.getpixel((side // 4, side * 3 // 4)) == 255
 
 
 def test_a_particle_is_drawn_where_it_is():
     law = mixture(torch.zeros(1, 2), 0.1)
     points = torch.full((PARTICLES, 2), 1.4, dtype=torch.float64)
-    picture = film.panel(law, 0.5, [points], SDE, arrows=False)
-    assert picture.getpixel((film.SIDE * 3 // 4, film.SIDE // 4)) == film.COLOURS[SDE]
+    picture = plane.panel(law, 0.5, [points], SDE, arrows=False)
+    assert picture.getpixel((plane.SIDE * 3 // 4, plane.SIDE // 4)) == plane.COLOURS[SDE]
 
 
 def test_the_animation_has_all_frames_and_rests_at_its_end():
     law = law_named("eight on a ring")
     scene = last(law, PlaneForm(nfe=2))
-    frames = [film.beside([film.frame(law, scene, step, side) for side in (ODE, SDE)]) for step in range(3)]
-    assert frames[0].size == (2 * film.SIDE + film.GAP, film.HEAD + film.SIDE)
-    with Image.open(io.BytesIO(film.webp(frames))) as found:
+    frames = [plane.side_by_side([plane.frame(law, scene, step, side) for side in (ODE, SDE)]) for step in range(3)]
+    assert frames[0].size == (2 * plane.SIDE + plane.GAP, plane.HEAD + plane.SIDE)
+    with Image.open(io.BytesIO(plane.webp(frames))) as found:
         assert (found.format, found.n_frames, found.size) == ("WEBP", 3, frames[0].size)

@@ -7,9 +7,7 @@ import torch
 
 from mvm.app.form import Form
 from mvm.app.plane import PlaneForm
-from mvm.app.service import PROBLEM, Service, Shot
-from mvm.app.shelf import Shelf
-from mvm.app.turns import Turn
+from mvm.app.service import PROBLEM, Service, Shelf, Shot, Turn
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import shutil
 import pytest
 import torch
 
-from mvm.app.shelf import Shelf, offered
+from mvm.app.service import Shelf, offered
 from mvm.published import shipped_folder, shipped_models
 
 

@@ -7,8 +7,8 @@ from copy import deepcopy
 
 import pytest
 
-from mvm.app import turns
-from mvm.app.turns import Desk, Turn
+from mvm.app import service
+from mvm.app.service import Desk, Turn
 
 
 def test_only_the_newest_request_of_a_visitor_goes_on():
@@ -37,15 +37,15 @@ def test_of_equal_numbers_the_last_to_come_is_the_newest():
 
 
 def test_what_is_told_waits_for_what_is_being_told(monkeypatch):
-    monkeypatch.setattr(turns, "LISTENING", 60)
+    monkeypatch.setattr(service, "LONGEST_WAIT", 60)
     turn, order = Turn(), []
 
     def tell(request):
-        with turn.telling(request) as heard:
-            order.append(("newer", heard))
+        with turn.sending(request) as current:
+            order.append(("newer", current))
 
     with ThreadPoolExecutor(1) as pool, ExitStack() as speaking:
-        assert speaking.enter_context(turn.telling(turn.take(1)))
+        assert speaking.enter_context(turn.sending(turn.take(1)))
         waiting = pool.submit(tell, turn.take(2))
         time.sleep(0.1)
         order.append("older ended")
@@ -57,11 +57,11 @@ def test_what_is_told_waits_for_what_is_being_told(monkeypatch):
 def test_an_older_request_does_not_wait_to_tell():
     turn = Turn()
     older, newer = turn.take(1), turn.take(2)
-    with turn.telling(newer), ThreadPoolExecutor(1) as pool:
+    with turn.sending(newer), ThreadPoolExecutor(1) as pool:
 
         def tell():
-            with turn.telling(older) as heard:
-                return heard
+            with turn.sending(older) as current:
+                return current
 
         assert pool.submit(tell).result(10) is False
 

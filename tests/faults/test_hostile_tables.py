@@ -117,7 +117,7 @@ def test_recipes_that_are_none(tmp_path, text, words):
 
 @pytest.mark.parametrize("name", ["../x", "/etc/passwd", "", ".", "..", "a/b", "a\0b", "\x1b[2J", "a" * 256, 5, None])
 def test_names_that_lead_elsewhere(name):
-    with pytest.raises(ValueError, match="is no name of a file beside it"):
+    with pytest.raises(ValueError, match="is no name of a file in this folder"):
         plain_name(name)
 
 
@@ -129,7 +129,7 @@ def test_an_index_that_points_out_of_its_folder(seeds, name):
     shard["sha256"][name] = shard["sha256"].pop(shard["labels"])
     shard["labels"] = name
     path.write_text(json.dumps(told))
-    with pytest.raises(ValueError, match=r"index\.json' is damaged .*is no name of a file beside it"):
+    with pytest.raises(ValueError, match=r"index\.json' is damaged .*is no name of a file in this folder"):
         open_prepared(seeds / "prepared")
 
 

@@ -12,7 +12,7 @@ from tests.faults.load import crowd, flood, forms, leave_in_the_middle, lone_ans
 from tests.faults.visitors import page_at
 
 from mvm.app import page as module
-from mvm.app.shelf import Shelf
+from mvm.app.service import Shelf
 
 
 def serve(seats):

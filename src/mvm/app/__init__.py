@@ -1,1 +1,1 @@
-"""The local page of `mvm app`: what is asked (form), made (walk, plane), told (lines, show, film) and served (page)."""
+"""The local page of `mvm app`: its fields (form), what is computed (walk, plane), shown (lines, show) and served."""

@@ -1,4 +1,4 @@
-"""What a visitor asks for, as it comes from the fields of the page: odd values are told field by field, in words."""
+"""What a visitor asks for, as it comes from the fields of the page: odd values are refused field by field, in words."""
 
 import math
 from dataclasses import dataclass, replace
@@ -108,7 +108,7 @@ class Form:
         return Draw(int(self.images), int(self.seed), classes=tuple(self.classes))
 
     def settings(self, side: str) -> SampleConfig:
-        """Return how one side is made; without guidance there is no interval to speak of."""
+        """Return the sampler settings of one side; without guidance the interval is left out."""
         rho = 0.0 if side == ODE else float(self.rho)
         how = SampleConfig(self.solver, int(self.nfe), rho, float(self.cfg), internal=float(self.internal))
         return replace(how, low=float(self.low), high=float(self.high)) if how.guided else how

@@ -1,4 +1,4 @@
-"""The page itself. The only module that imports gradio, which is told to send nothing anywhere."""
+"""The page itself. The only module that imports gradio, which is configured to send nothing anywhere."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -17,17 +17,15 @@ import gradio as gr
 from mvm.app import show
 from mvm.app.form import ODE, RANGES, SDE, Form, Range, step_solvers
 from mvm.app.plane import LAWS, PLANE_RANGES, PlaneForm
-from mvm.app.service import COMMAND, FAILURES, FIGURES, FILM, PROBLEM, PYTHON, Make, Service, code_part
-from mvm.app.shelf import Shelf
-from mvm.app.turns import Turn
+from mvm.app.service import COMMAND, FAILURES, FIGURES, FILM, PROBLEM, PYTHON, Make, Service, Shelf, Turn, code_part
 from mvm.app.walk import REFERENCE_NFE
 from mvm.model import Model
 
-REMEMBERED = 64  # visitors that gradio keeps what they saw of, a third of a MiB each; it would keep 10,000
+REMEMBERED = 64  # visitors whose page gradio keeps, a third of a MiB each; it would keep 10,000
 GUIDANCE = ("cfg", "internal", "low", "high")  # fields that a model has values of its own for
-Places = dict[str, Any]  # the component that shows a part, by the part's name
+Components = dict[str, Any]  # the component that shows a part, by the part's name
 Updates = dict[Any, Any]
-# every request starts at once: of one visitor's the newest alone goes on (mvm.app.turns)
+# every request starts at once: of one visitor's the newest alone goes on (mvm.app.service.Turn)
 LIVE: dict[str, Any] = {
     "trigger_mode": "multiple",
     "show_progress": "hidden",
@@ -37,24 +35,24 @@ LIVE: dict[str, Any] = {
 
 
 class Fields:
-    """The fields of a form by name; under those that can be odd there is a place to say so."""
+    """The fields of a form by name; under those that can be odd, room for a message."""
 
-    def __init__(self, place: str) -> None:
-        self.place = place
-        self.parts: dict[str, Any] = {}
-        self.sliders: dict[str, Any] = {}
-        self.problems: dict[str, Any] = {}
+    def __init__(self, tab: str) -> None:
+        self.tab = tab
+        self.parts: Components = {}
+        self.sliders: Components = {}
+        self.problems: Components = {}
 
     def add(self, name: str, part: Any) -> Any:
         """Add a field; return it."""
-        part.elem_id = f"mvm-{self.place}-{name}"
+        part.elem_id = f"mvm-{self.tab}-{name}"
         self.parts[name] = part
         return part
 
     def checked(self, name: str, part: Any) -> Any:
-        """Add a field with a place for its problem below; return it."""
+        """Add a field with room for a message below; return it."""
         # not in its info line: gradio 6.31 now and then does not draw a changed info
-        self.problems[name] = gr.HTML(elem_id=f"mvm-{self.place}-{name}-problem", elem_classes="mvm-beside")
+        self.problems[name] = gr.HTML(elem_id=f"mvm-{self.tab}-{name}-problem", elem_classes="mvm-beside")
         return self.add(name, part)
 
     def choice(self, name: str, choices: list[Any], label: str, info: str, **how: Any) -> Any:
@@ -70,9 +68,8 @@ class Fields:
     def typed(self, name: str, bounds: Range) -> Any:
         """Add a number that is typed; return it. Its range is checked by the form, in words, not here."""
         info = f"{bounds.meaning}; {bounds.low:g} to {bounds.high:g}"
-        return self.checked(
-            name, gr.Number(bounds.start, label=bounds.label, info=info, step=bounds.step, min_width=110)
-        )
+        part = gr.Number(bounds.start, label=bounds.label, info=info, step=bounds.step, min_width=110)
+        return self.checked(name, part)
 
     def number(self, name: str, bounds: Range) -> None:
         """Add a number that can be typed, or set by a slider that follows it."""
@@ -86,12 +83,13 @@ class Fields:
         clamp = f"x => Math.min(Math.max(x ?? {low}, {low}), {high})"
         typed.input(None, typed, slider, js=clamp, show_progress="hidden")
 
-    def holders(self, name: str) -> list[Any]:
-        """Return what holds a number: its field, and its slider where it has one."""
-        return [part for part in (self.parts[name], self.sliders.get(name)) if part is not None]
+    def guidance(self, model: Model) -> Updates:
+        """Return the updates that set a model's own guidance, of fields and sliders."""
+        own = own_guidance(model)
+        return {group[name]: own[name] for name in GUIDANCE for group in (self.parts, self.sliders) if name in group}
 
-    def told(self, problems: dict[str, str]) -> Updates:
-        """Return the updates that put each problem beside its field, and take away those that are solved."""
+    def messages(self, problems: dict[str, str]) -> Updates:
+        """Return the updates that show each problem under its field, and take away those that are solved."""
         return {part: show.problem_html(problems.get(name, "")) for name, part in self.problems.items()}
 
     def changes(self, but: str = "") -> list[Callable[..., Any]]:
@@ -99,20 +97,20 @@ class Fields:
         return [part.change for name, part in self.parts.items() if name != but]
 
 
-def _answers(service: Service, fields: Fields, places: Places, kind: type, make: Make) -> dict[str, Any]:
+def _answers(service: Service, fields: Fields, components: Components, kind: type, make: Make) -> dict[str, Any]:
     """Return what binds an event to the making of a form, as gradio takes it."""
 
     def answer(turn: Turn, number: int, *values: Any) -> Iterator[Updates]:
         form = kind(**dict(zip(fields.parts, values, strict=True)))
-        wrong = fields.told(form.problems())
+        wrong = fields.messages(form.problems())
         for parts in service.serve(turn, number, form, make):
-            yield {**wrong, **{places[name]: value for name, value in parts.items()}}
+            yield {**wrong, **{components[name]: value for name, value in parts.items()}}
             wrong = {}
         # gradio shows the last parts of an answer again when it ends: then they must not cover those of a newer one
-        yield {places[PROBLEM]: gr.skip()}
+        yield {components[PROBLEM]: gr.skip()}
 
     inputs = [gr.State(Turn()), gr.Number(0, visible=False), *fields.parts.values()]
-    return {"fn": answer, "inputs": inputs, "outputs": [*fields.problems.values(), *places.values()], **LIVE}
+    return {"fn": answer, "inputs": inputs, "outputs": [*fields.problems.values(), *components.values()], **LIVE}
 
 
 def class_choices(model: Model) -> list[tuple[str, int]]:
@@ -121,7 +119,7 @@ def class_choices(model: Model) -> list[tuple[str, int]]:
 
 
 def own_guidance(model: Model) -> dict[str, float]:
-    """Return the guidance a model is sampled with unless told otherwise, by field."""
+    """Return the guidance of a model's own sampler, by field."""
     return {name: getattr(model.recipe.sample, name) for name in GUIDANCE}
 
 
@@ -131,7 +129,7 @@ def has_inner_head(model: Model) -> bool:
 
 
 def _picture_fields(service: Service) -> tuple[Fields, Any, Any]:
-    """Add the column of fields; return them, what holds those of internal guidance, and the button."""
+    """Add the column of fields; return them, the column of internal guidance, and the button."""
     fields, names = Fields("pictures"), service.shelf.names
     first = service.shelf.get(names[0])
     ranges = RANGES | {name: replace(RANGES[name], start=value) for name, value in own_guidance(first).items()}
@@ -156,31 +154,28 @@ def _picture_fields(service: Service) -> tuple[Fields, Any, Any]:
     return fields, inner, go
 
 
-def _code_box(side: str, kind: str, words: str, language: Any) -> Places:
-    name = code_part(side, kind)
-    how: dict[str, Any] = {"wrap_lines": True, "show_line_numbers": False, "interactive": False}
-    return {name: gr.Code(label=f"{side}: {words}", language=language, elem_id=f"mvm-{name}", **how)}
-
-
-def _picture_places() -> Places:
-    """Add the column of results; return its parts."""
+def _picture_results() -> Components:
+    """Add the column of results; return its components."""
+    code: dict[str, Any] = {"wrap_lines": True, "show_line_numbers": False, "interactive": False}
     with gr.Column(elem_classes="mvm-results", min_width=320):
-        places = {PROBLEM: gr.HTML(elem_id="mvm-problem")}
+        found = {PROBLEM: gr.HTML(elem_id="mvm-problem")}
         with gr.Row(elem_classes="mvm-pair"):
-            places |= {side: gr.HTML(elem_id=f"mvm-{side.lower()}", min_width=280) for side in (ODE, SDE)}
-        places[FIGURES] = gr.HTML(elem_id="mvm-figures")
+            found |= {side: gr.HTML(elem_id=f"mvm-{side.lower()}", min_width=280) for side in (ODE, SDE)}
+        found[FIGURES] = gr.HTML(elem_id="mvm-figures")
         with gr.Accordion("Make the same pictures again"), gr.Row(elem_classes="mvm-pair"):
             for side in (ODE, SDE):
                 with gr.Column(min_width=280):
-                    places |= _code_box(side, COMMAND, "command", None) | _code_box(side, PYTHON, "Python", "python")
-    return places
+                    for kind, words, language in ((COMMAND, "command", None), (PYTHON, "Python", "python")):
+                        name, label = code_part(side, kind), f"{side}: {words}"
+                        found[name] = gr.Code(label=label, language=language, elem_id=f"mvm-{name}", **code)
+    return found
 
 
 def _pictures_tab(service: Service, blocks: gr.Blocks) -> None:
     """Build the tab of pictures, which makes some as soon as it is opened."""
     with gr.Row(elem_classes="mvm-body"):
         fields, inner, go = _picture_fields(service)
-        places = _picture_places()
+        results = _picture_results()
 
     model, classes = fields.parts["model"], fields.parts["classes"]
 
@@ -188,14 +183,14 @@ def _pictures_tab(service: Service, blocks: gr.Blocks) -> None:
         try:
             found = service.shelf.get(name)
         except FAILURES as error:
-            return {classes: gr.update(choices=[], value=[]), places[PROBLEM]: show.problem_html(str(error))}
-        updates = {classes: gr.update(choices=class_choices(found), value=[]), places[PROBLEM]: ""}
-        updates[inner] = gr.update(visible=has_inner_head(found))
-        return updates | {part: value for name, value in own_guidance(found).items() for part in fields.holders(name)}
+            return {classes: gr.update(choices=[], value=[]), results[PROBLEM]: show.problem_html(str(error))}
+        updates = {classes: gr.update(choices=class_choices(found), value=[]), results[PROBLEM]: ""}
+        return {**updates, inner: gr.update(visible=has_inner_head(found)), **fields.guidance(found)}
 
-    answers = _answers(service, fields, places, Form, service.pictures)
+    answers = _answers(service, fields, results, Form, service.pictures)
     gr.on([blocks.load, go.click, *fields.changes(but="model")], **answers)
-    changed = [classes, inner, places[PROBLEM], *(part for name in GUIDANCE for part in fields.holders(name))]
+    guided = fields.guidance(service.shelf.get(service.shelf.names[0]))
+    changed = [classes, inner, results[PROBLEM], *guided]
     model.change(model_chosen, model, changed, show_progress="hidden").success(**answers)
 
 
@@ -215,8 +210,8 @@ def _plane_tab(service: Service, tab: gr.Tab) -> None:
                 "Grey: the exact density at time t. Lines: where the field points, from x towards its guess of the "
                 "data. Both sides start from the same noise; the way of twelve particles is drawn."
             )
-            places = {name: gr.HTML(elem_id=f"mvm-plane-{name}") for name in (PROBLEM, FILM, FIGURES)}
-    gr.on([go.click, tab.select, *fields.changes()], **_answers(service, fields, places, PlaneForm, service.plane))
+            results = {name: gr.HTML(elem_id=f"mvm-plane-{name}") for name in (PROBLEM, FILM, FIGURES)}
+    gr.on([go.click, tab.select, *fields.changes()], **_answers(service, fields, results, PlaneForm, service.plane))
 
 
 def build(shelf: Shelf, seats: int) -> gr.Blocks:
@@ -243,34 +238,28 @@ def look_and_feel() -> dict[str, Any]:
     return {"theme": theme.set(block_info_text_color="*neutral_600", block_title_text_color="*neutral_800"), "css": css}
 
 
-def _launch(blocks: gr.Blocks, seats: int, host: str, port: int | None, inbrowser: bool) -> str:
-    """Return the address under which the page is served, without a tunnel to anywhere."""
-    _, address, _ = blocks.launch(
-        server_name=host,
-        server_port=port,
-        share=False,
-        inbrowser=inbrowser,
-        quiet=True,
-        prevent_thread_lock=True,
-        ssr_mode=False,
-        footer_links=[],
-        run_history=False,
-        enable_monitoring=False,
-        mcp_server=False,
-        state_session_capacity=max(REMEMBERED, 2 * seats),
-        **look_and_feel(),
-    )
-    return address
-
-
 def serve(
     shelf: Shelf, seats: int, host: str, port: int | None, *, wait: bool = True, inbrowser: bool = False
 ) -> tuple[gr.Blocks, str]:
-    """Serve the page; return it and its address, at once if it is not to wait for Ctrl-C."""
+    """Serve the page, without a tunnel to anywhere; return it and its address, at once if not to wait for Ctrl-C."""
     blocks = build(shelf, seats)
     blocks.queue(api_open=False)
     try:
-        address = _launch(blocks, seats, host, port, inbrowser)
+        _, address, _ = blocks.launch(
+            server_name=host,
+            server_port=port,
+            share=False,
+            inbrowser=inbrowser,
+            quiet=True,
+            prevent_thread_lock=True,
+            ssr_mode=False,
+            footer_links=[],
+            run_history=False,
+            enable_monitoring=False,
+            mcp_server=False,
+            state_session_capacity=max(REMEMBERED, 2 * seats),
+            **look_and_feel(),
+        )
     except OSError as error:
         raise ValueError(f"--host {host} --port {port}: cannot listen there ({error}); give another port") from None
     if wait:

@@ -1,22 +1,29 @@
-"""What a request gets: named parts of the page as HTML or text, newer ones as the work goes on. Knows no gradio."""
+"""What a visitor gets: models and seats shared by all, and named parts of the page as the work goes on; no gradio."""
 
+import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from mvm.app import film, show
+import torch
+
+from mvm.app import plane, show
 from mvm.app.form import ODE, SDE, Form
 from mvm.app.lines import command, python
-from mvm.app.plane import PlaneForm, exact_score, law_named, log_density_score, scenes
-from mvm.app.shelf import Shelf
-from mvm.app.turns import Desk, Turn
+from mvm.app.plane import PlaneForm
 from mvm.app.walk import Look, look
-from mvm.model import Model
+from mvm.model import Model, is_model, load
+from mvm.published import shipped_folder, shipped_models
 
 PAUSE = 0.1  # seconds between two updates of a page: more would not be seen
-FAILURES = (ValueError, FloatingPointError, OSError)  # as the command line: told in words
+LONGEST_WAIT = 2.0  # seconds that a request waits at most for an older one of its visitor to be sent
+POLL = 0.02  # seconds between two looks, while it waits, whether a newer one has come
+FAILURES = (ValueError, FloatingPointError, OSError)  # shown as messages, as the command line does
 PROBLEM, FIGURES, FILM = "problem", "figures", "film"
 COMMAND, PYTHON = "command", "python"
 
@@ -38,6 +45,106 @@ class Shot(NamedTuple):
 Make = Callable[[Any], Iterator[Shot]]
 
 
+def offered(given: Sequence[str]) -> list[str]:
+    """Return the names of models: those given, those in a given folder, then the shipped, smallest first.
+
+    The first is what a visitor sees first, so a shipped one that is quick stands before the others.
+    """
+    found: list[str] = []
+    for name in given:
+        inside = sorted(str(path) for path in Path(name).glob("*") if path.is_dir() and is_model(str(path)))
+        if not is_model(name) and not inside:
+            raise ValueError(f"'{name}' is neither a run or an exported model, nor a folder that holds any")
+        found += [name] if is_model(name) else inside
+
+    def size(name: str) -> int:
+        return sum(path.stat().st_size for path in shipped_folder(name).rglob("*") if path.is_file())
+
+    return list(dict.fromkeys([*found, *sorted(shipped_models(), key=size)]))
+
+
+class Shelf:
+    """Models by name, on one device: loaded when first asked for, then shared by all visitors, who only read them."""
+
+    def __init__(self, names: Sequence[str], device: torch.device) -> None:
+        if not names:
+            raise ValueError("there is no model to show; give a run directory: mvm app RUN")
+        self.names, self.device = list(names), device
+        self._loaded: dict[str, Model] = {}
+        self._lock = threading.Lock()
+
+    def get(self, name: str) -> Model:
+        """Return a model; a name that is not offered is refused, as a visitor must not open any other folder."""
+        if name not in self.names:
+            raise ValueError(f"model '{name}' is not on this page; it has: {', '.join(self.names)}")
+        with self._lock:
+            if name not in self._loaded:
+                self._loaded[name] = load(name).to(self.device)
+            return self._loaded[name]
+
+
+class Turn:
+    """One visitor's requests, numbered by the browser, as they may arrive out of order: only the newest goes on.
+
+    Of equal numbers, which no browser sends, the one that came last is the newest.
+    """
+
+    def __init__(self) -> None:
+        self._newest = (0, 0)
+        self._arrivals = itertools.count(1)
+        self._sending = threading.Lock()
+
+    def __deepcopy__(self, memo: object) -> "Turn":
+        """Return one for another visitor, which is what a page copies it for."""
+        return Turn()
+
+    def take(self, number: int) -> Callable[[], bool]:
+        """Begin a request; return a function that says whether it is still the newest."""
+        mine = (number, next(self._arrivals))
+        self._newest = max(self._newest, mine)
+        return lambda: self._newest == mine
+
+    @contextmanager
+    def sending(self, newest: Callable[[], bool]) -> Generator[bool]:
+        """Lock the visitor's page, so that parts of a newer request are sent later; yields whether to send any.
+
+        An older request does not wait for the lock, and none waits for long: its owner needs a thread to go on, and
+        those that wait could have taken all threads of the page.
+        """
+        end = time.monotonic() + LONGEST_WAIT
+        while not (locked := self._sending.acquire(timeout=POLL)) and newest() and time.monotonic() < end:
+            pass
+        try:
+            yield newest()
+        finally:
+            if locked:
+                self._sending.release()
+
+
+class Desk:
+    """Seats for visitors; requests of one visitor share a seat, for all but the newest are about to leave."""
+
+    def __init__(self, seats: int) -> None:
+        self.seats = seats
+        self._taken: Counter[Turn] = Counter()
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def seat(self, turn: Turn) -> Generator[None]:
+        """Take a seat for the time inside; a ValueError where all are taken."""
+        with self._lock:
+            if turn not in self._taken and len(self._taken) >= self.seats:
+                raise ValueError(f"all {self.seats} places of this page are taken; try again in a few seconds")
+            self._taken[turn] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._taken[turn] -= 1
+                if not self._taken[turn]:
+                    del self._taken[turn]
+
+
 class Service:
     """What all visitors share: models, seats, and the processor, which takes one step of one visitor at a time."""
 
@@ -49,13 +156,13 @@ class Service:
         newest = turn.take(number)
         try:
             for parts in self._parts(turn, form, make):
-                with turn.telling(newest) as heard:  # until the page asks for more, and so has shown this
-                    if not heard:
+                with turn.sending(newest) as current:  # until the page asks for more, and so has shown this
+                    if not current:
                         return
                     yield parts()
         except FAILURES as error:
-            with turn.telling(newest) as heard:
-                if heard:
+            with turn.sending(newest) as current:
+                if current:
                     yield {PROBLEM: show.problem_html(str(error))}
 
     def _parts(self, turn: Turn, form: Form | PlaneForm, make: Make) -> Iterator[Callable[[], Parts]]:
@@ -75,33 +182,32 @@ class Service:
         """Yield both sides of a form as they go, their figures, and the lines that make them again."""
         model = self.shelf.get(form.model)
         lines = _lines(form, model)
+
+        def seen(found: Look) -> Parts:
+            sides = {name: show.side_html(name, form, side, model.classes) for name, side in found.sides.items()}
+            return {**lines, **sides, FIGURES: show.figures_html(found)}
+
         for found in look(model, form, self.compute):
-            yield Shot(partial(_seen, found, form, model, lines), found.finished(form))
+            yield Shot(partial(seen, found), found.finished(form))
 
     def plane(self, form: PlaneForm) -> Iterator[Shot]:
         """Yield the particles as they go; at the end the whole film, to save too, and how well they fit the law."""
-        law, frames, pictures, scene = law_named(form.law), [], [], None
-        for scene in scenes(law, form, self.compute):
+        law, frames, pictures, scene = plane.law_named(form.law), [], [], None
+        for scene in plane.scenes(law, form, self.compute):
             step = len(scene.times) - 1
-            frames.append([film.frame(law, scene, step, side) for side in form.sides])
-            pictures.append([film.webp([one]) for one in frames[-1]])
+            frames.append([plane.frame(law, scene, step, side) for side in form.sides])
+            pictures.append([plane.webp([one]) for one in frames[-1]])
             yield Shot(lambda: {FILM: show.film_html(pictures, False)}, last=False)
         assert scene is not None
-        saved = show.download(
-            film.webp([film.beside(sides) for sides in frames]), "image/webp", "particles.webp", "Save animation"
-        )
-        reached = {side: log_density_score(law, path[-1]) for side, path in scene.paths.items()}
-        told = show.plane_figures(reached, exact_score(law))
-        yield Shot(lambda: {FILM: show.film_html(pictures, True) + saved, FIGURES: told}, last=True)
-
-
-def _seen(found: Look, form: Form, model: Model, lines: Parts) -> Parts:
-    sides = {name: show.side_html(name, form, side, model.classes) for name, side in found.sides.items()}
-    return {**lines, **sides, FIGURES: show.figures_html(found)}
+        whole = plane.webp([plane.side_by_side(sides) for sides in frames])
+        saved = show.download(whole, "image/webp", "particles.webp", "Save animation")
+        reached = {side: plane.log_density_score(law, path[-1]) for side, path in scene.paths.items()}
+        figures = show.plane_figures(reached, plane.exact_score(law))
+        yield Shot(lambda: {FILM: show.film_html(pictures, True) + saved, FIGURES: figures}, last=True)
 
 
 def _lines(form: Form, model: Model) -> Parts:
-    """Return command and Python lines of both sides, and what stands in the place of a side that there is not."""
+    """Return command and Python lines of both sides; for a side that the solver does not have, a note."""
     none = f"# {form.solver} solves the ODE alone"
     found = {SDE: show.no_side(form)} if SDE not in form.sides else {}
     for side in (ODE, SDE):

@@ -18,6 +18,17 @@ from mvm.pictures import png_bytes, to_pillow, write_images
 
 MOST_STILLS = 12  # on the way of one side; more are thinned out
 TITLES = {ODE: "ODE, no noise on the way", SDE: "SDE, noise on the way"}
+SIDE = (
+    '<section class="mvm-side {kind}"><h3>{title} <small>rho = {rho:g}</small></h3>'
+    '<div class="mvm-pictures">{pictures}</div><p class="mvm-state">{state}</p>'
+    "<h4>The first picture on its way, from noise</h4>"
+    '<div class="mvm-path"><table><tr><th>state</th>{states}</tr><tr><th>guess</th>{guesses}</tr>'
+    "<tr><th>t</th>{times}</tr></table></div></section>"
+)
+TURN = "this.closest('.mvm-film').querySelectorAll('.mvm-frame').forEach((e, i) => { e.hidden = i != this.value })"
+SLIDER = (
+    '<label>Step <input type="range" min="0" max="{last}" value="{last}" aria-label="Step" oninput="{turn}"></label>'
+)
 
 
 def data_url(content: bytes, kind: str) -> str:
@@ -32,9 +43,8 @@ def image_tag(picture: Image.Image, words: str) -> str:
 
 def download(content: bytes, kind: str, name: str, words: str) -> str:
     """Return a link that saves content under a name."""
-    return (
-        f'<a class="mvm-save" download="{html.escape(name, quote=True)}" href="{data_url(content, kind)}">{words}</a>'
-    )
+    address = data_url(content, kind)
+    return f'<a class="mvm-save" download="{html.escape(name, quote=True)}" href="{address}">{words}</a>'
 
 
 def picture_file(images: Tensor, labels: Tensor, names: Sequence[str]) -> bytes:
@@ -45,89 +55,83 @@ def picture_file(images: Tensor, labels: Tensor, names: Sequence[str]) -> bytes:
         return path.read_bytes()
 
 
-def figures_of(side: Side, names: Sequence[str], seed: int) -> str:
-    """Return the pictures, each above its class and seed."""
-    told = []
-    for place, (image, label) in enumerate(zip(side.images, side.labels.tolist(), strict=True)):
-        words = f"class {names[label]}, seed {seed + place}"
-        told.append(
-            f"<figure>{image_tag(to_pillow(image), words)}<figcaption>{html.escape(words)}</figcaption></figure>"
-        )
-    return f'<div class="mvm-pictures">{"".join(told)}</div>'
-
-
 def chosen(stills: Sequence[Still], most: int = MOST_STILLS) -> list[Still]:
     """Return at most so many stills, evenly spread, the first and the last among them."""
     if len(stills) <= most:
         return list(stills)
-    return [stills[int(place)] for place in torch.linspace(0, len(stills) - 1, most).round()]
-
-
-def path_of(side: Side) -> str:
-    """Return the way of the first picture: states above, below what each was taken for."""
-    stills = chosen(side.path)
-    rows = {"state": [still.state for still in stills], "guess": [still.guess for still in stills]}
-    cells = {
-        name: "".join(
-            f"<td>{image_tag(to_pillow(image), f'{name} at t = {still.t:.3g}')}</td>"
-            for image, still in zip(images, stills, strict=True)
-        )
-        for name, images in rows.items()
-    }
-    times = "".join(f"<td>{still.t:.3f}</td>" for still in stills)
-    body = "".join(f"<tr><th>{name}</th>{row}</tr>" for name, row in {**cells, "t": times}.items())
-    return f'<div class="mvm-path"><table>{body}</table></div>'
+    return [stills[int(i)] for i in torch.linspace(0, len(stills) - 1, most).round()]
 
 
 def side_html(name: str, form: Form, side: Side, names: Sequence[str]) -> str:
-    """Return one side: how far it is, its pictures, a link to save them, the way of the first."""
-    rho = f"rho = {side.settings.rho:g}"
-    told = f"step {side.index} of {side.steps}"
+    """Return one side: its pictures above class and seed, how far it is or a link to save, the first one's way."""
+    pictures = []
+    for i, (image, label) in enumerate(zip(side.images, side.labels.tolist(), strict=True)):
+        words = f"class {names[label]}, seed {int(form.seed) + i}"
+        tag = image_tag(to_pillow(image), words)
+        pictures.append(f"<figure>{tag}<figcaption>{html.escape(words)}</figcaption></figure>")
+    state = f"step {side.index} of {side.steps}"
     if side.done:
         picture = picture_file(side.images, side.labels, names)
-        told = f"done, {side.nfe} evaluations " + download(picture, "image/png", file_name(form, name), "Save picture")
-    return (
-        f'<section class="mvm-side {name.lower()}"><h3>{TITLES[name]} <small>{rho}</small></h3>'
-        f'{figures_of(side, names, int(form.seed))}<p class="mvm-state">{told}</p>'
-        f"<h4>The first picture on its way, from noise</h4>{path_of(side)}</section>"
+        state = f"done, {side.nfe} evaluations " + download(picture, "image/png", file_name(form, name), "Save picture")
+    stills = chosen(side.path)
+    cells = {
+        row: "".join(
+            f"<td>{image_tag(to_pillow(getattr(still, row)), f'{row} at t = {still.t:.3g}')}</td>" for still in stills
+        )
+        for row in ("state", "guess")
+    }
+    return SIDE.format(
+        kind=name.lower(),
+        title=TITLES[name],
+        rho=side.settings.rho,
+        pictures="".join(pictures),
+        state=state,
+        states=cells["state"],
+        guesses=cells["guess"],
+        times="".join(f"<td>{still.t:.3f}</td>" for still in stills),
     )
 
 
 def no_side(form: Form) -> str:
-    """Return what stands in the place of the SDE where the solver has none."""
+    """Return what is shown instead of the SDE where the solver has none."""
     words = f"The solver {form.solver} solves the ODE alone. For the SDE take adams, sa or euler-maruyama."
     return f'<section class="mvm-side sde"><h3>{TITLES[SDE]}</h3><p class="mvm-state">{words}</p></section>'
 
 
-def _row(words: str, *values: str) -> str:
-    return f"<tr><th>{words}</th>{''.join(f'<td>{value}</td>' for value in values)}</tr>"
+def _table(names: Sequence[str], rows: Mapping[str, Sequence[str]], note: str = "") -> str:
+    """Return a table with a column for each name, and a note below."""
+    head = "".join(f"<th>{name}</th>" for name in names)
+    body = (f"<tr><th>{row}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>" for row, cells in rows.items())
+    return f'<div class="mvm-figures"><table><tr><th></th>{head}</tr>{"".join(body)}</table>{note}</div>'
 
 
 def figures_html(look: Look) -> str:
     """Return cost and distances of what is there: seconds, passes, grey levels."""
-    sides = list(look.sides.values())
-    head = "".join(f"<th>{name}</th>" for name in look.sides)
-    rows = [
-        _row("evaluations (NFE)", *(str(side.nfe) for side in sides)),
-        _row("network passes", *(str(side.passes) for side in sides)),
-        _row("seconds", *(f"{side.seconds:.2f}" for side in sides)),
-    ]
-    if look.reference is not None:
-        rows.append(_row(f"RMS distance to the ODE of {REFERENCE_NFE} evaluations", *_to_reference(look)))
-    told = ""
+    sides, reference = list(look.sides.values()), look.reference
+    rows = {
+        "evaluations (NFE)": [str(side.nfe) for side in sides],
+        "network passes": [str(side.passes) for side in sides],
+        "seconds": [f"{side.seconds:.2f}" for side in sides],
+    }
+    if reference is not None:
+        rows[f"RMS distance to the ODE of {REFERENCE_NFE} evaluations"] = [
+            f"{rms(side.images, reference.images):.1f} of 255"
+            if reference.done
+            else f"step {reference.index} of {reference.steps}"
+            for side in sides
+        ]
+    note = ""
     if len(sides) == 2 and all(side.done for side in sides):
         distance = rms(*(side.images for side in sides))
-        told = f"<p>RMS distance between ODE and SDE pictures: <b>{distance:.1f}</b> grey levels of 255.</p>"
-    return f'<div class="mvm-figures"><table><tr><th></th>{head}</tr>{"".join(rows)}</table>{told}</div>'
+        note = f"<p>RMS distance between ODE and SDE pictures: <b>{distance:.1f}</b> grey levels of 255.</p>"
+    return _table(list(look.sides), rows, note)
 
 
-def _to_reference(look: Look) -> list[str]:
-    """Return the distances in words, or how far the long run is."""
-    reference = look.reference
-    assert reference is not None
-    if not reference.done:
-        return [f"step {reference.index} of {reference.steps}"] * len(look.sides)
-    return [f"{rms(side.images, reference.images):.1f} of 255" for side in look.sides.values()]
+def plane_figures(reached: Mapping[str, Score], exact: Score) -> str:
+    """Return the mean log density of the particles at the end, next to that of exact draws."""
+    scores = {**reached, "exact draws": exact}
+    cells = [f"{score.mean:.2f} ± {score.error:.2f}" for score in scores.values()]
+    return _table(list(scores), {"mean log density under the exact law, nats": cells})
 
 
 def problem_html(words: str) -> str:
@@ -135,26 +139,14 @@ def problem_html(words: str) -> str:
     return f'<p class="mvm-problem" role="alert">{html.escape(words)}</p>' if words else ""
 
 
-def _frame(sides: Sequence[bytes], step: int, hidden: str = "") -> str:
-    """Return the pictures of one step, side by side where there is room."""
-    images = [f'<img src="{data_url(one, "image/webp")}" alt="particles after step {step}">' for one in sides]
-    return f'<div class="mvm-frame" {hidden}>{"".join(images)}</div>'
-
-
 def film_html(frames: Sequence[Sequence[bytes]], done: bool) -> str:
     """Return the newest frame while it runs, then all of them with a slider; a frame is a picture of each side."""
     last = len(frames) - 1
-    if not done:
-        return f'<div class="mvm-film">{_frame(frames[-1], last)}</div>'
-    told = "".join(_frame(sides, step, "" if step == last else "hidden") for step, sides in enumerate(frames))
-    turn = "this.closest('.mvm-film').querySelectorAll('.mvm-frame').forEach((e, i) => { e.hidden = i != this.value })"
-    slider = f'<input type="range" min="0" max="{last}" value="{last}" aria-label="Step" oninput="{turn}">'
-    return f'<div class="mvm-film">{told}<label>Step {slider}</label></div>'
-
-
-def plane_figures(reached: Mapping[str, Score], exact: Score) -> str:
-    """Return the mean log density of the particles at the end, beside that of exact draws."""
-    told = {**reached, "exact draws": exact}
-    head = "".join(f"<th>{name}</th>" for name in told)
-    row = _row("mean log density under the exact law, nats", *(f"{s.mean:.2f} ± {s.error:.2f}" for s in told.values()))
-    return f'<div class="mvm-figures"><table><tr><th></th>{head}</tr>{row}</table></div>'
+    shown = []
+    for step in range(0 if done else last, last + 1):
+        images = (
+            f'<img src="{data_url(one, "image/webp")}" alt="particles after step {step}">' for one in frames[step]
+        )
+        shown.append(f'<div class="mvm-frame" {"" if step == last else "hidden"}>{"".join(images)}</div>')
+    slider = SLIDER.format(last=last, turn=TURN) if done else ""
+    return f'<div class="mvm-film">{"".join(shown)}{slider}</div>'

@@ -19,11 +19,11 @@ from mvm.solver import State, run
 from mvm.solver.sampling import evaluator, in_solver_time, metered, solver_for, step_noise
 
 REFERENCE_NFE = 104  # of the long run: four times the default
-Compute = AbstractContextManager[object]  # held during a step, that visitors' steps do not slow each other down
+Compute = AbstractContextManager[object]  # a lock during a step, so that visitors' steps do not slow each other down
 
 
 class Moment(NamedTuple):
-    """The sampler after a step: t falls to 0; state (B, ...) at t, what it is taken for, and the cost so far."""
+    """The sampler after a step: t falls to 0; state (B, ...) at t, its x0_hat, and the cost so far."""
 
     index: int
     steps: int
@@ -64,7 +64,7 @@ def moments(
 
 
 class Still(NamedTuple):
-    """The first picture on its way: uint8 (C, H, W) of the state at t, and of what it is taken for."""
+    """The first picture on its way: uint8 (C, H, W) of the state at t, and of its x0_hat."""
 
     t: float
     state: Tensor
@@ -107,7 +107,7 @@ def side_by_steps(model: Model, draw: Draw, settings: SampleConfig, compute: Com
 
 @dataclass
 class Look:
-    """All that a page shows of a form: its sides, and the long run if it was asked for."""
+    """What a page shows of a form: its sides, and the long run if asked for."""
 
     sides: dict[str, Side] = field(default_factory=dict)
     reference: Side | None = None

@@ -178,7 +178,7 @@ def web(
     open
         Show the page in the browser of this machine; --no-open only serves it.
     """
-    from mvm.app.shelf import Shelf, offered
+    from mvm.app.service import Shelf, offered
     from mvm.model import choose_device
     from mvm.options import at_least, between, needs
 

@@ -1,7 +1,7 @@
 """Processes and devices: torchrun, precision, shares of a batch; and the `engine` section of a recipe.
 
 Nothing here changes what is computed: global batch, seeds and weights are the same for any number of
-processes, up to the rounding of sums. Past one process everything is torch's own; gloo runs all of it on a CPU.
+processes, up to the rounding of sums. All that several processes need is torch's own; gloo runs it on a CPU.
 """
 
 import os
@@ -30,8 +30,8 @@ PATIENCE = 1800  # seconds that processes wait for each other: rank 0 may be wri
 class EngineConfig:
     """How a run is executed: precision, compilation, memory, several GPUs; may change on resume.
 
-    With `compile` blocks the gradients of a block travel while the next is computed. What `fp8` rounds is not stored,
-    and samples are not made with it.
+    With `compile` blocks the gradients of a block are reduced while the next is computed. Values rounded by `fp8` are
+    not stored, and samples are not made with it.
     """
 
     parallel: str = "ddp"
@@ -106,7 +106,7 @@ class Processes:
         return values
 
     def any(self, flag: bool) -> bool:
-        """Return whether any process says so; all must ask. Travels on the CPU: a GPU's queue is not waited for."""
+        """Return whether the flag is set in any process; all must ask. Reduced on the CPU, not to wait for a GPU."""
         return bool(self.sum(torch.tensor(float(flag))) > 0)
 
     def max(self, value: int) -> int:
@@ -148,43 +148,33 @@ class Processes:
 
 @contextmanager
 def processes(device: torch.device | str = "cpu", timeout: int = PATIENCE) -> Generator[Processes]:
-    """Yield this process's place: alone, or as torchrun's environment says; ends the group on the way out.
+    """Yield this process among those of torchrun's environment, else as the only one; ends the group on the way out.
 
     timeout: seconds that the processes wait for each other.
     """
     device = torch.device(device)
-    if "WORLD_SIZE" not in os.environ or dist.is_initialized():
-        yield _alone_or_joined(device)
+    if dist.is_initialized():
+        yield Processes(dist.get_rank(), dist.get_world_size(), device)
+        return
+    if "WORLD_SIZE" not in os.environ:
+        yield Processes(device=device)
         return
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    store, rank, world = _meeting_place()
-    # gloo beside nccl: objects and flags travel on the CPU
+    store, rank, world = next(rendezvous("env://", timeout=timedelta(seconds=PATIENCE)))
+    # torchrun keeps one store over its restarts, where the new processes would find the addresses of the dead and wait
+    # for them (pytorch#135712): each attempt has its own part of it. The count of restarts is the same in all processes
+    # only on one node; several nodes set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 (docs/scale-out.md).
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if os.environ.get("GROUP_WORLD_SIZE") == "1" else "0"
+    store = dist.PrefixStore(f"attempt-{attempt}", store)
+    # gloo as well as nccl: objects and flags are exchanged on the CPU
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timedelta(seconds=timeout))
     try:
         yield Processes(rank, world, device)
     finally:
         dist.destroy_process_group()
-
-
-def _meeting_place() -> tuple[dist.Store, int, int]:
-    """Return torchrun's store, this process's rank and the world size.
-
-    torchrun keeps one store over its restarts, where the new processes would find the addresses of the dead and
-    wait for them (pytorch#135712): each attempt has its own part of it. Only on one node is the count of restarts
-    everyone's; several nodes set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 (docs/scale-out.md).
-    """
-    store, rank, world = next(rendezvous("env://", timeout=timedelta(seconds=PATIENCE)))
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if os.environ.get("GROUP_WORLD_SIZE") == "1" else "0"
-    return dist.PrefixStore(f"attempt-{attempt}", store), rank, world
-
-
-def _alone_or_joined(device: torch.device) -> Processes:
-    if dist.is_initialized():
-        return Processes(dist.get_rank(), dist.get_world_size(), device)
-    return Processes(device=device)
 
 
 def precision(config: EngineConfig, device: torch.device) -> torch.dtype:

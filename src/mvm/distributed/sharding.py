@@ -16,7 +16,7 @@ def whole(value: Tensor) -> Tensor:
 
 
 def like_parameter(value: Tensor, parameter: Tensor) -> Tensor:
-    """Return a whole tensor placed and sharded as a parameter is; nothing travels, each process cuts its own part."""
+    """Return a whole tensor placed and sharded as a parameter is, without communication: each process cuts its part."""
     value = value.to(parameter.device)
     if not isinstance(parameter, DTensor):
         return value

@@ -1,14 +1,13 @@
-"""Muon over stacks of equal matrices: torch's own walks them one by one, thousands of small kernels a step."""
+"""Muon over stacks of matrices of one shape: torch's own steps one by one, thousands of small kernels a step."""
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-MATCH = 0.2  # root mean square of an AdamW step, in rates: the published match
+MATCH = 0.2  # root mean square of an AdamW step, in learning rates: the published match
 
 
 def product_dtype(device: torch.device) -> torch.dtype:
@@ -46,8 +45,11 @@ class Muon(torch.optim.Muon):
             moving = [p for p in group["params"] if p.grad is not None]
             for p in moving:
                 self.state[p].setdefault("momentum_buffer", torch.zeros_like(p.grad))
-            for alike in _by_shape(moving):
-                self._move(alike, group)
+            alike: dict[tuple[torch.Size, torch.dtype], list[Tensor]] = defaultdict(list)
+            for p in moving:
+                alike[p.shape, p.dtype].append(p)
+            for matrices in alike.values():
+                self._move(matrices, group)
 
     def _move(self, matrices: list[Tensor], group: dict[str, Any]) -> None:
         """Step matrices of one shape."""
@@ -66,10 +68,3 @@ class Muon(torch.optim.Muon):
             moved, average = torch.where(bad, weights, moved), torch.where(bad, before, average)
         torch._foreach_copy_(matrices, list(moved.unbind()))
         torch._foreach_copy_(kept, list(average.unbind()))
-
-
-def _by_shape(matrices: Iterable[Tensor]) -> Iterable[list[Tensor]]:
-    found: dict[tuple[torch.Size, torch.dtype], list[Tensor]] = defaultdict(list)
-    for matrix in matrices:
-        found[matrix.shape, matrix.dtype].append(matrix)
-    return found.values()

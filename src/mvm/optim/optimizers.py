@@ -11,7 +11,7 @@ from mvm.optim.muon import Muon
 from mvm.optim.power_ema import exponent
 from mvm.options import at_least, between, choose
 
-# How far the rate has come on its way from lr to final * lr, for the share in [0, 1] of the falling steps that is done.
+# How far the learning rate has gone from lr to final * lr, for the share in [0, 1] of the decay steps that is done.
 DECAYS: dict[str, Callable[[float], float]] = {
     "constant": lambda share: 0.0,
     "linear": lambda share: share,
@@ -82,12 +82,6 @@ class TrainConfig:
             at_least(f"train.{option}", getattr(self, option), 0)
         for option in ("beta1", "beta2"):
             between(f"train.{option}", getattr(self, option), 0, LARGEST_DECAY)
-        self._check_averages()
-        between("train.final", self.final, 0, 1)
-        choose("train.decay", self.decay, DECAYS)
-        choose("train.optimizer", self.optimizer, dict.fromkeys(OPTIMIZERS))
-
-    def _check_averages(self) -> None:
         for decay in self.ema:
             between("train.ema", decay, 0, LARGEST_DECAY)
         for width in self.power:
@@ -100,10 +94,13 @@ class TrainConfig:
             raise ValueError("train.ema is empty; give at least one decay (0 is the weights themselves)")
         if self.snapshot_every and not self.power:
             raise ValueError(f"train.snapshot_every={self.snapshot_every} stores train.power averages; give widths")
+        between("train.final", self.final, 0, 1)
+        choose("train.decay", self.decay, DECAYS)
+        choose("train.optimizer", self.optimizer, dict.fromkeys(OPTIMIZERS))
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:
-    """Return the rate of step `step` (0-based): a pure function, so resume needs no state."""
+    """Return the learning rate of step `step` (0-based): a pure function, so resume needs no state."""
     if step < config.warmup:
         return config.lr * (step + 1) / config.warmup
     late = config.steps - round(config.cooldown * config.steps) if config.decay == "trapezoid" else 0
@@ -113,7 +110,7 @@ def learning_rate(config: TrainConfig, step: int) -> float:
 
 
 def optimizers(config: TrainConfig, parameters: Iterable[tuple[str, nn.Parameter]]) -> list[torch.optim.Optimizer]:
-    """Return [AdamW], or [Muon, AdamW], over the named parameters that learn; each obeys one learning rate.
+    """Return [AdamW], or [Muon, AdamW], over the named parameters that are trained, at one learning rate.
 
     AdamW is fused: that kernel alone of torch's skips a step on the device where `found_inf` is 1; our Muon does too.
     """
@@ -124,11 +121,20 @@ def optimizers(config: TrainConfig, parameters: Iterable[tuple[str, nn.Parameter
     others = [p for name, p in learned if not _is_hidden_matrix(name, p)]
     if not hidden:
         raise ValueError("train.optimizer='muon' needs matrices inside blocks, and this network has none; use adamw")
-    return [_muon(config, hidden), _adamw(config, others)]
+    # steps about as long as AdamW's (0.2 lr a value), so that one learning rate serves both
+    muon = Muon(
+        hidden,
+        lr=config.lr,
+        weight_decay=config.weight_decay,
+        momentum=0.95,
+        nesterov=True,
+        adjust_lr_fn="match_rms_adamw",
+    )
+    return [muon, _adamw(config, others)]
 
 
 def _is_hidden_matrix(name: str, parameter: nn.Parameter) -> bool:
-    """Tell a block's matrix from vectors, embeddings and heads: the first and last layers are better off with AdamW."""
+    """Whether this is a block's matrix, no vector, embedding or head: first and last layers do better with AdamW."""
     parts = name.split(".")  # a wrapper may have put its own name in front
     return parameter.ndim == 2 and ("blocks" in parts or "skips" in parts)
 
@@ -139,18 +145,6 @@ def _adamw(config: TrainConfig, parameters: list[nn.Parameter]) -> torch.optim.A
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), fused=True)
-
-
-def _muon(config: TrainConfig, matrices: list[nn.Parameter]) -> Muon:
-    """Return Muon whose steps are about as long as AdamW's (0.2 lr a value), so that one rate serves both."""
-    return Muon(
-        matrices,
-        lr=config.lr,
-        weight_decay=config.weight_decay,
-        momentum=0.95,
-        nesterov=True,
-        adjust_lr_fn="match_rms_adamw",  # as Muon._move does it
-    )
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

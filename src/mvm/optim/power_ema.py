@@ -85,7 +85,9 @@ def _fit(snapshots: Sequence[Snapshot], target: Snapshot) -> tuple[np.ndarray, f
     origin, rest = stored[nearest], np.delete(stored, nearest, axis=0)
     gram = _centred(rest[:, None], rest[None], origin)  # (n - 1, n - 1)
     moments = _centred(rest, wanted, origin)  # (n - 1,)
-    share = _least_squares(gram, moments)
+    # least squares, rows scaled to unit length as early profiles are far longer; a snapshot given twice has length 0
+    length = np.sqrt(np.maximum(gram.diagonal(), np.finfo(np.float64).eps * gram.max(initial=1e-300)))
+    share = np.linalg.lstsq(gram / length / length[:, None], moments / length, rcond=None)[0] / length
     residual = _centred(wanted, wanted, origin) - 2 * share @ moments + share @ gram @ share
     error = np.sqrt(max(0.0, residual) / _inner(wanted, wanted))  # rounding may leave it just below 0
     return np.insert(share, nearest, 1 - share.sum()), float(error)
@@ -112,17 +114,10 @@ def _centred(a: np.ndarray, b: np.ndarray, origin: np.ndarray) -> np.ndarray:
     return _inner(a, b) - _inner(a, origin) - _inner(origin, b) + _inner(origin, origin)
 
 
-def _least_squares(gram: np.ndarray, moments: np.ndarray) -> np.ndarray:
-    """Return the x of least norm with gram x = moments, rows scaled to unit length as early profiles are far longer."""
-    tiny = np.finfo(np.float64).eps * gram.max(initial=1e-300)  # a snapshot given twice has length 0
-    length = np.sqrt(np.maximum(gram.diagonal(), tiny))
-    return np.linalg.lstsq(gram / length / length[:, None], moments / length, rcond=None)[0] / length
-
-
 def combine(tensors: Iterable[tuple[float, Mapping[str, Tensor]]]) -> dict[str, Tensor]:
     """Return the sum of coefficient * weights by name, in float32 or wider.
 
-    Besides the sum one snapshot is held at a time, if the iterable loads them as it goes.
+    Besides the sum one snapshot is in memory at a time, if the iterable loads them as it goes.
     """
     total: dict[str, Tensor] = {}
     for coefficient, weights in tensors:
