@@ -275,7 +275,7 @@ def prepare(
     )
     out.mkdir(parents=True, exist_ok=True)
     with store.lock():
-        store.require_own(_OURS)
+        store.require_own(_OURS, "choose another --out")
         for sidecar in sorted(out.glob("shard-*.json")):
             store.require_same(_read_sidecar(store, sidecar.name)["settings"], settings)
         if (out / INDEX).is_file():  # an earlier call has finished here
