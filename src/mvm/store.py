@@ -76,13 +76,11 @@ class ArrayStore:
         if changes:
             raise ValueError(f"'{self.folder}' holds {self.what} with other values of {changes}; {self.other}")
 
-    def require_own(self, pattern: str) -> None:
+    def require_own(self, pattern: str, remedy: str = "name a new one") -> None:
         """Raise where the folder holds a file whose name does not match: it is someone else's."""
         for entry in sorted(self.folder.iterdir()):
             if not re.fullmatch(pattern, entry.name):
-                raise ValueError(
-                    f"'{self.folder}' is a folder with other files in it ({cut(entry.name)}); name a new one"
-                )
+                raise ValueError(f"'{self.folder}' is a folder with other files in it ({cut(entry.name)}); {remedy}")
 
     def reading(self, name: str) -> AbstractContextManager[None]:
         """Turn whatever is raised over a file into a ValueError that names it."""

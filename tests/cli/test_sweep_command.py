@@ -114,7 +114,7 @@ def test_a_sweep_does_not_go_into_a_run(trained, refused):
 def test_another_sweep_in_the_same_folder(here, done, refused):
     done("sweep", "digits", *TINY, "--out", "s")
     said = refused("sweep", "digits", "--num", "13", "--nfe", "1", "--rho", "0", "--out", "s")
-    assert said.startswith("mvm: s holds a sweep with other values of draw.num (12, now 13)")
+    assert said.startswith("mvm: 's' holds a sweep with other values of draw.num (12, now 13)")
     assert said.endswith("give another --out")
     assert "reference" in refused("sweep", "digits", *TINY, "--ref", "data:digits:held-out", "--out", "s")
 

@@ -383,7 +383,7 @@ def test_out_must_be_a_place_of_its_own(images, tmp_path):
     with pytest.raises(ValueError, match="lies in the source"):
         run(images, images / "out")
     (tmp_path / "thesis.tex").touch()
-    with pytest.raises(ValueError, match=r"is a folder with other files in it \(images\); name a new one"):
+    with pytest.raises(ValueError, match=r"is a folder with other files in it \(images\); choose another --out"):
         run(images, tmp_path)
 
 

@@ -334,7 +334,7 @@ OTHER = Side("digits", of_tensor(digits("train").images, "digits", count=1400))
 )
 def test_sweeps_of_another_kind_do_not_mix(model, finished, made, change, words):
     before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
-    with pytest.raises(ValueError, match=rf"{re.escape(str(finished))} holds a sweep with other values of {words}"):
+    with pytest.raises(ValueError, match=rf"'{re.escape(str(finished))}' holds a sweep with other values of {words}"):
         sweep(model, finished, **change).run(AXES.cells())
     assert made == []
     assert {path: path.read_bytes() for path in before} == before
@@ -394,7 +394,7 @@ def test_a_cell_beyond_the_limit_is_refused(model, copy, monkeypatch):
 
 
 def test_two_sweeps_at_once(model, finished):
-    with locked(finished, "taken"), pytest.raises(ValueError, match="in use by another sweep"):
+    with locked(finished, "taken"), pytest.raises(ValueError, match="in use by another process that writes a sweep"):
         sweep(model, finished).run(AXES.cells())
 
 

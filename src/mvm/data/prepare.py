@@ -165,25 +165,22 @@ def _all_shards(tasks: list[Task], workers: int, progress: bool) -> list[dict[st
 
 def _class_names(source: Source, classes: int | None) -> tuple[str, ...]:
     """Return the names of the classes, () when the labels will tell; `classes` must fit names, and extends numbers."""
-    bare = source.classes == numbered(len(source.classes))
     if classes is None or classes == len(source.classes):
         return source.classes
-    if bare:
+    if source.classes == numbered(len(source.classes)):
         return numbered(classes)
     raise ValueError(f"classes={classes}, but '{source.name}' names {len(source.classes)}; leave it out, or correct it")
 
 
 def _summary(done: list[dict[str, Any]], source: Source, names: tuple[str, ...], out: Path) -> Prepared:
     """Return the prepared set that the sidecars describe."""
-    counts, settings = Counter[int](), done[0]["settings"]
+    settings, counts, reasons = done[0]["settings"], Counter[int](), Counter(grouped(source.unread))
     for facts in done:
         counts.update(dict(facts["class_counts"]))
+        reasons.update(facts["reasons"])
     names = names or numbered(max(counts, default=-1) + 1)
     skipped = [facts["skipped"] for facts in done]
     first = [*(pair for some in skipped for pair in some["first"]), *map(list, source.unread)][:NAMED]
-    reasons: Counter[str] = Counter(grouped(source.unread))
-    for facts in done:
-        reasons.update(facts["reasons"])
     return Prepared(
         folder=out,
         shape=(settings["channels"], settings["size"], settings["size"]),
@@ -278,7 +275,7 @@ def prepare(
     )
     out.mkdir(parents=True, exist_ok=True)
     with store.lock():
-        store.require_own(_OURS)
+        store.require_own(_OURS, "choose another --out")
         for sidecar in sorted(out.glob("shard-*.json")):
             store.require_same(_read_sidecar(store, sidecar.name)["settings"], settings)
         if (out / INDEX).is_file():  # an earlier call has finished here

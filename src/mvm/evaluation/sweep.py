@@ -25,7 +25,7 @@ from mvm.evaluation.gather import Judge
 from mvm.evaluation.images import ImageSet, of_parts
 from mvm.evaluation.report import provenance, require_plots
 from mvm.evaluation.sweep_report import REAL, Result, write_report
-from mvm.files import locked, put_in_place, recover_all, remove, temporary_beside, write_text
+from mvm.files import atomic, recover_all, remove, write_text
 from mvm.generate import (
     check_settings,
     computed_by,
@@ -44,8 +44,8 @@ from mvm.precision import PRECISIONS
 from mvm.recipes import SampleConfig
 from mvm.samples import Draw, Parts, sample_parts
 from mvm.solver import DEFAULT_NFE, DEFAULT_T_MIN
-from mvm.store import differences
-from mvm.untrusted import read_json, refusal
+from mvm.store import ArrayStore
+from mvm.untrusted import read_json
 
 SHOWN = 40  # images in a cell's grid: with balanced labels of ten classes, four rows
 COLUMNS = 10
@@ -149,7 +149,8 @@ class Sweep:
         """Return the results of the asked cells, computing what is missing; the report shows all of the folder."""
         require_plots()
         check_cells(cells, self.model)
-        _check_folder(self.folder)
+        if self.folder.is_dir() and not (self.folder / SHARED).is_file():  # a run, among whose files a sweep would lie
+            _store(self.folder).require_own(rf"{CELLS}|{WORK}|\..*", "give another --out")
         choose("precision", self.precision, PRECISIONS)
         check_side(self.metrics, self.reference, reference=True)
         check_shapes({"shape": self.model.recipe.data.shape}, self.reference.facts())
@@ -158,7 +159,7 @@ class Sweep:
                 networks = self.judge.facts(self.metrics)  # opens them: weights may be missing
                 if self.place.main:
                     (self.folder / CELLS).mkdir(parents=True, exist_ok=True)
-                    stack.enter_context(_held(self.folder))
+                    stack.enter_context(_store(self.folder).lock())
                     for folder in (self.folder, self.folder / CELLS, self.folder / WORK):
                         recover_all(folder)
                     self._check_shared(networks)
@@ -215,8 +216,7 @@ class Sweep:
         known = there["networks"]
         before = {**there, "networks": {name: facts for name, facts in known.items() if name in networks}}
         asked = {**now, "networks": {name: facts for name, facts in networks.items() if name in known}}
-        if other := differences(before, json.loads(json.dumps(asked))):
-            raise ValueError(f"{self.folder} holds a sweep with other values of {', '.join(other)}; give another --out")
+        _store(self.folder).require_same(before, asked)
         write_text(path, json.dumps({**now, "networks": {**known, **networks}}, indent=2) + "\n")
 
     def _target(self) -> Reference:
@@ -310,21 +310,12 @@ class Sweep:
         }
 
 
-def _check_folder(folder: Path) -> None:
-    """Refuse a folder of something else, such as a run, among whose files a sweep would lie."""
-    if folder.is_dir() and not (folder / SHARED).is_file():
-        names = sorted(entry.name for entry in folder.iterdir())
-        other = [name for name in names if name not in (CELLS, WORK) and not name.startswith(".")]
-        if other:
-            raise ValueError(f"{folder} is a folder with other files in it ({other[0]}); give another --out")
-
-
-def _held(folder: Path) -> AbstractContextManager[None]:
-    return locked(folder, f"{folder} is in use by another sweep; wait for it, or give another --out")
+def _store(folder: Path) -> ArrayStore:
+    return ArrayStore(folder, "a sweep", "remove it, and it is computed again", "give another --out")
 
 
 def _damaged(path: Path) -> AbstractContextManager[None]:
-    return refusal(f"'{path}' is damaged", "remove it, and it is computed again")
+    return _store(path.parent).reading(path.name)
 
 
 def _require_tables(told: Mapping[str, Any], *names: str) -> None:
@@ -392,9 +383,8 @@ def _write_grid(path: Path, batches: Iterable[Tensor]) -> None:
         if sum(map(len, images)) >= SHOWN:
             break
     picture = grid(torch.cat(images)[:SHOWN], COLUMNS, scale=max(1, 64 // images[0].shape[-1]), gap=2)
-    temporary = temporary_beside(path)
-    temporary.write_bytes(png_bytes(picture))
-    put_in_place(temporary, path)
+    with atomic(path) as temporary:
+        temporary.write_bytes(png_bytes(picture))
 
 
 def _spread(images: ImageSet) -> Iterator[Tensor]:
