@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,12 @@ import torch
 from torch import Tensor
 
 from mvm.distributed.processes import Processes
+from mvm.evaluation.cells import Result, file_name
 from mvm.evaluation.evaluate import Evaluation, Reference, Side, check_shapes, check_side, evaluate
 from mvm.evaluation.gather import Judge
 from mvm.evaluation.images import ImageSet, of_parts
 from mvm.evaluation.report import provenance, require_plots
-from mvm.evaluation.sweep_report import REAL, Result, write_report
+from mvm.evaluation.sweep_report import REAL, write_report
 from mvm.files import locked, put_in_place, recover_all, remove, temporary_beside, write_text
 from mvm.generate import (
     check_settings,
@@ -37,13 +37,12 @@ from mvm.generate import (
     solver_told,
     takes_tuned_times,
 )
-from mvm.metrics.measures import Figure, usual_metric
+from mvm.metrics.measures import Figure
 from mvm.model import Model
 from mvm.options import choose
 from mvm.precision import PRECISIONS
-from mvm.recipes import SampleConfig
 from mvm.samples import Draw, Parts, sample_parts
-from mvm.solver import DEFAULT_NFE, DEFAULT_T_MIN
+from mvm.settings import SampleConfig
 from mvm.store import differences
 from mvm.untrusted import read_json, refusal
 
@@ -53,64 +52,13 @@ SHARED = "sweep.json"
 CELLS, WORK = "cells", "work"  # folders of results, and of images that are not judged yet
 
 
-@dataclass(frozen=True)
-class Axes:
-    """What is varied: all combinations that make sense.
-
-    Where nothing guides there is no interval, only sa has t_mins, and an ODE solver has the cells of rho = 0 alone,
-    unless there are none.
-    """
-
-    solvers: tuple[str, ...] = ("adams",)
-    nfes: tuple[int, ...] = (8, 13, 26)
-    rhos: tuple[float, ...] = (0.0, 1.0)
-    cfgs: tuple[float, ...] = (1.0,)
-    intervals: tuple[tuple[float, float], ...] = ((0.0, 1.0),)
-    internals: tuple[float, ...] = (1.0,)
-    shares: tuple[float, ...] = (0.0,)
-    t_mins: tuple[float, ...] = (DEFAULT_T_MIN,)
-    tuned: bool = False  # solvers are named, unless told that nobody named the default
-
-    def cells(self) -> list[SampleConfig]:
-        """Return the settings of every cell, each once."""
-        found = []
-        axes = (self.solvers, self.t_mins, self.shares, self.cfgs, self.internals, self.intervals, self.rhos, self.nfes)
-        for solver, t_min, share, cfg, internal, (low, high), rho, nfe in product(*axes):
-            scales: dict[str, Any] = {"cfg": cfg, "low": low, "high": high, "internal": internal, "share": share}
-            settings = SampleConfig(solver, nfe, rho, t_min=t_min, tuned=self.tuned, **scales)
-            if rho and 0.0 in self.rhos and not settings.takes_noise:
-                continue
-            settings = settings if settings.guided else replace(settings, low=0.0, high=1.0)
-            settings = settings if settings.takes_t_min else replace(settings, t_min=DEFAULT_T_MIN)
-            found.append(replace(settings, nfe=DEFAULT_NFE) if settings.takes_tolerance else settings)
-        return list(dict.fromkeys(found))
-
-
-def cell_name(settings: SampleConfig, tuned: bool = False) -> str:
-    """Return the name of a cell's files: adams-nfe26-rho0.75-cfg1.2-0.6-0.8; tuned: by times fitted to the model."""
-    scales = f"-cfg{settings.cfg:g}" * (settings.cfg != 1) + f"-internal{settings.internal:g}" * (
-        settings.internal != 1
-    )
-    guided = f"{scales}-{settings.low:g}-{settings.high:g}" if settings.guided else ""
-    cost = f"tolerance{settings.tolerance:g}" if settings.takes_tolerance else f"nfe{settings.nfe}"
-    shared = f"-share{settings.share:g}" if settings.share else ""
-    ended = f"-end{settings.t_min:g}" if settings.t_min != DEFAULT_T_MIN else ""
-    return f"{settings.solver}{'-tuned' * tuned}{ended}{shared}-{cost}-rho{settings.rho:g}{guided}"
-
-
-def solver_name(settings: SampleConfig, tuned: bool = False) -> str:
-    """Return the solver as a report tells it: with tuned times, its own t_min, the part of the backbone shared."""
-    ended = f", t_min {settings.t_min:g}" if settings.t_min != DEFAULT_T_MIN else ""
-    return f"{settings.solver}{', tuned' * tuned}{ended}" + (f", {settings.share:.0%} shared" if settings.share else "")
-
-
 def check_cells(cells: Sequence[SampleConfig], model: Model) -> None:
     """Refuse combinations that cannot be sampled, before the first hour and not after it."""
     for settings in cells:
         try:
             check_settings(model, settings)
         except ValueError as error:
-            raise ValueError(f"cell {cell_name(settings)} cannot be sampled: {error}") from None
+            raise ValueError(f"cell {file_name(settings)} cannot be sampled: {error}") from None
 
 
 @dataclass
@@ -172,7 +120,7 @@ class Sweep:
                 with suppress(OSError):  # images that are kept lie there
                     (self.folder / WORK).rmdir()
             self.place.any(False)  # past this, the report is there
-        return [Result(**told["result"]) for told in found]
+        return [Result.read(told["result"]) for told in found]
 
     def _write(self) -> None:
         """Write results.json and the report of all cells in the folder."""
@@ -181,7 +129,7 @@ class Sweep:
         if self.reference.images is not None and not (self.folder / REAL).is_file():
             _write_grid(self.folder / REAL, _spread(self.reference.images))
         write_text(self.folder / "results.json", json.dumps({"facts": facts, "results": results}, indent=2) + "\n")
-        write_report(self.folder, [Result(**result) for result in results], facts)
+        write_report(self.folder, [Result.read(result) for result in results], facts)
 
     def _prepare(self, cells: Sequence[SampleConfig]) -> None:
         """Compile, and plan encoder sharing, so that no cell's seconds hold what is done once."""
@@ -199,7 +147,7 @@ class Sweep:
         generate_batch(self.model, labels, seeds, SampleConfig(nfe=1), self.precision)
 
     def _name(self, settings: SampleConfig) -> str:
-        return cell_name(settings, takes_tuned_times(self.model, settings))
+        return file_name(settings, takes_tuned_times(self.model, settings))
 
     def _path(self, settings: SampleConfig) -> Path:
         return self.folder / CELLS / f"{self._name(settings)}.json"
@@ -254,21 +202,16 @@ class Sweep:
         if self.place.main:
             _write_grid(self.folder / picture, (images for images, _ in parts.batches()))
         result = Result(
-            solver=solver_name(settings, takes_tuned_times(self.model, settings)),
-            nfe=settings.nfe,
-            rho=settings.rho,
-            cfg=settings.cfg,
-            low=settings.low,
-            high=settings.high,
+            settings,
             evaluations=parts.nfe,
             passes=parts.passes,
             seconds=sum(seconds for _, seconds, _ in rounds) / self.repeats,
             metrics={name: _mean([r.metrics[name] for _, _, r in rounds])._asdict() for name in names},
             grid=picture,
-            internal=settings.internal,
+            tuned=takes_tuned_times(self.model, settings),
         )
         facts = {**judged.as_dict(), "metrics": None}
-        return {"settings": asdict(settings), "result": asdict(result), "facts": facts}
+        return {"settings": asdict(settings), "result": result.as_dict(), "facts": facts}
 
     def _round(self, settings: SampleConfig, names: Sequence[str], number: int) -> tuple[Parts, float, Evaluation]:
         """Return the images of one repeat, the seconds they took, and their figures."""
@@ -349,7 +292,7 @@ def _read_cell(path: Path) -> dict[str, Any] | None:
         with _damaged(path):
             _require_tables(told["facts"], "networks", "reference", "software")
             list(told["facts"]["warnings"])
-            _require_tables(Result(**told["result"]).metrics, *told["result"]["metrics"])
+            _require_tables(Result.read(told["result"]).metrics, *told["result"]["metrics"])
     return told
 
 
@@ -402,8 +345,3 @@ def _spread(images: ImageSet) -> Iterator[Tensor]:
     apart = max(1, images.facts.get("count", 0) // SHOWN)
     for _, batch in images.chunks(1, lambda number: number % apart == 0):
         yield batch.cpu()
-
-
-def default_metrics(model: Model) -> str:
-    """Return the figure usual for a model's images."""
-    return usual_metric(model.recipe.data.shape[0])
