@@ -164,7 +164,7 @@ def gaps_between(results: Sequence[Result], bases: Bases) -> dict[tuple[str, ...
 def gap_text(found: Gap) -> str:
     """Return a difference with its 95 % interval, bold where that leaves out zero, † where it is not paired."""
     words = f"{found}" + ("" if found.paired else "†")
-    return f"**{words}**" if found.told else words
+    return f"**{words}**" if found.significant else words
 
 
 def differences(results: Sequence[Result]) -> dict[str, str]:

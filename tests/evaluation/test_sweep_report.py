@@ -116,11 +116,11 @@ def test_cells_on_common_seeds_are_compared_block_by_block():
     found = findings.gap(findings.reading(a, "fid"), findings.reading(b, "fid"))
     assert found.value == pytest.approx(0.05)
     assert found.high - found.value == pytest.approx(2.093 * 0.002 * 20**0.5, rel=1e-3)  # Student's t of 19
-    assert found.told
+    assert found.significant
     assert findings.best([a, b], "fid").rivals == []
     alone = findings.gap(findings.reading(a, "fid"), findings.reading(cell(fid=3.05, error=0.45), "fid"))
     assert alone.high - alone.value == pytest.approx(1.96 * 0.45 * 2**0.5, rel=1e-2)
-    assert not alone.told
+    assert not alone.significant
     assert (found.paired, alone.paired) == (True, False)
 
 

@@ -10,7 +10,8 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -75,11 +76,15 @@ class Sweep:
     repeats: int = 1  # draws of each cell, on seeds of their own; more than one give an error
     keep_images: bool = False
     command: str = ""
-    opened: list[Reference] = field(default_factory=list)
 
     @property
     def place(self) -> Processes:
         return self.judge.place
+
+    @cached_property
+    def target(self) -> Reference:
+        """The reference; its features are gathered when the first cell needs them."""
+        return Reference(self.judge, self.reference, self.metrics)
 
     def shared(self) -> dict[str, Any]:
         """Return what a finished cell must share with the others to stand beside them."""
@@ -106,26 +111,28 @@ class Sweep:
                 networks = self.judge.facts(self.metrics)  # opens them: weights may be missing
                 if self.place.main:
                     (self.folder / CELLS).mkdir(parents=True, exist_ok=True)
-                    stack.enter_context(_held(self.folder))
+                    in_use = f"{self.folder} is in use by another sweep; wait for it, or give another --out"
+                    stack.enter_context(locked(self.folder, in_use))
                     for folder in (self.folder, self.folder / CELLS, self.folder / WORK):
                         recover_all(folder)
                     self._check_shared(networks)
             self._prepare([settings for settings in cells if not self._path(settings).is_file()])
             found = []
             for number, settings in enumerate(cells, 1):
-                self._say(f"cell {number} of {len(cells)}: {self._name(settings)}")
+                if self.judge.progress and self.place.main:
+                    print(f"cell {number} of {len(cells)}: {self._name(settings)}", flush=True)
                 found.append(self._cell(settings))
             if self.place.main:
                 self._write()
                 with suppress(OSError):  # images that are kept lie there
                     (self.folder / WORK).rmdir()
             self.place.any(False)  # past this, the report is there
-        return [Result.read(told["result"]) for told in found]
+        return [Result.read(cell["result"]) for cell in found]
 
     def _write(self) -> None:
         """Write results.json and the report of all cells in the folder."""
-        found = [told for path in sorted((self.folder / CELLS).glob("*.json")) if (told := _read_cell(path))]
-        facts, results = self._facts(found), [told["result"] for told in found]
+        found = [cell for path in sorted((self.folder / CELLS).glob("*.json")) if (cell := _read_cell(path))]
+        facts, results = self._facts(found), [cell["result"] for cell in found]
         if self.reference.images is not None and not (self.folder / REAL).is_file():
             _write_grid(self.folder / REAL, _spread(self.reference.images))
         write_text(self.folder / "results.json", json.dumps({"facts": facts, "results": results}, indent=2) + "\n")
@@ -134,27 +141,19 @@ class Sweep:
     def _prepare(self, cells: Sequence[SampleConfig]) -> None:
         """Compile, and plan encoder sharing, so that no cell's seconds hold what is done once."""
         if cells and self.model.compiled:
-            self._compile()
+            size = min(self.draw.batch, self.draw.num)  # let the compiler see one batch
+            labels, seeds = self.draw.chosen_labels(self.model.num_classes)[:size], self.draw.chosen_seeds()[:size]
+            generate_batch(self.model, labels, seeds, SampleConfig(nfe=1), self.precision)
         with computing(self.model, self.precision):
             for settings in cells:
                 if settings.share:
                     sharing_plan(self.model, settings)
-
-    def _compile(self) -> None:
-        """Let the compiler see one batch."""
-        size = min(self.draw.batch, self.draw.num)
-        labels, seeds = self.draw.chosen_labels(self.model.num_classes)[:size], self.draw.chosen_seeds()[:size]
-        generate_batch(self.model, labels, seeds, SampleConfig(nfe=1), self.precision)
 
     def _name(self, settings: SampleConfig) -> str:
         return file_name(settings, takes_tuned_times(self.model, settings))
 
     def _path(self, settings: SampleConfig) -> Path:
         return self.folder / CELLS / f"{self._name(settings)}.json"
-
-    def _say(self, text: str) -> None:
-        if self.judge.progress and self.place.main:
-            print(text, flush=True)
 
     def _check_shared(self, networks: Mapping[str, Any]) -> None:
         """Write what the cells share, or refuse to mix with those of another kind; networks may be added."""
@@ -167,27 +166,21 @@ class Sweep:
             raise ValueError(f"{self.folder} holds a sweep with other values of {', '.join(other)}; give another --out")
         write_text(path, json.dumps({**now, "networks": {**known, **networks}}, indent=2) + "\n")
 
-    def _target(self) -> Reference:
-        """Return the reference, its features gathered when the first cell needs them."""
-        if not self.opened:
-            self.opened.append(Reference(self.judge, self.reference, self.metrics))
-        return self.opened[0]
-
     def _cell(self, settings: SampleConfig) -> dict[str, Any]:
         """Return a cell: what is kept of it, completed by what is missing."""
         path = self._path(settings)
         kept = self.place.broadcast(_read_cell(path) if self.place.main else None)
-        told = solver_told(self.model, settings)
-        if kept and kept.get("solver") != told:
+        solver = solver_told(self.model, settings)
+        if kept and kept.get("solver") != solver:
             raise ValueError(
-                f"{path} was made by another solver ({kept.get('solver', 'not told')}, now {told}); "
+                f"{path} was made by another solver ({kept.get('solver', 'not told')}, now {solver}); "
                 "remove it, and it is computed again, or give another --out"
             )
         there = kept["result"]["metrics"] if kept else {}
         missing = tuple(name for name in self.metrics if name not in there)
         if kept and not missing:
             return kept
-        cell = _completed({**self._compute(settings, missing), "solver": told}, kept)
+        cell = _completed({**self._compute(settings, missing), "solver": solver}, kept)
         if self.place.main:
             write_text(path, json.dumps(cell, indent=2) + "\n")
             if not self.keep_images:
@@ -224,21 +217,22 @@ class Sweep:
         # of all images, from those made now: an interrupted call may have left the others
         now = (time.perf_counter() - start) * len(draw.spans()) / max(1, len(draw.spans()) - there)
         seconds = self._kept_seconds(folder, now)
-        return parts, seconds, evaluate(self.judge, Side(self._name(settings), of_parts(parts)), self._target(), names)
+        return parts, seconds, evaluate(self.judge, Side(self._name(settings), of_parts(parts)), self.target, names)
 
     def _kept_seconds(self, folder: Path, now: float) -> float:
         """Return the seconds noted beside a folder when its images were finished; note them if this was now."""
         note = folder.with_name(f"{folder.name}.seconds.json")
-        told = self.place.broadcast(_read_seconds(note) if self.place.main else None)
-        if told is None and self.place.main:
+        if self.place.main:
+            with _damaged(note):
+                now = float((_read(note) or {"seconds": now})["seconds"])
             write_text(note, json.dumps({"seconds": now}) + "\n")
-        return now if told is None else told
+        return self.place.broadcast(now)
 
     def _facts(self, found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return the provenance of the report."""
         first = found[0]["facts"]
-        networks = {name: facts for told in found for name, facts in told["facts"]["networks"].items()}
-        warnings = dict.fromkeys(warning for told in found for warning in told["facts"]["warnings"])
+        networks = {name: facts for cell in found for name, facts in cell["facts"]["networks"].items()}
+        warnings = dict.fromkeys(warning for cell in found for warning in cell["facts"]["warnings"])
         return {
             "warnings": list(warnings),
             "command": self.command,
@@ -262,16 +256,12 @@ def _check_folder(folder: Path) -> None:
             raise ValueError(f"{folder} is a folder with other files in it ({other[0]}); give another --out")
 
 
-def _held(folder: Path) -> AbstractContextManager[None]:
-    return locked(folder, f"{folder} is in use by another sweep; wait for it, or give another --out")
-
-
 def _damaged(path: Path) -> AbstractContextManager[None]:
     return refusal(f"'{path}' is damaged", "remove it, and it is computed again")
 
 
-def _require_tables(told: Mapping[str, Any], *names: str) -> None:
-    if missing := [name for name in names if not isinstance(told.get(name), dict)]:
+def _require_tables(stored: Mapping[str, Any], *names: str) -> None:
+    if missing := [name for name in names if not isinstance(stored.get(name), dict)]:
         raise ValueError(f"{missing[0]} is no table")
 
 
@@ -280,38 +270,32 @@ def _read(path: Path, *tables: str) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     with _damaged(path):
-        told = read_json(path)
-        _require_tables(told, *tables)
-        return told
+        stored = read_json(path)
+        _require_tables(stored, *tables)
+        return stored
 
 
 def _read_cell(path: Path) -> dict[str, Any] | None:
     """Return a finished cell with all that a report asks of it; None where there is none."""
-    told = _read(path, "result", "facts")
-    if told is not None:
+    stored = _read(path, "result", "facts")
+    if stored is not None:
         with _damaged(path):
-            _require_tables(told["facts"], "networks", "reference", "software")
-            list(told["facts"]["warnings"])
-            _require_tables(Result.read(told["result"]).metrics, *told["result"]["metrics"])
-    return told
+            _require_tables(stored["facts"], "networks", "reference", "software")
+            list(stored["facts"]["warnings"])
+            _require_tables(Result.read(stored["result"]).metrics, *stored["result"]["metrics"])
+    return stored
 
 
-def _read_seconds(path: Path) -> float | None:
-    told = _read(path)
-    with _damaged(path):
-        return None if told is None else float(told["seconds"])
-
-
-def _completed(told: dict[str, Any], kept: Mapping[str, Any] | None) -> dict[str, Any]:
+def _completed(made: dict[str, Any], kept: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return a cell with the figures it had before, and all that made both."""
     if kept is None:
-        return told
-    before, now = kept["facts"], told["facts"]
+        return made
+    before, now = kept["facts"], made["facts"]
     networks = {**before["networks"], **now["networks"]}
     warnings = list(dict.fromkeys([*before["warnings"], *now["warnings"]]))
-    metrics = {**kept["result"]["metrics"], **told["result"]["metrics"]}
-    result = {**told["result"], "metrics": metrics, "seconds": kept["result"]["seconds"]}
-    return {**told, "result": result, "facts": {**now, "networks": networks, "warnings": warnings}}
+    metrics = {**kept["result"]["metrics"], **made["result"]["metrics"]}
+    result = {**made["result"], "metrics": metrics, "seconds": kept["result"]["seconds"]}
+    return {**made, "result": result, "facts": {**now, "networks": networks, "warnings": warnings}}
 
 
 def _mean(figures: Sequence[Figure]) -> Figure:

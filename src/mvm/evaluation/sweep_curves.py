@@ -24,6 +24,7 @@ from mvm.evaluation.sweep_findings import (
     guidance_of,
     metric_named,
     metrics_of,
+    place_of,
     reading,
     rho_name,
 )
@@ -122,10 +123,6 @@ def _styles(results: Iterable[Result]) -> Callable[[Result], Style]:
     return look
 
 
-def _curve_key(result: Result) -> tuple:
-    return result.solver, guidance_of(result), result.settings.rho
-
-
 Group = list[list[Result]]  # the curves of a panel, each a list of cells
 
 
@@ -179,7 +176,7 @@ def _curve(cells: Sequence[Result], metric: str, cost: Cost, look: Callable[[Res
 
 
 def _curves_of(results: Sequence[Result], metric: str) -> Group:
-    return list(grouped((r for r in results if metric in r.metrics), _curve_key).values())
+    return list(grouped((r for r in results if metric in r.metrics), lambda r: place_of(r)[:3]).values())
 
 
 def _height(panels: Sequence[tuple]) -> float:

@@ -90,7 +90,7 @@ class Gap(NamedTuple):
         return "{:+z.{n}f} ({:+z.{n}f} to {:+z.{n}f})".format(*self[:3], n=decimals)
 
     @property
-    def told(self) -> bool:
+    def significant(self) -> bool:
         """Whether the interval leaves zero out."""
         return self.low > 0 or self.high < 0
 
@@ -189,7 +189,7 @@ def grouped(results: Iterable[Result], key: Callable[[Result], Any]) -> dict[Any
 
 
 class Best(NamedTuple):
-    """The best cell of a metric, and those its value cannot be told apart from."""
+    """The best cell of a metric, and those whose difference to it is not significant."""
 
     cell: Result
     found: Reading
@@ -204,7 +204,7 @@ def best(results: Iterable[Result], metric: str) -> Best | None:
     if not known or lower is None:
         return None
     cell, top = min(known, key=lambda pair: pair[1].value if lower else -pair[1].value)
-    rivals = [r for r, found in known if r is not cell and not gap(found, top).told]
+    rivals = [r for r, found in known if r is not cell and not gap(found, top).significant]
     return Best(cell, top, rivals, len(known))
 
 
@@ -250,9 +250,9 @@ def gaps_to_ode(results: Iterable[Result], metric: str) -> dict[tuple, dict[int,
 def _compared(gaps: Mapping[int, Gap], rho: float, lower: bool | None) -> str:
     """Return in words at which NFEs an SDE is below, above, or level with the ODE."""
     sides = {
-        "below": [nfe for nfe, found in gaps.items() if found.told and found.value < 0],
-        "above": [nfe for nfe, found in gaps.items() if found.told and found.value > 0],
-        "level with": [nfe for nfe, found in gaps.items() if not found.told],
+        "below": [nfe for nfe, found in gaps.items() if found.significant and found.value < 0],
+        "above": [nfe for nfe, found in gaps.items() if found.significant and found.value > 0],
+        "level with": [nfe for nfe, found in gaps.items() if not found.significant],
     }
     order = ("above", "below") if lower is False else ("below", "above")
     said = [f"{side} it {_where(sides[side], list(gaps))}" for side in (*order, "level with") if sides[side]]

@@ -103,7 +103,7 @@ def _metric_section(page: Page, results: Sequence[Result], metric: str, costs: S
 
 
 def _gap_table(results: Sequence[Result], metric: str) -> list[str]:
-    """Return every SDE less its ODE by NFE, those told apart in bold; nothing where no error is stated."""
+    """Return every SDE less its ODE by NFE, significant ones in bold; nothing where no error is stated."""
     names, gaps = names_of(results), gaps_to_ode(results, metric)
     every = [found for by_nfe in gaps.values() for found in by_nfe.values()]
     if not any(found.high > found.low for found in every):
@@ -111,15 +111,12 @@ def _gap_table(results: Sequence[Result], metric: str) -> list[str]:
     nfes = sorted({nfe for by_nfe in gaps.values() for nfe in by_nfe})
     rows = []
     for (solver, guidance, rho), by_nfe in gaps.items():
-        cells = [_bold_if_told(by_nfe[nfe]) if nfe in by_nfe else ABSENT for nfe in nfes]
+        gaps_of = [by_nfe.get(nfe) for nfe in nfes]
+        cells = [Html(f"<b>{g}</b>") if g and g.significant else str(g or ABSENT) for g in gaps_of]
         rows.append([solver, names[guidance], rho_name(rho), *cells])
     header = ["solver", "guidance", "SDE less ODE", *(f"NFE {nfe}" for nfe in nfes)]
     text = f"With 95 % intervals; those that leave zero out in bold. {_pairing(every)}"
     return [subheading(f"{metric_named(metric).label}: SDE less ODE"), paragraph(text), table(header, rows, "cells")]
-
-
-def _bold_if_told(found: Gap) -> str:
-    return Html(f"<b>{found}</b>") if found.told else str(found)
 
 
 def _pairing(gaps: Sequence[Gap]) -> str:
