@@ -39,13 +39,14 @@ from equal_terms_runs import (  # beside this file
 )
 
 from mvm.distributed.processes import Processes, processes
+from mvm.evaluation.cells import Result
 from mvm.evaluation.evaluate import Side, open_side, software
 from mvm.evaluation.gather import Judge
-from mvm.evaluation.sweep import Sweep, default_metrics
-from mvm.evaluation.sweep_findings import Result
+from mvm.evaluation.sweep import Sweep
 from mvm.files import write_text
 from mvm.generate import compile_network
 from mvm.metrics.extractors import Sources
+from mvm.metrics.measures import usual_metric
 from mvm.metrics.moments import provenance_of
 from mvm.model import choose_device, load
 from mvm.recipes import SampleConfig, options
@@ -102,7 +103,8 @@ def ways_to_judge(work: Path, method: str, seed: int) -> list[tuple[int, Way]]:
 
 
 def _cell(result: Result, metric: str) -> dict[str, Any]:
-    told = {name: getattr(result, name) for name in ("solver", "nfe", "rho", "passes", "seconds")}
+    flat = result.as_dict()
+    told = {name: flat[name] for name in ("solver", "nfe", "rho", "passes", "seconds")}
     return {**told, "value": result.metrics[metric]["value"]}
 
 
@@ -141,7 +143,7 @@ def sweep_of(arguments: argparse.Namespace, place: Processes) -> Sweep:
         compile_network(model)
     judging = Judge(Sources(inception=arguments.inception), place, arguments.batch)
     draw = Draw(arguments.num, 0, "balanced", batch=arguments.batch)
-    folder, metrics = run.with_name(f"{run.name}-sweep"), (default_metrics(model),)
+    folder, metrics = run.with_name(f"{run.name}-sweep"), (usual_metric(model.recipe.data.shape[0]),)
     return Sweep(model, draw, judging, open_side(arguments.ref), metrics, folder, arguments.precision)
 
 

@@ -149,7 +149,7 @@ def differences(runs: Mapping[str, Sequence[Told]], less: str) -> str:
         gaps = [difference(told, runs[less], nfe) for nfe in NFES]
         if method != less and None not in gaps:
             pairs = {run["seed"] for run in told} & {run["seed"] for run in runs[less]}
-            cells = [f"**{gap}**" if gap.told else f"{gap}" for gap in gaps]
+            cells = [f"**{gap}**" if gap.significant else f"{gap}" for gap in gaps]
             lines.append(f"| {' | '.join([METHODS[method], str(len(pairs)), *cells])} |")
     return "\n".join(lines)
 

@@ -20,12 +20,12 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from mvm.evaluation.cells import Result
 from mvm.evaluation.report import COLOURS, DASHES, MARKERS, Axes, Curve, Style, figure_of, legend_rows, save_figure
 from mvm.evaluation.sweep_curves import EVALUATIONS, WIDTH, Cost, scale_of
 from mvm.evaluation.sweep_findings import (
     Gap,
     Place,
-    Result,
     gaps_to,
     grouped,
     guidance_name,
@@ -35,17 +35,19 @@ from mvm.evaluation.sweep_findings import (
     in_words,
     metric_named,
     ode_of,
+    place_of,
     reading,
     rho_name,
 )
 from mvm.files import put_in_place, temporary_beside
-from mvm.solver import DEFAULT_NFE, DEFAULT_T_MIN
+from mvm.settings import SampleConfig
+from mvm.solver import DEFAULT_NFE
 
 METRIC = "fid"
 SECONDS = Cost("seconds of sampling", lambda r: r.seconds)
 FIGURES = (".png", ".svg")
 DRAWN = ("num", "seed", "labels", "classes", "repeats")  # that cells must share to be compared
-DIGITS = {"nfe": int, "grid": str, "solver": str}  # the others are float
+TEXT = ("solver", "grid")  # columns of a CSV; the others are numbers
 
 
 # ---- results of sweeps
@@ -63,7 +65,7 @@ def _file(path: Path) -> Path:
 def _read(path: Path) -> list[Result]:
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".json":
-        return [Result(**told) for told in json.loads(text)["results"] if METRIC in told["metrics"]]
+        return [Result.read(told) for told in json.loads(text)["results"] if METRIC in told["metrics"]]
     return [_result(row) for row in csv.DictReader(text.splitlines()) if row.get(f"{METRIC} value")]
 
 
@@ -84,9 +86,11 @@ def check_alike(paths: Iterable[Path]) -> None:
 
 def _result(row: Mapping[str, str]) -> Result:
     told = {**row, "seconds": row["seconds"] or "nan"}  # of a table that did not note them
-    asked = {name: DIGITS.get(name, float)(told[name]) for name in Result.__annotations__ if name != "metrics"}
+    columns = list(row)[: list(row).index("grid") + 1]
+    flat = {name: told[name] if name in TEXT else float(told[name]) for name in columns}
     error = row[f"{METRIC} error"]
-    return Result(**asked, metrics={METRIC: {"value": float(row[f"{METRIC} value"]), "error": float(error or "nan")}})
+    metrics = {METRIC: {"value": float(row[f"{METRIC} value"]), "error": float(error or "nan")}}
+    return Result.read({**flat, "nfe": int(row["nfe"]), "metrics": metrics})
 
 
 def value(result: Result) -> float:
@@ -95,16 +99,10 @@ def value(result: Result) -> float:
     return math.inf if found is None or found.failed else found.value
 
 
-def parse_solver(text: str) -> tuple[str, float]:
-    """Return name and t_min of "sa, t_min 0.0001", as a sweep tells a solver."""
-    name, _, rest = text.partition(", t_min ")
-    return name, float(rest) if rest else DEFAULT_T_MIN
-
-
 def best_t_min(results: Iterable[Result]) -> float:
     """Return the t_min of the smallest mean log FID over cells; each must have been tried in all of them."""
-    by_t_min = grouped((r for r in results if parse_solver(r.solver)[0] == "sa"), lambda r: parse_solver(r.solver)[1])
-    tried = {t_min: sorted((r.nfe, r.rho, *guidance_of(r)) for r in cells) for t_min, cells in by_t_min.items()}
+    by_t_min = grouped((r for r in results if r.settings.solver == "sa"), lambda r: r.settings.t_min)
+    tried = {t_min: sorted(place_of(r)[1:] for r in cells) for t_min, cells in by_t_min.items()}
     if len(set(map(tuple, tried.values()))) != 1:
         raise ValueError(
             f"results: {len(tried)} values of t_min, not all tried in the same cells; finish the sweep first"
@@ -115,17 +113,18 @@ def best_t_min(results: Iterable[Result]) -> float:
 def best_options(results: Sequence[Result]) -> str:
     """Return the options of mvm sweep that make the cell with the lowest FID again."""
     cell = min(results, key=value)
-    name, t_min = parse_solver(cell.solver)
-    options = f"--solvers {name} --nfe {cell.nfe} --rho {cell.rho:g} --cfg {cell.cfg:g}"
-    options += f" --interval {cell.low:g},{cell.high:g}" if cell.cfg != 1 else ""
-    return options + (f" --t-min {t_min:g}" if t_min != DEFAULT_T_MIN else "")
+    how = cell.settings
+    options = f"--solvers {how.solver} --nfe {how.nfe} --rho {how.rho:g} --cfg {how.cfg:g}"
+    options += f" --interval {how.low:g},{how.high:g}" if how.cfg != 1 else ""
+    return options + (f" --t-min {how.t_min:g}" if how.t_min != SampleConfig.t_min else "")
 
 
 def table(results: Iterable[Result]) -> str:
     """Return the cells as a Markdown table, passes beside NFE."""
     lines = ["| solver | process | guidance | NFE | passes | FID | seconds |", "|---|---|---|---|---|---|---|"]
     for r in in_order(results):
-        way, cost = [r.solver, rho_name(r.rho), guidance_text(r)], [f"{r.nfe}", f"{r.passes:g}"]
+        way = [r.solver, rho_name(r.settings.rho), guidance_text(r.settings)]
+        cost = [f"{r.settings.nfe}", f"{r.passes:g}"]
         seconds = "-" if math.isnan(r.seconds) else f"{r.seconds:.1f}"
         lines.append(f"| {' | '.join([*way, *cost, in_words(reading(r, METRIC)), seconds])} |")
     return "\n".join(lines)
@@ -143,7 +142,7 @@ COMPARED: dict[str, Bases] = {
     "adams less sa at as many evaluations": lambda cell, sa: _beside_sa(cell, sa, 1),
     "adams less sa at twice as many": lambda cell, sa: _beside_sa(cell, sa, 2),
     "less adams at as many evaluations": lambda cell, _: (
-        [] if parse_solver(cell.solver)[0] in ("adams", "sa") else [cell._replace(solver="adams")]
+        [] if cell.solver.split(",")[0] in ("adams", "sa") else [cell._replace(solver="adams")]
     ),
     f"less the same at {DEFAULT_NFE} evaluations": lambda cell, _: (
         [cell._replace(nfe=DEFAULT_NFE)] if cell.nfe != DEFAULT_NFE else []
@@ -153,8 +152,8 @@ COMPARED: dict[str, Bases] = {
 
 def gaps_between(results: Sequence[Result], bases: Bases) -> dict[tuple[str, ...], dict[int, Gap]]:
     """Return (solver, process, guidance) -> NFE -> difference, for cells whose base is there and neither failed."""
-    sa = sorted({r.solver for r in results if parse_solver(r.solver)[0] == "sa"})
-    guidances = {guidance_of(r): guidance_text(r) for r in results}
+    sa = sorted({r.solver for r in results if r.settings.solver == "sa"})
+    guidances = {guidance_of(r): guidance_text(r.settings) for r in results}
     rows: dict[tuple[str, ...], dict[int, Gap]] = {}
     for (cell, base), found in gaps_to(results, METRIC, lambda place: bases(place, sa)).items():
         name = cell.solver if base.solver == cell.solver else f"{cell.solver} less {base.solver}"
@@ -165,7 +164,7 @@ def gaps_between(results: Sequence[Result], bases: Bases) -> dict[tuple[str, ...
 def gap_text(found: Gap) -> str:
     """Return a difference with its 95 % interval, bold where that leaves out zero, † where it is not paired."""
     words = f"{found}" + ("" if found.paired else "†")
-    return f"**{words}**" if found.told else words
+    return f"**{words}**" if found.significant else words
 
 
 def differences(results: Sequence[Result]) -> dict[str, str]:
@@ -190,7 +189,7 @@ def _look(rhos: Sequence[float]) -> Callable[[Result], Style]:
     """Colour and marker tell rho, a dashed line and an open marker any solver but adams."""
 
     def look(result: Result) -> Style:
-        i, ours = rhos.index(result.rho), result.solver == "adams"
+        i, ours = rhos.index(result.settings.rho), result.solver == "adams"
         return Style(COLOURS[i % len(COLOURS)], DASHES[0 if ours else 1], MARKERS[i % len(MARKERS)], filled=ours)
 
     return look
@@ -208,12 +207,12 @@ def curve_panels(results: Sequence[Result], top: float = math.inf) -> list[tuple
 
     What is above `top` lies outside the picture: one bad cell would press all others together.
     """
-    look = _look(sorted({r.rho for r in results}))
+    look = _look(sorted({r.settings.rho for r in results}))
     x = scale_of([r.evaluations for r in results], math.log10(3), exact=True)
     y = scale_of([min(value(r), top) for r in results], decades=1)
     panels = []
     for _, cells in sorted(grouped(results, guidance_of).items()):
-        ways = sorted(grouped(cells, lambda r: (r.solver, r.rho)).items())
+        ways = sorted(grouped(cells, lambda r: (r.solver, r.settings.rho)).items())
         curves = [_curve(f"{name}, {rho_name(rho)}", way, EVALUATIONS.of, look(way[0])) for (name, rho), way in ways]
         axes = Axes(
             EVALUATIONS.label, metric_named(METRIC).title, x.log, y.log, markers=True, ticks=x.ticks, ticks_y=y.ticks,
@@ -230,12 +229,13 @@ def guidance_panels(results: Sequence[Result]) -> list[tuple[list[Curve], Axes]]
     """
     y, name = scale_of([value(r) for r in results], decades=1), metric_named(METRIC).title
     panels = []
-    for rho, cells in sorted(grouped(results, lambda r: r.rho).items()):
-        plain = [r for r in cells if r.cfg == 1]
-        parts = sorted(grouped((r for r in cells if r.cfg != 1), lambda r: (r.low, r.high)).items())
+    for rho, cells in sorted(grouped(results, lambda r: r.settings.rho).items()):
+        plain = [r for r in cells if r.settings.cfg == 1]
+        guided = (r for r in cells if r.settings.cfg != 1)
+        parts = sorted(grouped(guided, lambda r: (r.settings.low, r.settings.high)).items())
         shown = [(ends, part if len(part) == 1 else [*plain, *part]) for ends, part in parts]
-        curves = [_curve(f"on [{a:g}, {b:g}]", part, lambda r: r.cfg, None) for (a, b), part in shown]
-        title = f"{cells[0].solver}, {rho_name(rho)}, NFE {cells[0].nfe}"
+        curves = [_curve(f"on [{a:g}, {b:g}]", part, lambda r: r.settings.cfg, None) for (a, b), part in shown]
+        title = f"{cells[0].solver}, {rho_name(rho)}, NFE {cells[0].settings.nfe}"
         axes = Axes("guidance scale", name, False, y.log, markers=True, ticks_y=y.ticks, range_y=y.range, title=title)
         panels.append((curves, axes))
     return panels
@@ -325,7 +325,11 @@ def main() -> None:
             write_figure(guidance_panels(results), arguments.out)
         case "solvers":
             sweeps = [
-                [r for r in read_results([path]) if arguments.rho in (None, r.rho) and r.solver != arguments.without]
+                [
+                    r
+                    for r in read_results([path])
+                    if arguments.rho in (None, r.settings.rho) and r.solver != arguments.without
+                ]
                 for path in arguments.results
             ]
             write_figure(

@@ -1,14 +1,22 @@
-"""Checks of options and arguments: every error names the option, the value and the remedy."""
+"""Checks on what users hand in: every error names the option, the value and the remedy. And what options mean."""
 
-import difflib
-import logging
+import ast
+import inspect
 import math
 from collections.abc import Iterable, Mapping
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
 
 DISTRIBUTION = "mean-velocity-matching"  # the name to install by; "mvm" on the package index is another project
+
+# of sampling; here, as the command has them in its options before it imports torch
+DEFAULT_NFE = 26
+DEFAULT_T_MIN = 1e-3  # the last time a LamGrid evaluates
+MAX_RHO = 5.0  # beyond it the noise of a step drowns the state, and tables overflow
 
 
 def install(extra: str) -> str:
@@ -23,11 +31,15 @@ def needs(what: str, package: str, extra: str = "") -> str:
 
 def closest(name: str, choices: Iterable[str]) -> list[str]:
     """Return the choice that is spelt most alike, in a list; empty when none is close."""
+    import difflib
+
     return difflib.get_close_matches(name, list(choices), n=1, cutoff=0.5)
 
 
 def quiet_torchao() -> None:
     """Keep torchao from listing missing GPU libraries; diffusers and transformers import it where it is installed."""
+    import logging
+
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)
 
@@ -61,3 +73,17 @@ def between(option: str, value: float, low: float, high: float) -> None:
     """Raise unless low <= value <= high (NaN fails too)."""
     if not low <= value <= high:
         raise ValueError(f"{option}={value} is out of range; it must lie in [{low}, {high}]")
+
+
+@cache
+def meanings(table: type) -> dict[str, str]:
+    """Return the docstring under each field of a dataclass, its bases' included, on one line."""
+    found: dict[str, str] = {}
+    for owner in reversed(table.__mro__[:-1]):  # all but object
+        module = ast.parse(Path(inspect.getfile(owner)).read_text(encoding="utf-8"))  # a tenth of inspect.getsource
+        written = next(n for n in ast.walk(module) if isinstance(n, ast.ClassDef) and n.name == owner.__name__)
+        for entry, below in pairwise(ast.iter_child_nodes(written)):
+            match entry, below:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
+                    found[name] = " ".join(words.split())
+    return found

@@ -185,7 +185,7 @@ def test_differences_are_of_pairs_of_seeds(terms, told_runs, tmp_path):
     found = told_runs.difference(runs["flow"], runs["mvm-u"], 26)
     reach = 4.3027 * 0.2 / 3**0.5  # Student's quantile of two degrees of freedom
     assert found[:3] == pytest.approx((-0.7, -0.7 - reach, -0.7 + reach), abs=1e-6)
-    assert found.told
+    assert found.significant
     assert told_runs.difference(runs["vp-v"], runs["mvm-u"], 26) is None
     lines = terms.differences(runs, "mvm-u").splitlines()
     cell = "**-0.70 (-1.20 to -0.20)**"

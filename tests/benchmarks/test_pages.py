@@ -47,7 +47,8 @@ def test_the_page_of_the_larger_model_has_the_losses_that_were_logged(study):
 def test_the_page_says_what_other_guidance_costs(study, file, best, other):
     from mvm.evaluation.sweep_findings import gap, reading
 
-    cells = {(r.cfg, r.low, r.high): r for r in study.read_results([RESULTS / f"{file}.json"])}
+    results = study.read_results([RESULTS / f"{file}.json"])
+    cells = {(r.settings.cfg, r.settings.low, r.settings.high): r for r in results}
     found = gap(*(reading(cells[place], "fid") for place in ((best, 0.6, 0.8), other)))
     page = (RESULTS / f"{Path(file).parent}.md").read_text("utf-8").replace("95 %: ", "").replace("\n", " ")
     assert found.paired
@@ -65,8 +66,8 @@ def test_differences_on_the_page_of_the_study_are_those_of_its_cells(study, file
 def test_the_page_of_the_study_has_the_t_min_that_was_found(study):
     cells = study.read_results([RESULTS / "sde-ode" / "tmin.json"])
     page = (RESULTS / "sde-ode.md").read_text("utf-8")
-    for t_min in {study.parse_solver(r.solver)[1] for r in cells}:
-        of = {(r.nfe, r.rho): r for r in cells if study.parse_solver(r.solver)[1] == t_min}
+    for t_min in {r.settings.t_min for r in cells}:
+        of = {(r.settings.nfe, r.settings.rho): r for r in cells if r.settings.t_min == t_min}
         row = [f"{study.value(of[nfe, rho]):.2f}" for nfe in (13, 39) for rho in (0.0, 0.75)]
         assert f"| {t_min:.0e} | {' | '.join(row)} |".replace("e-0", "e-") in page
     assert study.best_t_min(cells) == 1e-4
@@ -91,7 +92,7 @@ def test_the_page_of_the_solvers_has_the_fids_that_were_measured(study, name):
 
     page, cells = (RESULTS / "solvers.md").read_text("utf-8"), study.read_results([SOLVERS / f"fid-{name}.json"])
     rho = 1.0 if name == "cifar10-sde" else 0.0  # the table of the other rho is tested below
-    found = {(r.solver, r.nfe): reading(r, "fid") for r in cells if r.rho == rho}
+    found = {(r.solver, r.settings.nfe): reading(r, "fid") for r in cells if r.settings.rho == rho}
     nfes = sorted({nfe for _, nfe in found})
     for solver in {solver for solver, _ in found}:
         assert f"| {solver} | {' | '.join(in_words(found[solver, nfe]) for nfe in nfes)} |" in page
@@ -108,22 +109,23 @@ def test_the_page_of_the_solvers_has_the_fids_by_noise_and_of_tuned_times(study)
     page = (RESULTS / "solvers.md").read_text("utf-8")
     files = [SOLVERS / f"fid-{name}.json" for name in ("cifar10", "cifar10-sde", "cifar10-tuned")]
     cells = study.read_results(files)
-    found = {(r.solver, r.rho, r.nfe): reading(r, "fid") for r in cells}
-    for rho in sorted({r.rho for r in cells} - {0.0}):
+    found = {(r.solver, r.settings.rho, r.settings.nfe): reading(r, "fid") for r in cells}
+    for rho in sorted({r.settings.rho for r in cells} - {0.0}):
         noisy = [found["adams", rho, nfe] for nfe in (8, 13, 26, 65)]
         assert f"| {rho:g} | {' | '.join(map(in_words, noisy))} |" in page
     assert [
         row for row in study.differences(cells)["SDE less ODE"].splitlines() if "| adams" in row and row not in page
     ] == []
-    tuned = [study.gap_text(gap(found["adams", 0.0, nfe], found["adams-tuned", 0.0, nfe])) for nfe in (5, 8)]
+    tuned = [study.gap_text(gap(found["adams", 0.0, nfe], found["adams, tuned", 0.0, nfe])) for nfe in (5, 8)]
     assert f"| FID, tuned less default | {' | '.join(tuned)} |" in page
 
 
 def test_the_page_of_the_solvers_has_the_digits_that_were_measured(study):
-    from mvm.evaluation.sweep_findings import Result, gap, reading
+    from mvm.evaluation.cells import Result
+    from mvm.evaluation.sweep_findings import gap, reading
 
     told = json.loads((SOLVERS / "digits.json").read_text("utf-8"))["results"]
-    found = {(r["solver"], r["rho"], r["nfe"]): reading(Result(**r), "fd-pixels") for r in told}
+    found = {(r["solver"], r["rho"], r["nfe"]): reading(Result.read(r), "fd-pixels") for r in told}
     page, nfes = (RESULTS / "solvers.md").read_text("utf-8"), (5, 8, 13, 26)
     values = [f"{found['adams', 0.0, nfe].value:.3f}" for nfe in nfes]
     assert f"`adams` has {', '.join(values)} by the ODE" in page
@@ -134,7 +136,7 @@ def test_the_page_of_the_solvers_has_the_digits_that_were_measured(study):
 
 def test_other_pages_quote_the_fids_that_were_measured(study):
     cells = study.read_results([SOLVERS / "fid-cifar10.json"])
-    found = {(r.solver, r.nfe): f"{study.value(r):.2f}" for r in cells}
+    found = {(r.solver, r.settings.nfe): f"{study.value(r):.2f}" for r in cells}
     page = (ROOT / "docs" / "choose-a-sampler.md").read_text("utf-8")
     for solver in {r.solver for r in cells}:
         row = [found[solver, nfe] for nfe in (5, 8, 10, 13, 20, 26)]

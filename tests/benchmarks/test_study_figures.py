@@ -1,6 +1,5 @@
 """benchmarks/study_figures.py and model_pictures.py: what they read, choose and draw."""
 
-import dataclasses
 import json
 import math
 from pathlib import Path
@@ -19,10 +18,11 @@ def pictures():
 
 
 def cell(solver="adams", nfe=26, rho=0.0, fid=10.0, cfg=1.0, low=0.0, high=1.0, error=None):
-    from mvm.evaluation.sweep_findings import Result
+    from mvm.evaluation.cells import Result
 
-    metrics = {"fid": {"value": fid, "error": error, "note": ""}}
-    return Result(solver, nfe, rho, cfg, low, high, nfe, nfe if cfg == 1 else nfe + 5, 2.5, metrics, "")
+    flat = {"solver": solver, "nfe": nfe, "rho": rho, "cfg": cfg, "low": low, "high": high}
+    cost = {"evaluations": nfe, "passes": nfe if cfg == 1 else nfe + 5, "seconds": 2.5}
+    return Result.read({**flat, **cost, "metrics": {"fid": {"value": fid, "error": error, "note": ""}}, "grid": ""})
 
 
 # ---- study_figures
@@ -37,7 +37,8 @@ def test_results_come_back_from_csv(study, tmp_path):
     (tmp_path / "b.csv").write_text(csv_text(cells[1:]))
     found = study.read_results([tmp_path / "a", tmp_path / "b.csv"])
     assert [study.table([r]) for r in found] == [study.table([r]) for r in cells]
-    assert [(r.nfe, r.rho, r.cfg, r.low, r.high, r.passes) for r in found] == [
+    ways = [(r.settings, r.passes) for r in found]
+    assert [(s.nfe, s.rho, s.cfg, s.low, s.high, passes) for s, passes in ways] == [
         (26, 0, 1, 0, 1, 26),
         (13, 0.75, 1.2, 0.6, 0.8, 18),
     ]
@@ -75,7 +76,7 @@ def test_differences_are_of_sdes_and_of_sa_at_as_many_evaluations_and_twice_as_m
     ]
     cells += [cell("sa, t_min 0.0001", 52, 0.0, 3.1, error=0.1), cell("sa", 26, 0.0, 3.1), cell("sa", 52, 1.0, 2.0)]
     cells += [cell("sa", 52, 0.0, fid=math.nan)]  # failed
-    written = {"results": [dataclasses.asdict(r) for r in cells]}
+    written = {"results": [r.as_dict() for r in cells]}
     (tmp_path / "results.json").write_text(json.dumps(written))
     (tmp_path / "results.csv").write_text("not read where both are there")
     found = study.differences(study.read_results([tmp_path]))
@@ -95,7 +96,7 @@ def test_parts_of_errors_are_read_from_json(study, tmp_path):
     cells = [cell(fid=3.0, error=0.45), cell(rho=1.0, fid=3.05, error=0.45)]
     for number, found in enumerate(cells):
         found.metrics["fid"]["parts"] = [part + number * 0.002 * (-1) ** (i // 2) for i, part in enumerate(parts)]
-    (tmp_path / "results.json").write_text(json.dumps({"results": [dataclasses.asdict(r) for r in cells]}))
+    (tmp_path / "results.json").write_text(json.dumps({"results": [r.as_dict() for r in cells]}))
     found = study.differences(study.read_results([tmp_path]))["SDE less ODE"]
     assert found.endswith("| **+0.050 (+0.031 to +0.069)** |")
 
@@ -111,15 +112,6 @@ def test_sweeps_of_other_images_are_not_compared(study, tmp_path):
     study.check_alike([tmp_path / "first.json", tmp_path / "batch.json"])
     with pytest.raises(ValueError, match=r"seed\.json.*another.*first\.json"):
         study.check_alike([tmp_path / "first.json", tmp_path / "seed.json"])
-
-
-def test_a_solver_is_read_as_a_sweep_tells_it(study):
-    from mvm.evaluation.sweep import solver_name
-    from mvm.recipes import SampleConfig
-
-    for t_min in (1e-2, 1e-3, 3e-4, 1e-5):
-        assert study.parse_solver(solver_name(SampleConfig("sa", t_min=t_min))) == ("sa", t_min)
-    assert study.parse_solver("adams")[0] == "adams"
 
 
 def test_the_best_t_min_is_best_on_the_whole(study):

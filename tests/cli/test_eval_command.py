@@ -221,7 +221,7 @@ def test_stats_do_not_replace_the_images(here):
         (["a.npy", "--ref", "b.npz", "--metrics", ","], "--metrics ',' names none"),
         (
             ["a.npy", "--ref", "b.npz", *FD, "--num", "5"],
-            "--num 5 says how many images a run samples; 'a.npy' is no run",
+            "--num 5 says how a run is sampled, and 'a.npy' is no run; leave it out",
         ),
         (["a.npy", "--ref", "nothing", *FD], "source='nothing' does not exist"),
         (["nothing", "--ref", "a.npy", *FD], "source='nothing' does not exist"),

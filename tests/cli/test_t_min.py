@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from mvm.evaluation.sweep import Axes, cell_name, solver_name
+from mvm.evaluation.cells import combinations, file_name, solver_name
 from mvm.recipes import SampleConfig
 from mvm.solver import DEFAULT_T_MIN, SOLVERS, sa
 
@@ -24,8 +24,8 @@ def test_a_time_that_is_none_is_refused(value):
 
 
 def test_only_sa_has_cells_of_it():
-    cells = Axes(("sa", "adams"), (4,), (0.0,), t_mins=(1e-3, 1e-5)).cells()
-    assert [cell_name(cell) for cell in cells] == ["sa-nfe4-rho0", "sa-end1e-05-nfe4-rho0", "adams-nfe4-rho0"]
+    cells = combinations(solver=("sa", "adams"), nfe=(4,), rho=(0.0,), t_min=(1e-3, 1e-5))
+    assert [file_name(cell) for cell in cells] == ["sa-nfe4-rho0", "sa-end1e-05-nfe4-rho0", "adams-nfe4-rho0"]
     assert [solver_name(cell) for cell in cells] == ["sa", "sa, t_min 1e-05", "adams"]
     assert solver_name(SampleConfig("sa", share=0.5, t_min=1e-4)) == "sa, t_min 0.0001, 50% shared"
 
@@ -56,7 +56,7 @@ def test_a_sample_with_it(tmp_path, done):
     [
         (["sample", "digits", "--t-min", "1e-4"], "--t-min 0.0001 belongs to --solver sa"),
         (["sample", "digits", "--solver", "sa", "--t-min", "2"], "t_min=2.0, t_max=0.999"),
-        (["sweep", "digits", "--t-min", "1e-4"], "--t-min 1e-4 belongs to the solver sa; give it too"),
+        (["sweep", "digits", "--t-min", "1e-4"], "--t-min 1e-4 belongs to --solver sa"),
         (["sweep", "digits", "--solvers", "sa", "--t-min", "1e-4,x"], "--t-min 1e-4,x: values separated by commas"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,

@@ -36,7 +36,7 @@ def test_a_set_and_itself_are_not_told_apart():
     for row in compared(noisy(200, 1), noisy(200, 1), noisy(300, 2)):
         assert (row.difference, row.error, row.low, row.high) == (0, 0, 0, 0)
         assert row.a == row.b
-        assert not row.told
+        assert not row.significant
 
 
 def test_figures_are_those_of_the_sets_alone():
@@ -74,10 +74,10 @@ def test_a_true_difference_is_told_and_its_sign_is_bs():
     a, b, reference = noisy(300, 1), noisy(300, 1, 150), noisy(400, 2)
     for row in compared(a, b, reference, blocks=5):
         assert row.low > 0
-        assert row.told
+        assert row.significant
     for row in compared(b, a, reference, blocks=5):
         assert row.high < 0
-        assert row.told
+        assert row.significant
 
 
 @pytest.mark.parametrize("name", BOTH)
@@ -111,7 +111,7 @@ def test_unequal_numbers_are_refused():
 def test_more_blocks_than_pairs_are_refused():
     with pytest.raises(ValueError, match="20 blocks of 19 images leave some empty"):
         compared(noisy(19, 1), noisy(19, 1), noisy(100, 2), blocks=20)
-    assert not any(row.told for row in compared(noisy(20, 1), noisy(20, 1), noisy(100, 2), blocks=20))
+    assert not any(row.significant for row in compared(noisy(20, 1), noisy(20, 1), noisy(100, 2), blocks=20))
 
 
 @pytest.mark.parametrize("sides", [(16, 32, 16), (16, 16, 32)])
@@ -137,7 +137,7 @@ def test_settings_of_a_model_are_told_apart(model):
     reference = Side("digits", of_tensor(digits("train").images, "digits"))
     judge = Judge(blocks=8, progress=False)
     (row,) = compare(judge, sampled(model, nfe=1), sampled(model, nfe=12), reference, ("fd-pixels",)).differences
-    assert row.told
+    assert row.significant
     assert row.difference < 0
     (same,) = compare(judge, sampled(model, nfe=3), sampled(model, nfe=3), reference, ("fd-pixels",)).differences
     assert (same.difference, same.low, same.high) == (0, 0, 0)

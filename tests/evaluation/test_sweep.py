@@ -12,12 +12,13 @@ from PIL import Image
 from mvm import generate
 from mvm.data import digits
 from mvm.evaluation import sweep as module
+from mvm.evaluation.cells import Result, combinations, file_name
 from mvm.evaluation.compare import compare
 from mvm.evaluation.evaluate import Side, evaluate, open_side, write_statistics
 from mvm.evaluation.gather import Judge
-from mvm.evaluation.images import of_model, of_tensor, of_training
-from mvm.evaluation.sweep import Axes, Sweep, cell_name, check_cells, default_metrics
-from mvm.evaluation.sweep_findings import Result, gap, reading
+from mvm.evaluation.images import of_model, of_tensor
+from mvm.evaluation.sweep import Sweep, check_cells
+from mvm.evaluation.sweep_findings import gap, reading
 from mvm.files import locked
 from mvm.metrics.distances import shrunken_features
 from mvm.metrics.extractors import EXTRACTORS, Extractor, Sources
@@ -29,7 +30,7 @@ from mvm.untrusted import read_json
 pytest.importorskip("matplotlib", reason="reports are drawn with matplotlib")
 
 DRAW = Draw(10, seed=4, batch=4)
-AXES = Axes(nfes=(1, 2), rhos=(0.0, 0.5))
+CELLS = combinations(solver=("adams",), nfe=(1, 2), rho=(0.0, 0.5))
 
 
 @pytest.fixture(scope="module")
@@ -49,15 +50,11 @@ def sweep(model, folder, *, metrics=("fd-pixels",), draw=DRAW, reference=None, j
 def kept(folder):
     """Figures in results.json, by cell."""
     results = json.loads((folder / "results.json").read_text())["results"]
-    return {cell_name(SampleConfig(**settings_of(result))): result["metrics"] for result in results}
+    return {file_name(Result.read(result).settings): result["metrics"] for result in results}
 
 
 def cells_in(folder):
     return [json.loads(path.read_text()) for path in sorted((folder / "cells").glob("*.json"))]
-
-
-def settings_of(result):
-    return {name: result[name] for name in ("solver", "nfe", "rho", "cfg", "low", "high")}
 
 
 @pytest.fixture(autouse=True)
@@ -91,7 +88,7 @@ def finished(model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("sweep") / "out"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "write_report", lambda *_: None)
-        sweep(model, folder).run(AXES.cells())
+        sweep(model, folder).run(CELLS)
     return folder
 
 
@@ -104,49 +101,53 @@ def copy(finished, tmp_path):
 
 
 def test_cells_are_the_product_in_order():
-    cells = Axes(("adams", "sa"), (4, 8), (0.0, 1.0), (1.0,)).cells()
-    assert [cell_name(cell) for cell in cells] == [
+    cells = combinations(solver=("adams", "sa"), nfe=(4, 8), rho=(0.0, 1.0), cfg=(1.0,))
+    assert [file_name(cell) for cell in cells] == [
         f"{solver}-nfe{nfe}-rho{rho}" for solver in ("adams", "sa") for rho in (0, 1) for nfe in (4, 8)
     ]
 
 
 def test_guidance_one_has_no_interval_and_no_cell_comes_twice():
-    axes = Axes(nfes=(4, 4), rhos=(0.0,), cfgs=(1.0, 1.5), intervals=((0.0, 1.0), (0.6, 0.8)))
-    assert [cell_name(cell) for cell in axes.cells()] == [
+    cells = combinations(nfe=(4, 4), rho=(0.0,), cfg=(1.0, 1.5), interval=((0.0, 1.0), (0.6, 0.8)))
+    assert [file_name(cell) for cell in cells] == [
         "adams-nfe4-rho0", "adams-nfe4-rho0-cfg1.5-0-1", "adams-nfe4-rho0-cfg1.5-0.6-0.8",
     ]  # fmt: skip
-    plain = axes.cells()[0]
+    plain = cells[0]
     assert (plain.low, plain.high) == (0, 1)
 
 
 def test_solvers_that_take_no_nfe_have_one_cell():
-    assert len(Axes(("dopri5",), (8, 13, 26), (0.0,)).cells()) == 1
+    assert len(combinations(solver=("dopri5",), nfe=(8, 13, 26), rho=(0.0,))) == 1
+    cells = combinations(solver=("dopri5", "heun"), nfe=(8,), rho=(0.0,), tolerance=(1e-3, 1e-4))
+    assert [file_name(cell) for cell in cells] == [
+        "dopri5-tolerance0.001-rho0", "dopri5-tolerance0.0001-rho0", "heun-nfe8-rho0",
+    ]  # fmt: skip
 
 
 def test_solvers_of_the_ode_alone_have_the_cells_of_rho_0():
-    cells = Axes(("heun", "adams", "dpm++2m", "dopri5"), (4,), (0.0, 1.0)).cells()
-    assert [cell_name(cell) for cell in cells] == [
+    cells = combinations(solver=("heun", "adams", "dpm++2m", "dopri5"), nfe=(4,), rho=(0.0, 1.0))
+    assert [file_name(cell) for cell in cells] == [
         "heun-nfe4-rho0", "adams-nfe4-rho0", "adams-nfe4-rho1", "dpm++2m-nfe4-rho0", "dopri5-tolerance1e-05-rho0",
     ]  # fmt: skip
 
 
 def test_names_of_cells():
-    assert cell_name(SampleConfig(nfe=26, rho=0.75, cfg=1.2, low=0.6, high=0.8)) == "adams-nfe26-rho0.75-cfg1.2-0.6-0.8"
+    assert file_name(SampleConfig(nfe=26, rho=0.75, cfg=1.2, low=0.6, high=0.8)) == "adams-nfe26-rho0.75-cfg1.2-0.6-0.8"
 
 
 def test_an_impossible_cell_is_refused_before_any_work(model, tmp_path, made):
-    cells = Axes(("adams", "heun"), (2,), (1.0,)).cells()
+    cells = combinations(solver=("adams", "heun"), nfe=(2,), rho=(1.0,))
     with pytest.raises(ValueError, match=r"cell heun-nfe2-rho1 cannot be sampled: .*ODE solver"):
         sweep(model, tmp_path / "out").run(cells)
     assert made == []
     assert list(tmp_path.iterdir()) == []
-    check_cells([cell for cell in cells if cell_name(cell) != "heun-nfe2-rho1"], model)
+    check_cells([cell for cell in cells if file_name(cell) != "heun-nfe2-rho1"], model)
 
 
 def test_a_reference_that_does_not_fit_is_refused_before_any_work(model, tmp_path, made):
     other = Side("other", of_tensor(torch.zeros(20, 3, 16, 16, dtype=torch.uint8), "other"))
     with pytest.raises(ValueError, match="1x8x8 and 3x16x16"):
-        sweep(model, tmp_path / "out", reference=other).run(AXES.cells())
+        sweep(model, tmp_path / "out", reference=other).run(CELLS)
     assert made == []
 
 
@@ -154,7 +155,7 @@ def test_missing_weights_are_told_before_any_work(model, tmp_path, made, monkeyp
     monkeypatch.setenv("MVM_OFFLINE", "1")
     monkeypatch.setenv("MVM_CACHE", str(tmp_path / "cache"))
     with pytest.raises(ValueError, match="FID needs the weights"):
-        sweep(model, tmp_path / "out", metrics=("fid",)).run(AXES.cells())
+        sweep(model, tmp_path / "out", metrics=("fid",)).run(CELLS)
     assert made == []
 
 
@@ -162,10 +163,10 @@ def test_missing_weights_are_told_before_any_work(model, tmp_path, made, monkeyp
 
 
 def test_all_cells_have_the_same_seeds_and_labels(model, tmp_path, made):
-    sweep(model, tmp_path / "out").run(AXES.cells())
+    sweep(model, tmp_path / "out").run(CELLS)
     by_cell = {}
     for settings, labels, seeds in made:
-        by_cell.setdefault(cell_name(settings), []).append((labels, seeds))
+        by_cell.setdefault(file_name(settings), []).append((labels, seeds))
     assert len(by_cell) == 4
     assert len({json.dumps(parts) for parts in by_cell.values()}) == 1
     seeds = [seed for _, part in next(iter(by_cell.values())) for seed in part]
@@ -173,11 +174,11 @@ def test_all_cells_have_the_same_seeds_and_labels(model, tmp_path, made):
 
 
 def test_results_are_returned_and_kept(model, finished, made):
-    found = sweep(model, finished).run(AXES.cells())
+    found = sweep(model, finished).run(CELLS)
     assert made == []
-    assert [(r.nfe, r.rho) for r in found] == [(1, 0), (2, 0), (1, 0.5), (2, 0.5)]
-    assert {cell_name(SampleConfig(**settings_of(vars(r)))): r.metrics for r in found} == kept(finished)
-    assert all(r.seconds > 0 and r.evaluations == r.passes == r.nfe for r in found)
+    assert [(r.settings.nfe, r.settings.rho) for r in found] == [(1, 0), (2, 0), (1, 0.5), (2, 0.5)]
+    assert {file_name(r.settings): r.metrics for r in found} == kept(finished)
+    assert all(r.seconds > 0 and r.evaluations == r.passes == r.settings.nfe for r in found)
     assert len({r.metrics["fd-pixels"]["value"] for r in found}) == 3  # of one evaluation, rho says nothing
     assert not (finished / "work").exists()
 
@@ -193,11 +194,11 @@ def test_nothing_is_looked_at_twice(model, finished, monkeypatch):
     monkeypatch.setattr(module, "evaluate", None)
     monkeypatch.setattr(module, "Reference", None)
     monkeypatch.setattr(module, "sample_parts", None)
-    sweep(model, finished).run(AXES.cells())
+    sweep(model, finished).run(CELLS)
 
 
 def test_a_new_value_of_an_axis_computes_its_cells_alone(model, copy, finished, made):
-    sweep(model, copy).run(replace(AXES, nfes=(1, 2, 3)).cells())
+    sweep(model, copy).run(combinations(solver=("adams",), nfe=(1, 2, 3), rho=(0.0, 0.5)))
     assert {settings.nfe for settings, _, _ in made} == {3}
     assert {name: found for name, found in kept(copy).items() if "nfe3" not in name} == kept(finished)
     assert len(kept(copy)) == 6
@@ -211,7 +212,7 @@ def test_a_new_metric_leaves_the_others_as_they_were(model, copy, finished, monk
         return real(judge, images, reference, names)
 
     monkeypatch.setattr(module, "evaluate", watch)
-    sweep(model, copy, metrics=("fd-pixels", "kd-pixels")).run(AXES.cells())
+    sweep(model, copy, metrics=("fd-pixels", "kd-pixels")).run(CELLS)
     assert asked == [("kd-pixels",)] * 4
     for name, found in kept(copy).items():
         assert list(found) == ["fd-pixels", "kd-pixels"]
@@ -234,7 +235,7 @@ def other_network(monkeypatch):
 @pytest.mark.usefixtures("other_network")
 def test_networks_and_warnings_of_all_figures_are_told_after_one_was_added(model, copy):
     before = json.loads((copy / "results.json").read_text())["facts"]
-    sweep(model, copy, metrics=("fd-pixels", "kd-effnet")).run(AXES.cells())
+    sweep(model, copy, metrics=("fd-pixels", "kd-effnet")).run(CELLS)
     facts = json.loads((copy / "results.json").read_text())["facts"]
     assert set(facts["networks"]) == {"pixels", "effnet"}
     assert set(before["warnings"]) <= set(facts["warnings"])
@@ -242,13 +243,13 @@ def test_networks_and_warnings_of_all_figures_are_told_after_one_was_added(model
 
 @pytest.mark.usefixtures("other_network")
 def test_figures_of_another_network_are_not_mixed(model, tmp_path):
-    def run(encoder, axes):
+    def run(encoder, cells):
         judge = Judge(Sources(dino=encoder), progress=False)
-        return sweep(model, tmp_path / "out", metrics=("fd-effnet",), judge=judge).run(axes.cells())
+        return sweep(model, tmp_path / "out", metrics=("fd-effnet",), judge=judge).run(cells)
 
-    run("a", Axes(nfes=(1,), rhos=(0.0,)))
+    run("a", CELLS[:1])
     with pytest.raises(ValueError, match="another"):
-        run("abc", AXES)
+        run("abc", CELLS)
 
 
 # ---- interruption
@@ -267,9 +268,9 @@ def test_an_interrupted_sweep_goes_on_to_the_same_figures(model, tmp_path, finis
 
     monkeypatch.setattr(generate, "_launch", stop)
     with pytest.raises(KeyboardInterrupt):
-        sweep(model, folder).run(AXES.cells())
+        sweep(model, folder).run(CELLS)
     assert not (folder / "results.json").exists()
-    sweep(model, folder).run(AXES.cells())
+    sweep(model, folder).run(CELLS)
     assert len(count) == 4 * 3 + 1  # the batch in flight, once more
     assert kept(folder) == kept(finished)
 
@@ -284,9 +285,9 @@ def test_a_cell_by_another_solver_is_refused(model, tmp_path, finished, told):
     assert cell["solver"].startswith("Adams(name='adams'")
     path.write_text(json.dumps({name: value for name, value in {**cell, "solver": told}.items() if value is not None}))
     with pytest.raises(ValueError, match=re.escape(f"made by another solver ({told or 'not told'}, now Adams(")):
-        sweep(model, folder).run(AXES.cells())
+        sweep(model, folder).run(CELLS)
     path.unlink()
-    sweep(model, folder).run(AXES.cells())
+    sweep(model, folder).run(CELLS)
     assert kept(folder) == kept(finished)
 
 
@@ -298,9 +299,9 @@ def test_interrupted_while_judging(model, tmp_path, finished, monkeypatch, made)
 
     monkeypatch.setattr(module, "evaluate", stop)
     with pytest.raises(KeyboardInterrupt):
-        sweep(model, folder).run(AXES.cells())
+        sweep(model, folder).run(CELLS)
     monkeypatch.setattr(module, "evaluate", real)
-    sweep(model, folder).run(AXES.cells())
+    sweep(model, folder).run(CELLS)
     assert len(made) == 4 * 3
     assert kept(folder) == kept(finished)
 
@@ -335,7 +336,7 @@ OTHER = Side("digits", of_tensor(digits("train").images, "digits", count=1400))
 def test_sweeps_of_another_kind_do_not_mix(model, finished, made, change, words):
     before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
     with pytest.raises(ValueError, match=rf"'{re.escape(str(finished))}' holds a sweep with other values of {words}"):
-        sweep(model, finished, **change).run(AXES.cells())
+        sweep(model, finished, **change).run(CELLS)
     assert made == []
     assert {path: path.read_bytes() for path in before} == before
 
@@ -344,7 +345,7 @@ def test_another_model_does_not_mix(model, finished):
     other = load("digits")
     other.origin = {**other.origin, "sha256": "0" * 64}
     with pytest.raises(ValueError, match=r"other values of origin.sha256"):
-        sweep(other, finished).run(AXES.cells())
+        sweep(other, finished).run(CELLS)
 
 
 def test_a_file_of_moments_is_known_by_its_content_and_not_its_place(model, tmp_path):
@@ -384,18 +385,18 @@ def test_files_made_to_harm_are_refused_by_name(model, copy, name, kind):
     text = HARMFUL[kind]
     (copy / name).write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ValueError, match=rf"{name}' is damaged.*remove it"):
-        sweep(model, copy).run(AXES.cells())
+        sweep(model, copy).run(CELLS)
 
 
 def test_a_cell_beyond_the_limit_is_refused(model, copy, monkeypatch):
     monkeypatch.setattr(module, "read_json", lambda path: read_json(path, 100))
     with pytest.raises(ValueError, match=r"sweep\.json' is larger than 100 bytes"):
-        sweep(model, copy).run(AXES.cells())
+        sweep(model, copy).run(CELLS)
 
 
 def test_two_sweeps_at_once(model, finished):
     with locked(finished, "taken"), pytest.raises(ValueError, match="in use by another process that writes a sweep"):
-        sweep(model, finished).run(AXES.cells())
+        sweep(model, finished).run(CELLS)
 
 
 # ---- repeats, images
@@ -422,7 +423,7 @@ def test_two_cells_differ_as_compare_says_of_their_images(model, tmp_path):
     """Kept with each cell, the parts of its error give the paired interval that leaves images out of both at once."""
     draw, cells = Draw(90, seed=4, batch=45), [SampleConfig(nfe=2), SampleConfig(nfe=3)]
     sweep(model, tmp_path / "out", draw=draw, judge=Judge(progress=False, blocks=8)).run(cells)
-    a, b = (reading(Result(**told["result"]), "fd-pixels") for told in cells_in(tmp_path / "out"))
+    a, b = (reading(Result.read(told["result"]), "fd-pixels") for told in cells_in(tmp_path / "out"))
     images = [of_model(model, draw, settings) for settings in cells]
     (want,) = compare(Judge(progress=False, blocks=8), *images, side(), ("fd-pixels",)).differences
     found = gap(a, b)
@@ -451,7 +452,7 @@ def test_kept_images_serve_a_new_metric(model, tmp_path, made):
 @pytest.mark.usefixtures("drawn")
 def test_the_report_is_written(model, finished, tmp_path):
     folder = shutil.copytree(finished, tmp_path / "x")
-    sweep(model, folder, command="mvm sweep digits").run(AXES.cells())
+    sweep(model, folder, command="mvm sweep digits").run(CELLS)
     page = (folder / "report.html").read_text()
     assert "mvm sweep digits" in page
     assert "http" not in re.sub(r"http://www\.w3\.org\S*|https?://\S*(w3|matplotlib|purl|creativecommons)\S*", "", page)
@@ -461,7 +462,7 @@ def test_the_report_is_written(model, finished, tmp_path):
     assert {path.name for path in (folder / "plots").iterdir()} == {"fd-pixels.png", "fd-pixels.svg"}
     assert {path.name for path in (folder / "cells").iterdir()} == {
         "real.png",
-        *(f"{cell_name(cell)}.{suffix}" for cell in AXES.cells() for suffix in ("json", "png")),
+        *(f"{file_name(cell)}.{suffix}" for cell in CELLS for suffix in ("json", "png")),
     }
     assert page.count("real images, spread over the reference") == 2  # its caption, and for those who do not see it
     facts = json.loads((folder / "results.json").read_text())["facts"]
@@ -470,11 +471,6 @@ def test_the_report_is_written(model, finished, tmp_path):
     assert facts["reference"]["count"] == 80
     assert facts["warnings"]
     assert str(tmp_path) not in json.dumps(facts)
-
-
-def test_the_default_figure(model):
-    assert default_metrics(model) == "fd-pixels"
-    assert of_training(model).shape[0] == 1
 
 
 def test_the_compiler_works_before_the_clock(model, tmp_path, monkeypatch):

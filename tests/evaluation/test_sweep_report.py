@@ -13,8 +13,10 @@ from PIL import Image
 from test_report import outside_requests, read
 
 from mvm.evaluation import sweep_findings as findings
+from mvm.evaluation.cells import Result
 from mvm.evaluation.sweep_curves import scale_of
-from mvm.evaluation.sweep_report import Result, curves_figure, file_names, flatten, write_report
+from mvm.evaluation.sweep_report import curves_figure, file_names, flatten, write_report
+from mvm.settings import SampleConfig
 
 NASTY = "<script>alert('x')</script> & $\\frac{$ \"q\""
 NFES = (5, 9, 19, 39, 79)
@@ -27,7 +29,8 @@ def reading(value, error=None, note=""):
 def cell(nfe=19, rho=0.0, fid=3.0, error=None, *, solver="adams", cfg=1.0, low=0.0, high=1.0, grid="", **metrics):
     passes = nfe if cfg == 1 else nfe + 2
     found = {"fid": reading(fid, error)} | {name: reading(value) for name, value in metrics.items()}
-    return Result(solver, nfe, rho, cfg, low, high, float(nfe), float(passes), passes / 7, found, grid)
+    settings = SampleConfig(solver, nfe, rho, cfg, low, high, tuned=False)
+    return Result(settings, float(nfe), float(passes), passes / 7, found, grid)
 
 
 def curves(ode, sde, error=0.1, **kwargs):
@@ -76,7 +79,7 @@ def test_curves_are_compared_within_solver_and_guidance_and_at_common_nfe():
     assert findings.comparisons(results, "fid") == {}
     results.append(cell(9, 0.0, math.nan))
     assert findings.comparisons(results, "fid") == {}
-    results.append(dataclasses.replace(cell(5, 1.0, 9.0), low=0.3, high=0.4))  # without guidance these say nothing
+    results.append(cell(5, 1.0, 9.0, low=0.3, high=0.4))  # without guidance these say nothing
     assert only_sentence(results) == "the SDE (rho 1) is above the ODE at NFE 5."
 
 
@@ -113,11 +116,11 @@ def test_cells_on_common_seeds_are_compared_block_by_block():
     found = findings.gap(findings.reading(a, "fid"), findings.reading(b, "fid"))
     assert found.value == pytest.approx(0.05)
     assert found.high - found.value == pytest.approx(2.093 * 0.002 * 20**0.5, rel=1e-3)  # Student's t of 19
-    assert found.told
+    assert found.significant
     assert findings.best([a, b], "fid").rivals == []
     alone = findings.gap(findings.reading(a, "fid"), findings.reading(cell(fid=3.05, error=0.45), "fid"))
     assert alone.high - alone.value == pytest.approx(1.96 * 0.45 * 2**0.5, rel=1e-2)
-    assert not alone.told
+    assert not alone.significant
     assert (found.paired, alone.paired) == (True, False)
 
 
@@ -288,8 +291,8 @@ def test_csv_round_trip(sweep):
         names = [name.removesuffix(" value") for name in row if name.endswith(" value") and row[name]]
         parts = {n: [row[f"{n} {part}"] for part in ("value", "error", "note")] for n in names}
         metrics = {n: reading(float(v), float(e) if e else None, note) for n, (v, e, note) in parts.items()}
-        numbers = (float(row[k]) for k in ("rho", "cfg", "low", "high", "evaluations", "passes", "seconds"))
-        back.append(Result(row["solver"], int(row["nfe"]), *numbers, metrics, row["grid"]))
+        numbers = {name: float(row[name]) for name in list(row)[2:10]} | {"nfe": int(row["nfe"])}
+        back.append(Result.read({**numbers, "solver": row["solver"], "metrics": metrics, "grid": row["grid"]}))
     assert repr(back) == repr(findings.in_order(results))  # by repr: a failed cell is NaN, which equals nothing
 
 

@@ -9,6 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mvm import noise, oracle
+from mvm.options import MAX_RHO
 from mvm.path import (
     KINDS,
     MEAN_VELOCITY,
@@ -41,7 +42,6 @@ from mvm.solver import (
     sample,
     solve,
 )
-from mvm.solver.sampling import MAX_RHO
 
 SCHEDULES = [MeanVelocity(), MeanVelocity(2.5), MeanVelocity(1e-3), LinearFlow(), VariancePreserving()]
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]

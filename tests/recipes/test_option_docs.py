@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from mvm.network import DDTConfig
+from mvm.options import meanings
 from mvm.recipes import (
     DecoderRecipe,
     OptionDoc,
@@ -17,7 +18,7 @@ from mvm.recipes import (
     parse_recipe,
     shipped,
 )
-from mvm.recipes.docs import _USUAL, as_typed, meanings, meant, table_docs
+from mvm.recipes.docs import _USUAL, as_typed, meant, table_docs
 from mvm.recipes.reading import every_option
 
 KINDS = {"dit": Recipe(), "ddt": Recipe(network=DDTConfig()), "decoder": DecoderRecipe()}

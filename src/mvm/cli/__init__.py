@@ -54,6 +54,17 @@ REMEDIES = {
 }
 
 
+# Options as other projects call them.
+USUAL = {
+    **dict.fromkeys(("steps", "num_steps", "num_inference_steps", "num_sampling_steps", "sampling_steps"), "--nfe"),
+    **dict.fromkeys(("guidance_scale", "cfg_scale", "scale", "guidance"), "--cfg"),
+    **dict.fromkeys(("n", "count", "num_images", "num_samples", "num_images_per_prompt"), "--num"),
+    **dict.fromkeys(("batch_size", "bs"), "--batch"),
+    **dict.fromkeys(("sampler", "scheduler"), "--solver"),
+    **dict.fromkeys(("output", "output_dir", "out_dir"), "--out"),
+}
+
+
 def _message(error: Exception, command: str) -> str:
     """Return an error's message; those of the system name no remedy and get one."""
     if isinstance(error, UnknownOptionError):
@@ -69,8 +80,6 @@ def _message(error: Exception, command: str) -> str:
 def _unknown(option: str, command: str) -> str:
     """Return the message on an option that other projects have and this command lacks; "" for any other."""
     name = option.removeprefix("--")
-    if command == "sample" and (ours := sample.USUAL.get(name.replace("-", "_"))):
-        return f"unknown option '{option}'; did you mean {ours}? See: mvm sample --help"
     if command in ("train", "bench"):
         from mvm.recipes.docs import meant, unknown_option
         from mvm.recipes.reading import every_option
@@ -78,6 +87,9 @@ def _unknown(option: str, command: str) -> str:
         known = [known for known in every_option() if "." in known]
         if meant(name, known):
             return unknown_option(name, known)
+    ours = USUAL.get(name.replace("-", "_"))
+    if ours and any(ours in argument.names for argument in app[command].assemble_argument_collection()):
+        return f"unknown option '{option}'; did you mean {ours}? See: mvm {command} --help"
     return ""
 
 

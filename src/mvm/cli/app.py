@@ -2,14 +2,24 @@
 
 import os
 import sys
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, make_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from cyclopts import App, Parameter, Token
 
 import mvm
+from mvm.options import meanings
 from mvm.process import INTERRUPTED as INTERRUPTED
+from mvm.settings import OPTIONS, SampleConfig
 
+if TYPE_CHECKING:
+    from mvm.distributed.processes import Processes
+    from mvm.model import Model
+    from mvm.samples import Draw
+
+T = TypeVar("T")
 USAGE_ERROR = 2
 
 app = App(
@@ -29,6 +39,8 @@ def _whole(kind: type, tokens: Sequence[Token]) -> int:
 
 
 Whole = Annotated[int, Parameter(converter=_whole)]
+Device = Annotated[str, Parameter(help="cpu, cuda, or auto: cuda where there is one.")]
+JsonFile = Annotated[Path | None, Parameter(name="--json", help="Write the figures there as well.")]
 
 # dotted options such as --train.lr, taken off the command line before it is parsed
 Overrides = dict[str, str]
@@ -48,3 +60,120 @@ def parse_interval(text: str) -> tuple[float, float]:
     except ValueError:
         raise ValueError(f"--interval {text}: two numbers in [0, 1] are needed, e.g. 0.6,0.8") from None
     return low, high
+
+
+KINDS: dict[str, Any] = {entry.name: entry.type for entry in fields(SampleConfig)} | {"interval": str}
+_HELP = meanings(SampleConfig) | {
+    "interval": "Where guidance acts, LOW,HIGH in log-SNR progress (0 noise, 1 image), e.g. 0.6,0.8."
+}
+_HELP["solver"] += " One that is named has its own times; else those of mvm tune are used where the model has some."
+
+
+def with_sampler_options(kinds: Mapping[str, Any]) -> Callable[[type[T]], type[T]]:
+    """Return a decorator that adds an option of its kind for each sampler setting; one that is not given is None."""
+
+    def add(cls: type[T]) -> type[T]:
+        entries: list[Any] = []
+        for name in OPTIONS:
+            kind: Any = Annotated[kinds[name] | None, Parameter(help=_HELP[name])]  # ty: ignore[invalid-type-form]
+            entries.append((name, kind, None))
+        module = {"__module__": cls.__module__}
+        made: Any = make_dataclass(cls.__name__, entries, bases=(cls,), frozen=True, namespace=module)
+        return made
+
+    return add
+
+
+# What must hold of a cell for an option to have an effect on it, and what is said where it has none on any.
+_USED = {
+    "interval": ("guided", "--interval {value} acts on guidance; give its scale too, e.g. --cfg 1.5"),
+    "nfe": ("takes_nfe", "--nfe {value}: the {solver} solver takes --tolerance and reports what it used"),
+    "tolerance": ("takes_tolerance", "--tolerance {value} belongs to --solver adaptive or dopri5"),
+    "t_min": ("takes_t_min", "--t-min {value} belongs to --solver sa"),
+}
+
+
+def require_used(given: Mapping[str, Any], cells: Sequence[SampleConfig]) -> None:
+    """Refuse an option that has no effect on any of the settings that were made with it."""
+    for name, (needed, words) in _USED.items():
+        if name in given and not any(getattr(cell, needed) for cell in cells):
+            raise ValueError(words.format(value=given[name], solver=cells[0].solver))
+
+
+@Parameter(name="*", group="Sampler")
+@with_sampler_options(KINDS | {"nfe": Whole})
+class Sampler:
+    """The sampler options of a command: those that are not given are the recipe's."""
+
+    def settings(self, recipes: SampleConfig) -> SampleConfig:
+        """Return the recipe's settings with what was asked for; an option that would have no effect is an error."""
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        pair = {"interval": parse_interval(given["interval"])} if "interval" in given else {}
+        settings = recipes.asked(**{**given, **pair})
+        require_used(given, [settings])
+        return settings
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Weights:
+    """Which weights of a model.
+
+    Parameters
+    ----------
+    weights
+        ema, model (the raw weights), or another average that the run keeps, e.g. ema-0.999 or power-0.1.
+    checkpoint
+        latest, best (by the previews), or a step number.
+    """
+
+    weights: str = "ema"
+    checkpoint: str = "latest"
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Drawing(Weights):
+    """Which images are drawn from a model, and how its network is computed.
+
+    Parameters
+    ----------
+    seed
+        Image i has seed SEED + i: the same picture whatever the number of images and the batch.
+    labels
+        balanced goes round the classes; random draws one for each image, from its seed.
+    classes
+        Classes to go round or to draw from, by number or name, e.g. 3,5 or "english springer,tench"; all when empty.
+    precision
+        Of sampling: fp32, or on a GPU tf32 or bf16, on a CPU int8: faster, but bf16 and int8 move figures such as FID.
+    compile
+        Compile the network first: on a GPU, for many images.
+    kernels
+        With --compile on a GPU in bf16: kernels written by hand.
+    """
+
+    seed: Whole = 0
+    labels: str = "balanced"
+    classes: str = ""
+    precision: str = "fp32"
+    compile: bool = False
+    kernels: bool = True
+
+    def load(self, name: str, place: "Processes") -> "Model":
+        """Return a model on its device, compiled if that is asked for."""
+        from mvm.generate import compile_network
+        from mvm.model import load
+
+        model = load(name, self.weights, self.checkpoint).to(place.device)
+        if self.compile:
+            compile_network(model, kernels=self.kernels)
+        return model
+
+    def draw(self, num: int, batch: int, names: Sequence[str] | None = None) -> "Draw":
+        """Return which images, of the asked classes where the names of a model's are given."""
+        from mvm.generate import asked_classes, class_numbers
+        from mvm.samples import Draw
+
+        classes = () if names is None else class_numbers(self.classes, names)
+        asked_classes(classes, 0 if names is None else len(names))  # refuses numbers out of range
+        return Draw(num, self.seed, self.labels, classes, batch)

@@ -1,12 +1,9 @@
 """mvm bench."""
 
 import json
-from pathlib import Path
-from typing import Annotated
+from dataclasses import replace
 
-from cyclopts import Parameter
-
-from mvm.cli.app import Dotted, Whole, app
+from mvm.cli.app import Device, Dotted, JsonFile, Sampler, Whole, app
 
 
 @app.command
@@ -16,9 +13,10 @@ def bench(
     *,
     steps: Whole = 30,
     samples: Whole = 64,
+    sampler: Sampler = Sampler(),
     grow: bool = False,
-    device: str = "auto",
-    json_file: Annotated[Path | None, Parameter(name="--json")] = None,
+    device: Device = "auto",
+    json_file: JsonFile = None,
     overrides: Dotted = None,
 ) -> int:
     """Measure a recipe's speed here: images/s, MFU and memory of training and sampling, on random images.
@@ -36,10 +34,6 @@ def bench(
         Images sampled; 0: none.
     grow
         Also double resolution, depth and batch, each alone: how the cost grows.
-    device
-        cpu, cuda, or auto: cuda where there is one.
-    json_file
-        Write the figures there as well.
     """
     from mvm.bench import bench as run_bench
     from mvm.bench import growth, table
@@ -53,6 +47,7 @@ def bench(
     at_least("steps", steps, 0)
     at_least("samples", samples, 0)
     chosen = completed(override(require_field_recipe(load_recipe(recipe), recipe), overrides or {}))
+    chosen = replace(chosen, sample=sampler.settings(chosen.sample))
     if json_file is not None:
         json_file.parent.mkdir(parents=True, exist_ok=True)  # if that fails, before the work
     with processes(choose_device(device)) as place:

@@ -30,7 +30,7 @@ class Difference(NamedTuple):
     high: float
 
     @property
-    def told(self) -> bool:
+    def significant(self) -> bool:
         """Whether the interval leaves zero out."""
         return self.low > 0 or self.high < 0
 
@@ -70,28 +70,22 @@ def compare(judge: Judge, a: ImageSet, b: ImageSet, reference: Side, names: Sequ
     target = Reference(judge, reference, names)
     check_shapes(a.facts, target.facts)
     sides = {role: look(judge, Side(role, images), names) for role, images in (("A", a), ("B", b))}
-    (first, told_a), (second, told_b) = sides.values()
+    (first, facts_a), (second, facts_b) = sides.values()
     if first.count != second.count:
         raise ValueError(f"there are {first.count} and {second.count} images; pairs are needed")
     facts = {
-        "a": told_a,
-        "b": told_b,
+        "a": facts_a,
+        "b": facts_b,
         "reference": target.facts,
         "networks": judge.facts(names),
         "blocks": judge.blocks,
         "warnings": sampling_notes(names, {**sides, "reference": (target.gathered, target.facts)}),
         "software": software(judge.place.device),
     }
-    return Comparison(_differences(judge, (first, second), target.gathered, names), facts)
-
-
-def _differences(
-    judge: Judge, sides: tuple[Gathered, Gathered], target: Gathered, names: Sequence[str]
-) -> list[Difference]:
-    dealt = block_of(torch.arange(sides[0].count), judge.blocks)
+    dealt = block_of(torch.arange(first.count), judge.blocks)
     sizes = [int((dealt == block).sum()) for block in range(judge.blocks)]
-    leaving = [_leaving(side, target, names, dealt, judge.blocks) for side in sides]
-    return [_difference(name, leaving[0][name], leaving[1][name], sizes) for name in names]
+    one, other = (_leaving(side, target.gathered, names, dealt, judge.blocks) for side in (first, second))
+    return Comparison([_difference(name, one[name], other[name], sizes) for name in names], facts)
 
 
 def _leaving(side: Gathered, target: Gathered, names: Sequence[str], dealt: Tensor, blocks: int) -> dict[str, Leaving]:
@@ -115,10 +109,10 @@ def _difference(name: str, a: Leaving, b: Leaving, sizes: Sequence[int]) -> Diff
 
 
 def as_table(found: Sequence[Difference]) -> str:
-    """Return the differences as a Markdown table; one whose interval holds zero is not told apart."""
+    """Return the differences as a Markdown table; with whether the interval leaves zero out."""
     lines = ["| figure | A | B | B - A | 95 % interval | |", "|---|---|---|---|---|---|"]
     for row in found:
-        verdict = "differs" if row.told else "not told apart"
+        verdict = "differs" if row.significant else "not told apart"
         cells = (f"{row.a:.5g}", f"{row.b:.5g}", f"{row.difference:+.3g}", f"{row.low:+.3g} to {row.high:+.3g}")
         lines.append(f"| {row.name} | {' | '.join(cells)} | {verdict} |")
     return "\n".join(lines)
@@ -126,5 +120,5 @@ def as_table(found: Sequence[Difference]) -> str:
 
 def write(path: Path, found: Comparison) -> None:
     """Write the differences and what made them as JSON."""
-    rows = [{**row._asdict(), "differs": row.told} for row in found.differences]
+    rows = [{**row._asdict(), "differs": row.significant} for row in found.differences]
     write_text(path, json.dumps({"differences": rows, **found.facts}, indent=2) + "\n")

@@ -20,7 +20,7 @@ from mvm.data.sources.arrays import channels_last, keys_of, layout, shape_of, st
 from mvm.data.sources.records import stamp_of
 from mvm.distributed.processes import Processes
 from mvm.files import sha256
-from mvm.generate import generate_batches, takes_tuned_times
+from mvm.generate import check_settings, generate_batches, takes_tuned_times
 from mvm.latent import RAE
 from mvm.model import Model
 from mvm.options import at_least, choose
@@ -202,6 +202,7 @@ def of_model(
 ) -> ImageSet:
     """Return images that are sampled as they are read; nothing is kept."""
     settings = settings or model.recipe.sample
+    check_settings(model, settings)
     labels, seeds = draw.chosen_labels(model.num_classes), draw.chosen_seeds()
 
     def chunks(batch: int, wanted: Wanted) -> Iterator[Chunk]:

@@ -10,8 +10,8 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
-from dataclasses import asdict, dataclass, field, replace
-from itertools import product
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,12 @@ import torch
 from torch import Tensor
 
 from mvm.distributed.processes import Processes
+from mvm.evaluation.cells import Result, file_name
 from mvm.evaluation.evaluate import Evaluation, Reference, Side, check_shapes, check_side, evaluate
 from mvm.evaluation.gather import Judge
 from mvm.evaluation.images import ImageSet, of_parts
 from mvm.evaluation.report import provenance, require_plots
-from mvm.evaluation.sweep_report import REAL, Result, write_report
+from mvm.evaluation.sweep_report import REAL, write_report
 from mvm.files import atomic, recover_all, remove, write_text
 from mvm.generate import (
     check_settings,
@@ -37,13 +38,12 @@ from mvm.generate import (
     solver_told,
     takes_tuned_times,
 )
-from mvm.metrics.measures import Figure, usual_metric
+from mvm.metrics.measures import Figure
 from mvm.model import Model
 from mvm.options import choose
 from mvm.precision import PRECISIONS
-from mvm.recipes import SampleConfig
 from mvm.samples import Draw, Parts, sample_parts
-from mvm.solver import DEFAULT_NFE, DEFAULT_T_MIN
+from mvm.settings import SampleConfig
 from mvm.store import ArrayStore
 from mvm.untrusted import read_json
 
@@ -53,64 +53,13 @@ SHARED = "sweep.json"
 CELLS, WORK = "cells", "work"  # folders of results, and of images that are not judged yet
 
 
-@dataclass(frozen=True)
-class Axes:
-    """What is varied: all combinations that make sense.
-
-    Where nothing guides there is no interval, only sa has t_mins, and an ODE solver has the cells of rho = 0 alone,
-    unless there are none.
-    """
-
-    solvers: tuple[str, ...] = ("adams",)
-    nfes: tuple[int, ...] = (8, 13, 26)
-    rhos: tuple[float, ...] = (0.0, 1.0)
-    cfgs: tuple[float, ...] = (1.0,)
-    intervals: tuple[tuple[float, float], ...] = ((0.0, 1.0),)
-    internals: tuple[float, ...] = (1.0,)
-    shares: tuple[float, ...] = (0.0,)
-    t_mins: tuple[float, ...] = (DEFAULT_T_MIN,)
-    tuned: bool = False  # solvers are named, unless told that nobody named the default
-
-    def cells(self) -> list[SampleConfig]:
-        """Return the settings of every cell, each once."""
-        found = []
-        axes = (self.solvers, self.t_mins, self.shares, self.cfgs, self.internals, self.intervals, self.rhos, self.nfes)
-        for solver, t_min, share, cfg, internal, (low, high), rho, nfe in product(*axes):
-            scales: dict[str, Any] = {"cfg": cfg, "low": low, "high": high, "internal": internal, "share": share}
-            settings = SampleConfig(solver, nfe, rho, t_min=t_min, tuned=self.tuned, **scales)
-            if rho and 0.0 in self.rhos and not settings.takes_noise:
-                continue
-            settings = settings if settings.guided else replace(settings, low=0.0, high=1.0)
-            settings = settings if settings.takes_t_min else replace(settings, t_min=DEFAULT_T_MIN)
-            found.append(replace(settings, nfe=DEFAULT_NFE) if settings.takes_tolerance else settings)
-        return list(dict.fromkeys(found))
-
-
-def cell_name(settings: SampleConfig, tuned: bool = False) -> str:
-    """Return the name of a cell's files: adams-nfe26-rho0.75-cfg1.2-0.6-0.8; tuned: by times fitted to the model."""
-    scales = f"-cfg{settings.cfg:g}" * (settings.cfg != 1) + f"-internal{settings.internal:g}" * (
-        settings.internal != 1
-    )
-    guided = f"{scales}-{settings.low:g}-{settings.high:g}" if settings.guided else ""
-    cost = f"tolerance{settings.tolerance:g}" if settings.takes_tolerance else f"nfe{settings.nfe}"
-    shared = f"-share{settings.share:g}" if settings.share else ""
-    ended = f"-end{settings.t_min:g}" if settings.t_min != DEFAULT_T_MIN else ""
-    return f"{settings.solver}{'-tuned' * tuned}{ended}{shared}-{cost}-rho{settings.rho:g}{guided}"
-
-
-def solver_name(settings: SampleConfig, tuned: bool = False) -> str:
-    """Return the solver as a report tells it: with tuned times, its own t_min, the part of the backbone shared."""
-    ended = f", t_min {settings.t_min:g}" if settings.t_min != DEFAULT_T_MIN else ""
-    return f"{settings.solver}{', tuned' * tuned}{ended}" + (f", {settings.share:.0%} shared" if settings.share else "")
-
-
 def check_cells(cells: Sequence[SampleConfig], model: Model) -> None:
     """Refuse combinations that cannot be sampled, before the first hour and not after it."""
     for settings in cells:
         try:
             check_settings(model, settings)
         except ValueError as error:
-            raise ValueError(f"cell {cell_name(settings)} cannot be sampled: {error}") from None
+            raise ValueError(f"cell {file_name(settings)} cannot be sampled: {error}") from None
 
 
 @dataclass
@@ -127,11 +76,15 @@ class Sweep:
     repeats: int = 1  # draws of each cell, on seeds of their own; more than one give an error
     keep_images: bool = False
     command: str = ""
-    opened: list[Reference] = field(default_factory=list)
 
     @property
     def place(self) -> Processes:
         return self.judge.place
+
+    @cached_property
+    def target(self) -> Reference:
+        """The reference; its features are gathered when the first cell needs them."""
+        return Reference(self.judge, self.reference, self.metrics)
 
     def shared(self) -> dict[str, Any]:
         """Return what a finished cell must share with the others to stand beside them."""
@@ -166,48 +119,41 @@ class Sweep:
             self._prepare([settings for settings in cells if not self._path(settings).is_file()])
             found = []
             for number, settings in enumerate(cells, 1):
-                self._say(f"cell {number} of {len(cells)}: {self._name(settings)}")
+                if self.judge.progress and self.place.main:
+                    print(f"cell {number} of {len(cells)}: {self._name(settings)}", flush=True)
                 found.append(self._cell(settings))
             if self.place.main:
                 self._write()
                 with suppress(OSError):  # images that are kept lie there
                     (self.folder / WORK).rmdir()
             self.place.any(False)  # past this, the report is there
-        return [Result(**told["result"]) for told in found]
+        return [Result.read(cell["result"]) for cell in found]
 
     def _write(self) -> None:
         """Write results.json and the report of all cells in the folder."""
-        found = [told for path in sorted((self.folder / CELLS).glob("*.json")) if (told := _read_cell(path))]
-        facts, results = self._facts(found), [told["result"] for told in found]
+        found = [cell for path in sorted((self.folder / CELLS).glob("*.json")) if (cell := _read_cell(path))]
+        facts, results = self._facts(found), [cell["result"] for cell in found]
         if self.reference.images is not None and not (self.folder / REAL).is_file():
             _write_grid(self.folder / REAL, _spread(self.reference.images))
         write_text(self.folder / "results.json", json.dumps({"facts": facts, "results": results}, indent=2) + "\n")
-        write_report(self.folder, [Result(**result) for result in results], facts)
+        write_report(self.folder, [Result.read(result) for result in results], facts)
 
     def _prepare(self, cells: Sequence[SampleConfig]) -> None:
         """Compile, and plan encoder sharing, so that no cell's seconds hold what is done once."""
         if cells and self.model.compiled:
-            self._compile()
+            size = min(self.draw.batch, self.draw.num)  # let the compiler see one batch
+            labels, seeds = self.draw.chosen_labels(self.model.num_classes)[:size], self.draw.chosen_seeds()[:size]
+            generate_batch(self.model, labels, seeds, SampleConfig(nfe=1), self.precision)
         with computing(self.model, self.precision):
             for settings in cells:
                 if settings.share:
                     sharing_plan(self.model, settings)
 
-    def _compile(self) -> None:
-        """Let the compiler see one batch."""
-        size = min(self.draw.batch, self.draw.num)
-        labels, seeds = self.draw.chosen_labels(self.model.num_classes)[:size], self.draw.chosen_seeds()[:size]
-        generate_batch(self.model, labels, seeds, SampleConfig(nfe=1), self.precision)
-
     def _name(self, settings: SampleConfig) -> str:
-        return cell_name(settings, takes_tuned_times(self.model, settings))
+        return file_name(settings, takes_tuned_times(self.model, settings))
 
     def _path(self, settings: SampleConfig) -> Path:
         return self.folder / CELLS / f"{self._name(settings)}.json"
-
-    def _say(self, text: str) -> None:
-        if self.judge.progress and self.place.main:
-            print(text, flush=True)
 
     def _check_shared(self, networks: Mapping[str, Any]) -> None:
         """Write what the cells share, or refuse to mix with those of another kind; networks may be added."""
@@ -219,27 +165,21 @@ class Sweep:
         _store(self.folder).require_same(before, asked)
         write_text(path, json.dumps({**now, "networks": {**known, **networks}}, indent=2) + "\n")
 
-    def _target(self) -> Reference:
-        """Return the reference, its features gathered when the first cell needs them."""
-        if not self.opened:
-            self.opened.append(Reference(self.judge, self.reference, self.metrics))
-        return self.opened[0]
-
     def _cell(self, settings: SampleConfig) -> dict[str, Any]:
         """Return a cell: what is kept of it, completed by what is missing."""
         path = self._path(settings)
         kept = self.place.broadcast(_read_cell(path) if self.place.main else None)
-        told = solver_told(self.model, settings)
-        if kept and kept.get("solver") != told:
+        solver = solver_told(self.model, settings)
+        if kept and kept.get("solver") != solver:
             raise ValueError(
-                f"{path} was made by another solver ({kept.get('solver', 'not told')}, now {told}); "
+                f"{path} was made by another solver ({kept.get('solver', 'not told')}, now {solver}); "
                 "remove it, and it is computed again, or give another --out"
             )
         there = kept["result"]["metrics"] if kept else {}
         missing = tuple(name for name in self.metrics if name not in there)
         if kept and not missing:
             return kept
-        cell = _completed({**self._compute(settings, missing), "solver": told}, kept)
+        cell = _completed({**self._compute(settings, missing), "solver": solver}, kept)
         if self.place.main:
             write_text(path, json.dumps(cell, indent=2) + "\n")
             if not self.keep_images:
@@ -254,21 +194,16 @@ class Sweep:
         if self.place.main:
             _write_grid(self.folder / picture, (images for images, _ in parts.batches()))
         result = Result(
-            solver=solver_name(settings, takes_tuned_times(self.model, settings)),
-            nfe=settings.nfe,
-            rho=settings.rho,
-            cfg=settings.cfg,
-            low=settings.low,
-            high=settings.high,
+            settings,
             evaluations=parts.nfe,
             passes=parts.passes,
             seconds=sum(seconds for _, seconds, _ in rounds) / self.repeats,
             metrics={name: _mean([r.metrics[name] for _, _, r in rounds])._asdict() for name in names},
             grid=picture,
-            internal=settings.internal,
+            tuned=takes_tuned_times(self.model, settings),
         )
         facts = {**judged.as_dict(), "metrics": None}
-        return {"settings": asdict(settings), "result": asdict(result), "facts": facts}
+        return {"settings": asdict(settings), "result": result.as_dict(), "facts": facts}
 
     def _round(self, settings: SampleConfig, names: Sequence[str], number: int) -> tuple[Parts, float, Evaluation]:
         """Return the images of one repeat, the seconds they took, and their figures."""
@@ -281,21 +216,22 @@ class Sweep:
         # of all images, from those made now: an interrupted call may have left the others
         now = (time.perf_counter() - start) * len(draw.spans()) / max(1, len(draw.spans()) - there)
         seconds = self._kept_seconds(folder, now)
-        return parts, seconds, evaluate(self.judge, Side(self._name(settings), of_parts(parts)), self._target(), names)
+        return parts, seconds, evaluate(self.judge, Side(self._name(settings), of_parts(parts)), self.target, names)
 
     def _kept_seconds(self, folder: Path, now: float) -> float:
         """Return the seconds noted beside a folder when its images were finished; note them if this was now."""
         note = folder.with_name(f"{folder.name}.seconds.json")
-        told = self.place.broadcast(_read_seconds(note) if self.place.main else None)
-        if told is None and self.place.main:
+        if self.place.main:
+            with _damaged(note):
+                now = float((_read(note) or {"seconds": now})["seconds"])
             write_text(note, json.dumps({"seconds": now}) + "\n")
-        return now if told is None else told
+        return self.place.broadcast(now)
 
     def _facts(self, found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return the provenance of the report."""
         first = found[0]["facts"]
-        networks = {name: facts for told in found for name, facts in told["facts"]["networks"].items()}
-        warnings = dict.fromkeys(warning for told in found for warning in told["facts"]["warnings"])
+        networks = {name: facts for cell in found for name, facts in cell["facts"]["networks"].items()}
+        warnings = dict.fromkeys(warning for cell in found for warning in cell["facts"]["warnings"])
         return {
             "warnings": list(warnings),
             "command": self.command,
@@ -314,12 +250,21 @@ def _store(folder: Path) -> ArrayStore:
     return ArrayStore(folder, "a sweep", "remove it, and it is computed again", "give another --out")
 
 
+def _check_folder(folder: Path) -> None:
+    """Refuse a folder of something else, such as a run, among whose files a sweep would lie."""
+    if folder.is_dir() and not (folder / SHARED).is_file():
+        names = sorted(entry.name for entry in folder.iterdir())
+        other = [name for name in names if name not in (CELLS, WORK) and not name.startswith(".")]
+        if other:
+            raise ValueError(f"{folder} is a folder with other files in it ({other[0]}); give another --out")
+
+
 def _damaged(path: Path) -> AbstractContextManager[None]:
     return _store(path.parent).reading(path.name)
 
 
-def _require_tables(told: Mapping[str, Any], *names: str) -> None:
-    if missing := [name for name in names if not isinstance(told.get(name), dict)]:
+def _require_tables(stored: Mapping[str, Any], *names: str) -> None:
+    if missing := [name for name in names if not isinstance(stored.get(name), dict)]:
         raise ValueError(f"{missing[0]} is no table")
 
 
@@ -328,38 +273,32 @@ def _read(path: Path, *tables: str) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     with _damaged(path):
-        told = read_json(path)
-        _require_tables(told, *tables)
-        return told
+        stored = read_json(path)
+        _require_tables(stored, *tables)
+        return stored
 
 
 def _read_cell(path: Path) -> dict[str, Any] | None:
     """Return a finished cell with all that a report asks of it; None where there is none."""
-    told = _read(path, "result", "facts")
-    if told is not None:
+    stored = _read(path, "result", "facts")
+    if stored is not None:
         with _damaged(path):
-            _require_tables(told["facts"], "networks", "reference", "software")
-            list(told["facts"]["warnings"])
-            _require_tables(Result(**told["result"]).metrics, *told["result"]["metrics"])
-    return told
+            _require_tables(stored["facts"], "networks", "reference", "software")
+            list(stored["facts"]["warnings"])
+            _require_tables(Result.read(stored["result"]).metrics, *stored["result"]["metrics"])
+    return stored
 
 
-def _read_seconds(path: Path) -> float | None:
-    told = _read(path)
-    with _damaged(path):
-        return None if told is None else float(told["seconds"])
-
-
-def _completed(told: dict[str, Any], kept: Mapping[str, Any] | None) -> dict[str, Any]:
+def _completed(made: dict[str, Any], kept: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return a cell with the figures it had before, and all that made both."""
     if kept is None:
-        return told
-    before, now = kept["facts"], told["facts"]
+        return made
+    before, now = kept["facts"], made["facts"]
     networks = {**before["networks"], **now["networks"]}
     warnings = list(dict.fromkeys([*before["warnings"], *now["warnings"]]))
-    metrics = {**kept["result"]["metrics"], **told["result"]["metrics"]}
-    result = {**told["result"], "metrics": metrics, "seconds": kept["result"]["seconds"]}
-    return {**told, "result": result, "facts": {**now, "networks": networks, "warnings": warnings}}
+    metrics = {**kept["result"]["metrics"], **made["result"]["metrics"]}
+    result = {**made["result"], "metrics": metrics, "seconds": kept["result"]["seconds"]}
+    return {**made, "result": result, "facts": {**now, "networks": networks, "warnings": warnings}}
 
 
 def _mean(figures: Sequence[Figure]) -> Figure:
@@ -392,8 +331,3 @@ def _spread(images: ImageSet) -> Iterator[Tensor]:
     apart = max(1, images.facts.get("count", 0) // SHOWN)
     for _, batch in images.chunks(1, lambda number: number % apart == 0):
         yield batch.cpu()
-
-
-def default_metrics(model: Model) -> str:
-    """Return the figure usual for a model's images."""
-    return usual_metric(model.recipe.data.shape[0])

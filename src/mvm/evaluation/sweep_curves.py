@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mvm.evaluation.cells import Result
 from mvm.evaluation.report import (
     COLOURS,
     DASHES,
@@ -18,12 +19,12 @@ from mvm.evaluation.report import (
     save_figure,
 )
 from mvm.evaluation.sweep_findings import (
-    Result,
     grouped,
     guidance_name,
     guidance_of,
     metric_named,
     metrics_of,
+    place_of,
     reading,
     rho_name,
 )
@@ -110,19 +111,16 @@ def _scale_y(cells: Iterable[Result], metric: str) -> Scale:
 def _styles(results: Iterable[Result]) -> Callable[[Result], Style]:
     """Colour and marker tell solver and rho; dash and an open marker tell guidance: all is legible in grey."""
     results = list(results)
-    ways = list(grouped(results, lambda r: (r.solver, r.rho)))
+    ways = list(grouped(results, lambda r: (r.solver, r.settings.rho)))
     ways.sort()
     guidances = sorted({guidance_of(r) for r in results})
 
     def look(result: Result) -> Style:
-        i, j = ways.index((result.solver, result.rho)), guidances.index(guidance_of(result))
-        return Style(COLOURS[i % len(COLOURS)], DASHES[j % 4], MARKERS[i % len(MARKERS)], filled=result.cfg == 1)
+        i, j = ways.index((result.solver, result.settings.rho)), guidances.index(guidance_of(result))
+        plain = result.settings.cfg == 1
+        return Style(COLOURS[i % len(COLOURS)], DASHES[j % 4], MARKERS[i % len(MARKERS)], filled=plain)
 
     return look
-
-
-def _curve_key(result: Result) -> tuple:
-    return result.solver, guidance_of(result), result.rho
 
 
 Group = list[list[Result]]  # the curves of a panel, each a list of cells
@@ -170,7 +168,7 @@ def _panels(groups: Iterable[Group], results: Sequence[Result], metric: str, cos
 def _curve(cells: Sequence[Result], metric: str, cost: Cost, look: Callable[[Result], Style], brief: bool) -> Curve:
     cells = sorted(cells, key=cost.of)
     first, found = cells[0], [reading(r, metric) for r in cells]
-    label = f"{first.solver}, {rho_name(first.rho)}" + ("" if brief else f", {guidance_name(first)}")
+    label = f"{first.solver}, {rho_name(first.settings.rho)}" + ("" if brief else f", {guidance_name(first)}")
     values = [math.nan if r is None or r.failed else r.value for r in found]
     errors = [math.nan if r is None else r.error for r in found]
     stated = any(not math.isnan(e) for e in errors)
@@ -178,7 +176,7 @@ def _curve(cells: Sequence[Result], metric: str, cost: Cost, look: Callable[[Res
 
 
 def _curves_of(results: Sequence[Result], metric: str) -> Group:
-    return list(grouped((r for r in results if metric in r.metrics), _curve_key).values())
+    return list(grouped((r for r in results if metric in r.metrics), lambda r: place_of(r)[:3]).values())
 
 
 def _height(panels: Sequence[tuple]) -> float:
@@ -199,7 +197,7 @@ def curves_figure(results: Sequence[Result], metric: str, path: Path) -> None:
     curves = _curves_of(results, metric)
     if not curves:
         raise ValueError(f"metric='{metric}' is in no cell; there are {', '.join(metrics_of(results)) or 'none'}")
-    sides = [[curve for curve in curves if (curve[0].cfg == 1) == plain] for plain in (True, False)]
+    sides = [[curve for curve in curves if (curve[0].settings.cfg == 1) == plain] for plain in (True, False)]
     groups = [panel for side in sides if side for panel in _split(side, (guidance_of, lambda r: r.solver))]
     panels = _panels(groups, results, metric, EVALUATIONS)
     temporary = temporary_beside(path)

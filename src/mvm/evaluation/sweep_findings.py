@@ -2,33 +2,11 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from mvm.evaluation.cells import Result
 from mvm.metrics.distances import NORMAL_95, student_95
-
-
-@dataclass(frozen=True)
-class Result:
-    """One cell of a sweep: what was asked, what it cost per image, and what it is worth.
-
-    metrics: name -> {"value": float, "error": float or None, "note": str, "parts": of the error by blocks of images}.
-    seconds: of sampling all images.
-    grid: a PNG of the first images, relative to the sweep's folder; "" if none.
-    """
-
-    solver: str
-    nfe: int
-    rho: float
-    cfg: float
-    low: float
-    high: float
-    evaluations: float
-    passes: float
-    seconds: float
-    metrics: dict[str, dict]
-    grid: str
-    internal: float = 1.0  # scale of internal guidance, on the same interval; 1: none
+from mvm.settings import SampleConfig
 
 
 class Metric(NamedTuple):
@@ -112,7 +90,7 @@ class Gap(NamedTuple):
         return "{:+z.{n}f} ({:+z.{n}f} to {:+z.{n}f})".format(*self[:3], n=decimals)
 
     @property
-    def told(self) -> bool:
+    def significant(self) -> bool:
         """Whether the interval leaves zero out."""
         return self.low > 0 or self.high < 0
 
@@ -157,23 +135,22 @@ def in_words(found: Reading) -> str:
 
 def guidance_of(result: Result) -> tuple[float, float, float, float]:
     """Return the scales, classifier-free and internal, and the interval; without guidance that says nothing."""
-    if result.cfg == 1 and result.internal == 1:
-        return 1.0, 1.0, 0.0, 1.0
-    return result.cfg, result.internal, result.low, result.high
+    how = result.settings
+    return (how.cfg, how.internal, how.low, how.high) if how.guided else (1.0, 1.0, 0.0, 1.0)
 
 
-def guidance_text(result: Result) -> str:
+def guidance_text(how: SampleConfig) -> str:
     """Return "none", or the scales and where they act."""
-    cfg, internal, low, high = guidance_of(result)
-    scales = [f"{cfg:g}"] * (cfg != 1) + [f"internal {internal:g}"] * (internal != 1)
+    scales = [f"{how.cfg:g}"] * (how.cfg != 1) + [f"internal {how.internal:g}"] * (how.internal != 1)
     if not scales:
         return "none"
-    return " and ".join(scales) + (" everywhere" if (low, high) == (0, 1) else f" on [{low:g}, {high:g}]")
+    return " and ".join(scales) + (
+        " everywhere" if (how.low, how.high) == (0, 1) else f" on [{how.low:g}, {how.high:g}]"
+    )
 
 
 def guidance_name(result: Result) -> str:
-    text = guidance_text(result)
-    return "no guidance" if text == "none" else f"guidance {text}"
+    return f"guidance {guidance_text(result.settings)}" if result.settings.guided else "no guidance"
 
 
 def rho_name(rho: float) -> str:
@@ -181,12 +158,26 @@ def rho_name(rho: float) -> str:
 
 
 def cell_name(result: Result) -> str:
-    return f"{result.solver}, {rho_name(result.rho)}, NFE {result.nfe}, {guidance_name(result)}"
+    how = result.settings
+    return f"{result.solver}, {rho_name(how.rho)}, NFE {how.nfe}, {guidance_name(result)}"
+
+
+class Place(NamedTuple):
+    """Where a cell stands among the others."""
+
+    solver: str
+    guidance: tuple[float, float, float, float]
+    rho: float
+    nfe: int
+
+
+def place_of(result: Result) -> Place:
+    return Place(result.solver, guidance_of(result), result.settings.rho, result.settings.nfe)
 
 
 def in_order(results: Iterable[Result]) -> list[Result]:
     """Return cells by solver, guidance, rho and NFE."""
-    return sorted(results, key=lambda r: (r.solver, guidance_of(r), r.rho, r.nfe, r.evaluations))
+    return sorted(results, key=lambda r: (*place_of(r), r.evaluations))
 
 
 def grouped(results: Iterable[Result], key: Callable[[Result], Any]) -> dict[Any, list[Result]]:
@@ -198,7 +189,7 @@ def grouped(results: Iterable[Result], key: Callable[[Result], Any]) -> dict[Any
 
 
 class Best(NamedTuple):
-    """The best cell of a metric, and those its value cannot be told apart from."""
+    """The best cell of a metric, and those whose difference to it is not significant."""
 
     cell: Result
     found: Reading
@@ -213,7 +204,7 @@ def best(results: Iterable[Result], metric: str) -> Best | None:
     if not known or lower is None:
         return None
     cell, top = min(known, key=lambda pair: pair[1].value if lower else -pair[1].value)
-    rivals = [r for r, found in known if r is not cell and not gap(found, top).told]
+    rivals = [r for r, found in known if r is not cell and not gap(found, top).significant]
     return Best(cell, top, rivals, len(known))
 
 
@@ -230,24 +221,11 @@ def _where(chosen: Sequence[int], tried: Sequence[int]) -> str:
     return f"at NFE {', '.join(map(str, chosen[:-1]))} and {chosen[-1]}"
 
 
-class Place(NamedTuple):
-    """Where a cell stands among the others."""
-
-    solver: str
-    guidance: tuple[float, float, float, float]
-    rho: float
-    nfe: int
-
-
 def gaps_to(
     results: Iterable[Result], metric: str, bases: Callable[[Place], Iterable[Place]]
 ) -> dict[tuple[Place, Place], Gap]:
     """Return (cell, base) -> cell less base, for each base of a cell that is there; cells that failed have none."""
-    found = {
-        Place(r.solver, guidance_of(r), r.rho, r.nfe): value
-        for r in in_order(results)
-        if (value := reading(r, metric)) and not value.failed
-    }
+    found = {place_of(r): value for r in in_order(results) if (value := reading(r, metric)) and not value.failed}
     return {
         (place, base): gap(found[base], value)
         for place, value in found.items()
@@ -272,9 +250,9 @@ def gaps_to_ode(results: Iterable[Result], metric: str) -> dict[tuple, dict[int,
 def _compared(gaps: Mapping[int, Gap], rho: float, lower: bool | None) -> str:
     """Return in words at which NFEs an SDE is below, above, or level with the ODE."""
     sides = {
-        "below": [nfe for nfe, found in gaps.items() if found.told and found.value < 0],
-        "above": [nfe for nfe, found in gaps.items() if found.told and found.value > 0],
-        "level with": [nfe for nfe, found in gaps.items() if not found.told],
+        "below": [nfe for nfe, found in gaps.items() if found.significant and found.value < 0],
+        "above": [nfe for nfe, found in gaps.items() if found.significant and found.value > 0],
+        "level with": [nfe for nfe, found in gaps.items() if not found.significant],
     }
     order = ("above", "below") if lower is False else ("below", "above")
     said = [f"{side} it {_where(sides[side], list(gaps))}" for side in (*order, "level with") if sides[side]]
@@ -332,8 +310,8 @@ def main_finding(results: Sequence[Result]) -> str:
     text = ""
     if top is not None:
         solver, guidance = top.cell.solver, guidance_of(top.cell)
-        near = [r for r in results if r.rho and (r.solver, guidance_of(r)) == (solver, guidance)]
+        near = [r for r in results if r.settings.rho and (r.solver, guidance_of(r)) == (solver, guidance)]
         rival = best(near, metric)
-        text = said.get((solver, guidance, rival.cell.rho), "") if rival else ""
+        text = said.get((solver, guidance, rival.cell.settings.rho), "") if rival else ""
         text = f"With {solver} and {guidance_name(top.cell)}, {text}" if text else ""
     return " ".join(filter(None, (best_in_words(results, metric), text, caution(results, metric))))

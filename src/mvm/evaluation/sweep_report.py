@@ -9,11 +9,11 @@ from typing import Any
 
 from tqdm import tqdm
 
+from mvm.evaluation.cells import Result
 from mvm.evaluation.report import Html, Page, bullets, paragraph, subheading, table, thumbnail
 from mvm.evaluation.sweep_curves import EVALUATIONS, PASSES, Cost, curves_figure, plots_svg, seconds_per_thousand
 from mvm.evaluation.sweep_findings import (
     Gap,
-    Result,
     best,
     best_in_words,
     caution,
@@ -35,8 +35,6 @@ from mvm.evaluation.sweep_findings import (
 )
 from mvm.files import write_text
 
-__all__ = ["Result", "curves_figure", "write_report"]
-
 ABSENT = "-"
 SHOWN = 480  # CSS pixels of a grid's width
 REAL = "cells/real.png"  # images of the reference, where it has any
@@ -56,14 +54,14 @@ def file_names(metrics: Iterable[str]) -> dict[str, str]:
 def csv_text(results: Sequence[Result]) -> str:
     """Return all cells as CSV; a metric not measured in a cell is blank, one that failed is nan."""
     metrics = metrics_of(results)
-    asked = ("solver", "nfe", "rho", "cfg", "internal", "low", "high", "evaluations", "passes", "seconds", "grid")
     parts = ("value", "error", "note")
+    rows = [{name: value for name, value in r.as_dict().items() if name != "metrics"} for r in in_order(results)]
     buffer = io.StringIO()
     lines = csv.writer(buffer, lineterminator="\n")
-    lines.writerow([*asked, *(f"{m} {part}" for m in metrics for part in parts)])
-    for r in in_order(results):
+    lines.writerow([*rows[0], *(f"{m} {part}" for m in metrics for part in parts)])
+    for row, r in zip(rows, in_order(results), strict=True):
         cells = [r.metrics.get(m, {}).get(part) for m in metrics for part in parts]
-        lines.writerow([*(getattr(r, name) for name in asked), *("" if cell is None else cell for cell in cells)])
+        lines.writerow([*row.values(), *("" if cell is None else cell for cell in cells)])
     return buffer.getvalue()
 
 
@@ -105,7 +103,7 @@ def _metric_section(page: Page, results: Sequence[Result], metric: str, costs: S
 
 
 def _gap_table(results: Sequence[Result], metric: str) -> list[str]:
-    """Return every SDE less its ODE by NFE, those told apart in bold; nothing where no error is stated."""
+    """Return every SDE less its ODE by NFE, significant ones in bold; nothing where no error is stated."""
     names, gaps = names_of(results), gaps_to_ode(results, metric)
     every = [found for by_nfe in gaps.values() for found in by_nfe.values()]
     if not any(found.high > found.low for found in every):
@@ -113,15 +111,12 @@ def _gap_table(results: Sequence[Result], metric: str) -> list[str]:
     nfes = sorted({nfe for by_nfe in gaps.values() for nfe in by_nfe})
     rows = []
     for (solver, guidance, rho), by_nfe in gaps.items():
-        cells = [_bold_if_told(by_nfe[nfe]) if nfe in by_nfe else ABSENT for nfe in nfes]
+        gaps_of = [by_nfe.get(nfe) for nfe in nfes]
+        cells = [Html(f"<b>{g}</b>") if g and g.significant else str(g or ABSENT) for g in gaps_of]
         rows.append([solver, names[guidance], rho_name(rho), *cells])
     header = ["solver", "guidance", "SDE less ODE", *(f"NFE {nfe}" for nfe in nfes)]
     text = f"With 95 % intervals; those that leave zero out in bold. {_pairing(every)}"
     return [subheading(f"{metric_named(metric).label}: SDE less ODE"), paragraph(text), table(header, rows, "cells")]
-
-
-def _bold_if_told(found: Gap) -> str:
-    return Html(f"<b>{found}</b>") if found.told else str(found)
 
 
 def _pairing(gaps: Sequence[Gap]) -> str:
@@ -145,8 +140,8 @@ def _best_section(page: Page, results: Sequence[Result], metrics: Sequence[str])
         top = best(results, metric)
         if top is not None and top.among > 1:
             cell = top.cell
-            way = [cell.solver, guidance_text(cell), rho_name(cell.rho), cell.nfe, f"{cell.passes:.4g}"]
-            rows.append([metric_named(metric).title, in_words(top.found), *way, len(top.rivals)])
+            how = [cell.solver, guidance_text(cell.settings), rho_name(cell.settings.rho), cell.settings.nfe]
+            rows.append([metric_named(metric).title, in_words(top.found), *how, f"{cell.passes:.4g}", len(top.rivals)])
     header = ["metric", "best", "solver", "guidance", "rho", "NFE", "passes", "others level with it"]
     if rows:
         page.section("Best cell per metric", table(header, rows, "plain"))
@@ -166,9 +161,9 @@ def _table_section(page: Page, results: Sequence[Result], metrics: Sequence[str]
     rows = []
     for r in in_order(results):
         speed = [number(images / r.seconds) if r.seconds > 0 else ABSENT] if images else []
-        measured = "" if r.evaluations == r.nfe else f" ({r.evaluations:g} made)"
-        cost = [f"{r.nfe}{measured}", f"{r.passes:.4g}", number(r.seconds), *speed]
-        way = [r.solver, guidance_text(r), f"{r.rho:g}"]
+        measured = "" if r.evaluations == r.settings.nfe else f" ({r.evaluations:g} made)"
+        cost = [f"{r.settings.nfe}{measured}", f"{r.passes:.4g}", number(r.seconds), *speed]
+        way = [r.solver, guidance_text(r.settings), f"{r.settings.rho:g}"]
         rows.append([*way, *cost, *(_marked(r, metric, tops) for metric in metrics)])
     header = ["solver", "guidance", "rho", "NFE", "passes", "seconds", *(["images/s"] if images else [])]
     page.section(
@@ -192,10 +187,10 @@ def _grid_figure(folder: Path, result: Result, metric: str) -> str:
 def _grids_section(page: Page, folder: Path, results: Sequence[Result], metric: str) -> None:
     blocks = []
     for (solver, _), cells in grouped((r for r in results if r.grid), lambda r: (r.solver, guidance_of(r))).items():
-        rhos = sorted({r.rho for r in cells})
-        by_place = {(r.nfe, r.rho): r for r in cells}
+        by_place = {(r.settings.nfe, r.settings.rho): r for r in cells}
+        rhos = sorted({rho for _, rho in by_place})
         rows = []
-        for nfe in sorted({r.nfe for r in cells}):
+        for nfe in sorted({nfe for nfe, _ in by_place}):
             row = [by_place.get((nfe, rho)) for rho in rhos]
             rows.append([nfe, *(ABSENT if r is None else _grid_figure(folder, r, metric) for r in row)])
         blocks.append(subheading(f"{solver}, {guidance_name(cells[0])}"))

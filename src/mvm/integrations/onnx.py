@@ -22,13 +22,14 @@ from mvm.latent.codec import require_unit_scale
 from mvm.model import Model
 from mvm.options import needs
 from mvm.path import to_x0
-from mvm.recipes import SampleConfig
+from mvm.settings import SampleConfig
 from mvm.solver.base import TablePlan
 from mvm.solver.guidance import Interval
 from mvm.solver.table import Row
 
 METADATA = "mvm"  # the key of the tables in the file's metadata
 FORMAT = 1
+SETTINGS = ("solver", "nfe", "rho", "cfg", "low", "high")  # among the tables
 INPUTS, OUTPUT = ("x", "level", "label"), "prediction"
 LIMIT = 2**31 - 2**24  # bytes of weights: a protobuf file ends at 2 GiB
 
@@ -93,6 +94,8 @@ def sampler_tables(model: Model, settings: SampleConfig) -> dict[str, Any]:
     """Return everything but the network that a sampler needs, ready for JSON: who, what, and numbers for every step."""
     if settings.internal != 1:
         raise ValueError(f"internal={settings.internal}: the exported network has no inner head; use internal 1")
+    if settings.share:
+        raise ValueError(f"share={settings.share}: the exported network is one piece; use share 0")
     require_unit_scale(model.codec, "the exported sampler")
     build_solver(settings.solver, {})  # refuses what evaluates more than once a step
     solver = solver_of(model, settings)
@@ -113,12 +116,7 @@ def sampler_tables(model: Model, settings: SampleConfig) -> dict[str, Any]:
         "conditional": model.recipe.objective.conditional,
         "schedule": model.recipe.path.schedule,
         "kind": model.recipe.objective.kind,
-        "solver": settings.solver,
-        "nfe": settings.nfe,
-        "rho": settings.rho,
-        "cfg": settings.cfg,
-        "low": settings.low,
-        "high": settings.high,
+        **{name: getattr(settings, name) for name in SETTINGS},
         "first": course.first / course.scales[0],
         "steps": [_step(model, course, i, row, guided[i]) for i, row in enumerate(plan.rows)],
     }

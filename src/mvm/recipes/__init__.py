@@ -14,7 +14,8 @@ from mvm.recipes.reading import (
     shipped,
     to_json,
 )
-from mvm.recipes.schema import FOLDER, RECIPE, CodecConfig, DataConfig, PreviewConfig, Recipe, SampleConfig
+from mvm.recipes.schema import FOLDER, RECIPE, CodecConfig, DataConfig, PreviewConfig, Recipe
+from mvm.settings import SampleConfig
 
 __all__ = [
     "FOLDER",

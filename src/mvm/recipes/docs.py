@@ -1,17 +1,13 @@
 """What each option of a recipe means, read from the docstring under its field; and other projects' names for it."""
 
-import ast
 import inspect
 import re
 import shlex
-import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from functools import cache
-from itertools import pairwise
 from typing import Any, get_type_hints
 
-from mvm.options import closest
+from mvm.options import closest, meanings
 from mvm.recipes.autoencoder import TASK
 
 TYPES: dict[Any, str] = {tuple[float, ...]: "numbers", tuple[int, ...]: "whole numbers"}
@@ -27,21 +23,8 @@ class OptionDoc:
     choices: tuple[str, ...] = ()
 
 
-@cache
-def meanings(table: type) -> dict[str, str]:
-    """Return the docstring under each field of a dataclass, its bases' included, on one line."""
-    texts: dict[str, str] = {}
-    for owner in reversed(table.__mro__[:-1]):  # all but object
-        definition = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]
-        for entry, below in pairwise(ast.iter_child_nodes(definition)):
-            match entry, below:
-                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
-                    texts[name] = " ".join(words.split())
-    return texts
-
-
 def tables(config: Any, where: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted name, table) of a (nested) dataclass, itself first, under the name ""."""
+    """Yield (dotted name, table) of a recipe, itself first, under the name ""."""
     yield where, config
     for entry in fields(config):
         if is_dataclass(value := getattr(config, entry.name)):

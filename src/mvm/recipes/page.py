@@ -7,8 +7,9 @@ from typing import Any
 
 from mvm.latent.decoder import decoder_cost
 from mvm.network import SIZES, parameters
+from mvm.options import meanings
 from mvm.recipes.autoencoder import TASK, DecoderRecipe
-from mvm.recipes.docs import meanings, option_docs, table_docs
+from mvm.recipes.docs import option_docs, table_docs
 from mvm.recipes.memory import training_memory
 from mvm.recipes.reading import AnyRecipe, load_recipe, options, shipped
 from mvm.recipes.schema import Recipe

@@ -1,5 +1,6 @@
 """Solvers of the reverse family: rho = 0 is the probability-flow ODE, rho = 1 the paper's reverse SDE."""
 
+from mvm.options import DEFAULT_NFE, DEFAULT_T_MIN, MAX_RHO
 from mvm.solver.adams import Adams, Multistep, PredictorCorrector, adams
 from mvm.solver.adaptive import Adaptive
 from mvm.solver.base import Evaluate, Grid, NoiseSource, Plan, Solver, State, no_noise, run
@@ -30,8 +31,6 @@ from mvm.solver.peers import (
 )
 from mvm.solver.peers_staged import PEERS, EdmChurn, Seeds, edm_churn, seeds
 from mvm.solver.sampling import (
-    DEFAULT_NFE,
-    MAX_RHO,
     SOLVERS,
     Solution,
     check_request,
@@ -41,7 +40,7 @@ from mvm.solver.sampling import (
     solver_named,
 )
 from mvm.solver.table import LamVariable, PowerVariable, Variable
-from mvm.solver.variants import DEFAULT_T_MIN, LamGrid, PowerGrid, adams_power, sa
+from mvm.solver.variants import LamGrid, PowerGrid, adams_power, sa
 
 __all__ = [
     "DEFAULT_NFE",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mvm import noise as counter_noise
-from mvm.options import at_least, between, choose
+from mvm.options import DEFAULT_NFE, MAX_RHO, at_least, between, choose
 from mvm.path import (
     MEAN_VELOCITY,
     Condition,
@@ -46,8 +46,6 @@ SOLVERS: dict[str, Callable[[], Solver]] = {
     **PEERS,
 }
 
-DEFAULT_NFE = 26
-MAX_RHO = 5.0  # beyond it the noise of a step drowns the state, and tables overflow
 NOISE_NFE = 10  # evaluations that a rho of 1 and more needs, over rho^2: tests/solver/test_sampling.py
 
 

@@ -4,13 +4,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mvm.options import at_least
+from mvm.options import DEFAULT_T_MIN, at_least
 from mvm.path import MEAN_VELOCITY
 from mvm.solver.adams import PredictorCorrector
 from mvm.solver.base import Grid
 from mvm.solver.table import Array, LamVariable, PowerVariable
 
-DEFAULT_T_MIN = 1e-3  # the last time a LamGrid evaluates
 SMALLEST = 1e-100  # a time above 0 whose powers in a table are numbers
 GRID_POWER, START_POWER = 4.0, 1.4  # r and p of adams_power
 

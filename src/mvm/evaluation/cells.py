@@ -1,0 +1,121 @@
+"""The cells of a sweep: combinations of sampler settings, what they are called, and what was measured of each."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import product
+from typing import Any
+
+from mvm.settings import OPTIONS, SampleConfig
+
+USUAL: dict[str, tuple[Any, ...]] = {"nfe": (8, 13, 26), "rho": (0.0, 1.0)}  # of an axis that is not given
+
+
+def combinations(**given: Sequence[Any]) -> list[SampleConfig]:
+    """Return the settings of every cell, each once: all combinations of the given options' values that make sense.
+
+    Where nothing guides there is no interval, only sa has values of t_min, and an ODE solver has the cells of rho = 0
+    alone, unless there are none. A solver that is named is used as given, the default with a model's tuned times.
+    """
+    axes = {**dict.fromkeys(OPTIONS, (None,)), **USUAL, **given}
+    names = sorted(axes, key=lambda name: (name == "nfe", name == "rho"))  # those vary fastest, the solver slowest
+    found = []
+    for values in product(*(axes[name] for name in names)):
+        settings = SampleConfig().asked(**dict(zip(names, values, strict=True)))
+        if settings.rho and 0 in axes["rho"] and not settings.takes_noise:
+            continue
+        unused = {
+            "low": not settings.guided,
+            "high": not settings.guided,
+            "t_min": not settings.takes_t_min,
+            "nfe": not settings.takes_nfe,
+            "tolerance": not settings.takes_tolerance,
+        }
+        found.append(replace(settings, **{name: getattr(SampleConfig, name) for name in unused if unused[name]}))
+    return list(dict.fromkeys(found))
+
+
+def file_name(settings: SampleConfig, tuned: bool = False) -> str:
+    """Return the name of a cell's files: adams-nfe26-rho0.75-cfg1.2-0.6-0.8; tuned: by times fitted to the model."""
+    cost = "tolerance" if settings.takes_tolerance else "nfe"
+    # all that always counts, in between what is told where it is not the default
+    parts = [settings.solver + "-tuned" * tuned]
+    for name, label in (("t_min", "end"), ("share", ""), (cost, ""), ("rho", ""), ("cfg", ""), ("internal", "")):
+        value = getattr(settings, name)
+        if name in (cost, "rho") or value != getattr(SampleConfig, name):
+            parts.append(f"{label or name}{value:g}")
+    if settings.guided:
+        parts.append(f"{settings.low:g}-{settings.high:g}")
+    return "-".join(parts)
+
+
+# What a report adds to a solver's name, where it is not the default.
+_REMARKS = {"tolerance": "tolerance {:g}", "t_min": "t_min {:g}", "share": "{:.0%} shared"}
+
+
+def solver_name(settings: SampleConfig, tuned: bool = False) -> str:
+    """Return the solver as a report calls it: "sa, t_min 0.0001, 50% shared"; tuned: by times fitted to the model."""
+    remarks = [
+        text.format(value)
+        for name, text in _REMARKS.items()
+        if (value := getattr(settings, name)) != getattr(SampleConfig, name)
+    ]
+    return ", ".join([settings.solver, *["tuned"] * tuned, *remarks])
+
+
+def _read_solver(name: str) -> dict[str, Any]:
+    """Return the settings in a solver's name, "tuned" among them."""
+    solver, *remarks = name.split(", ")
+    found: dict[str, Any] = {"solver": solver.removesuffix("-tuned"), "tuned": solver.endswith("-tuned")}
+    for remark in remarks:
+        match remark.split(" "):
+            case ["tuned"]:
+                found["tuned"] = True
+            case [percent, "shared"]:
+                found["share"] = float(percent.removesuffix("%")) / 100
+            case [field, value]:
+                found[field] = float(value)
+            case _:
+                raise ValueError(f"solver='{name}': '{remark}' is no setting")
+    return found
+
+
+_COLUMNS = ("nfe", "rho", "cfg", "internal", "low", "high")  # settings in files; others are in the solver's name
+
+
+@dataclass(frozen=True)
+class Result:
+    """One cell of a sweep: what was asked, what it cost per image, and what it is worth.
+
+    seconds: of sampling all images.
+    metrics: name -> {"value": float, "error": float or None, "note": str, "parts": of the error by blocks of images}.
+    grid: a PNG of the first images, relative to the sweep's folder; "" if none.
+    tuned: whether the solver's times are those fitted to the model.
+    """
+
+    settings: SampleConfig
+    evaluations: float
+    passes: float
+    seconds: float
+    metrics: dict[str, dict]
+    grid: str = ""
+    tuned: bool = False
+
+    @property
+    def solver(self) -> str:
+        """The solver as a report calls it."""
+        return solver_name(self.settings, self.tuned)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the cell as results.json and results.csv have it: flat."""
+        settings = {name: getattr(self.settings, name) for name in _COLUMNS}
+        own = {e.name: getattr(self, e.name) for e in fields(self) if e.name not in ("settings", "tuned")}
+        return {"solver": self.solver, **settings, **own}
+
+    @classmethod
+    def read(cls, flat: Mapping[str, Any]) -> "Result":
+        """Return the cell of such a table; files of mvm 0.1 may lack internal guidance."""
+        named = _read_solver(flat["solver"])
+        settings = {name: flat[name] for name in _COLUMNS if name in flat}
+        own = {name: value for name, value in flat.items() if name not in ("solver", *_COLUMNS)}
+        tuned = named.pop("tuned")
+        return cls(SampleConfig(**named, **settings, tuned=tuned), **own, tuned=tuned)

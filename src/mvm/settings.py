@@ -1,0 +1,124 @@
+"""How a model is sampled: one table of settings for recipes, commands, sweeps and the page.
+
+The command reads names, types, defaults and docs of it before it imports torch: solvers are imported by what builds
+them.
+"""
+
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from mvm.options import DEFAULT_NFE, DEFAULT_T_MIN, MAX_RHO, at_least, between, choose, finite
+
+if TYPE_CHECKING:
+    from mvm.solver import Guidance, Solver
+
+
+@dataclass(frozen=True)
+class SampleConfig:
+    """Defaults of sampling, for previews and `mvm sample`."""
+
+    solver: str = "adams"
+    """Solver of the reverse process. One of: adams, adams-power, sa, heun, euler, euler-maruyama, adaptive, dopri5,
+    dpm++2m, dpm++3m, unipc, deis, ipndm, sde-dpm++2m, sde-dpm++3m, sa-official, er-sde, seeds2, seeds3, edm-churn."""
+    nfe: int = DEFAULT_NFE
+    """Number of function evaluations: how often the solver evaluates the network per image (sampling steps)."""
+    rho: float = 0.0
+    """Noise of the reverse process: 0 is the probability-flow ODE, 1 the reverse SDE of the paper, 0.75 its best."""
+    cfg: float = 1.0
+    """Classifier-free guidance scale; 1: no guidance."""
+    low: float = 0.0
+    """Start of the interval in which guidance acts, in log-SNR progress from 0 (noise) to 1 (image)."""
+    high: float = 1.0
+    """End of the interval in which guidance acts, in log-SNR progress from 0 (noise) to 1 (image)."""
+    tolerance: float = 1e-5
+    """Error tolerance per step of the solvers adaptive and dopri5, which take it in place of nfe."""
+    internal: float = 1.0
+    """Scale of internal guidance, by the network's inner head (network.inner_block); 1: none."""
+    share: float = 0.0
+    """Fraction of the evaluations that reuse the backbone output of an earlier one, at steps chosen by similarity; for
+    network.kind ddt. 0: none."""
+    t_min: float = DEFAULT_T_MIN
+    """Last time at which the solver sa evaluates the network; the other solvers do not use it."""
+    tuned: bool = True
+    """Whether times that mvm tune fitted to the model replace those of adams, where it has some for the number of
+    evaluations and the guidance. A solver that a command names is used as given."""
+
+    def __post_init__(self) -> None:
+        from mvm.solver import SOLVERS
+
+        if not 0 <= self.share < 1:
+            raise ValueError(f"share={self.share} is out of range; it must be at least 0 and less than 1")
+        if self.share and self.takes_tolerance:
+            raise ValueError(f"share={self.share} needs a fixed number of evaluations; '{self.solver}' is adaptive")
+        choose("solver", self.solver, SOLVERS)
+        at_least("nfe", self.nfe, 1)
+        between("rho", self.rho, 0, MAX_RHO)
+        for name in ("cfg", "internal"):
+            finite(name, getattr(self, name))
+        self.guidance()
+        self.build_solver()
+
+    def build_solver(self) -> "Solver":
+        """Return the solver."""
+        from mvm.solver import Adaptive, LamGrid, PredictorCorrector, solver_named
+
+        match solver := solver_named(self.solver):
+            case Adaptive():
+                return replace(solver, rtol=self.tolerance, atol=self.tolerance)
+            case PredictorCorrector(grid=LamGrid() as grid):
+                return replace(solver, grid=replace(grid, t_min=self.t_min))
+        return solver
+
+    def guidance(self) -> "tuple[Guidance, ...]":
+        """Return the rules of guidance, the inner head's innermost; none at scale 1."""
+        from mvm.solver import ClassifierFree, Internal, Interval
+
+        interval = Interval(self.low, self.high)
+        inner = (Internal(self.internal, interval=interval),) if self.internal != 1 else ()
+        return (*inner, ClassifierFree(self.cfg, interval=interval)) if self.cfg != 1 else inner
+
+    def asked(self, **given: Any) -> "SampleConfig":
+        """Return the settings with the options that a call gives, not None; a solver that it names is used as given."""
+        given = {name: value for name, value in given.items() if value is not None}
+        if "interval" in given:
+            given["low"], given["high"] = given.pop("interval")
+        return replace(self, **({"tuned": False} if "solver" in given else {}), **given)
+
+    @property
+    def unnamed(self) -> bool:
+        """Whether the solver is the default that nobody asked for: its times may be those fitted to a model."""
+        return self.tuned and self.solver == SampleConfig.solver
+
+    @property
+    def takes_tolerance(self) -> bool:
+        """Whether the solver goes by tolerance and reports its nfe, instead of being given one."""
+        return self.build_solver().by_tolerance
+
+    @property
+    def takes_nfe(self) -> bool:
+        """Whether the solver is given its number of evaluations."""
+        return not self.takes_tolerance
+
+    @property
+    def takes_noise(self) -> bool:
+        """Whether the solver solves the SDE too."""
+        return self.build_solver().weak_order > 0
+
+    @property
+    def takes_t_min(self) -> bool:
+        """Whether the solver's last time can be chosen."""
+        from mvm.solver import LamGrid, PredictorCorrector
+
+        solver = self.build_solver()
+        return isinstance(solver, PredictorCorrector) and isinstance(solver.grid, LamGrid)
+
+    @property
+    def guided(self) -> bool:
+        """Whether anything guides, so that the interval has a meaning."""
+        return self.cfg != 1 or self.internal != 1
+
+
+# The options of a command and the fields they set: the interval is one option, `tuned` is none.
+OPTIONS: dict[str, tuple[str, ...]] = {
+    entry.name: (entry.name,) for entry in fields(SampleConfig) if entry.name not in ("low", "high", "tuned")
+} | {"interval": ("low", "high")}
