@@ -70,11 +70,11 @@ _HELP["solver"] += " One that is named has its own times; else those of mvm tune
 
 
 def with_sampler_options(kinds: Mapping[str, Any]) -> Callable[[type[T]], type[T]]:
-    """Return a decorator that adds an option of its kind for each sampler setting; one that is not given is None."""
+    """Return a decorator that adds options for sampler settings, of these kinds; one that is not given is None."""
 
     def add(cls: type[T]) -> type[T]:
         entries: list[Any] = []
-        for name in OPTIONS:
+        for name in filter(kinds.__contains__, OPTIONS):
             kind: Any = Annotated[kinds[name] | None, Parameter(help=_HELP[name])]  # ty: ignore[invalid-type-form]
             entries.append((name, kind, None))
         module = {"__module__": cls.__module__}
@@ -100,10 +100,8 @@ def require_used(given: Mapping[str, Any], cells: Sequence[SampleConfig]) -> Non
             raise ValueError(words.format(value=given[name], solver=cells[0].solver))
 
 
-@Parameter(name="*", group="Sampler")
-@with_sampler_options(KINDS | {"nfe": Whole})
-class Sampler:
-    """The sampler options of a command: those that are not given are the recipe's."""
+class GivenOptions:
+    """Sampler options of a command: those that are not given are the recipe's."""
 
     def settings(self, recipes: SampleConfig) -> SampleConfig:
         """Return the recipe's settings with what was asked for; an option that would have no effect is an error."""
@@ -112,6 +110,12 @@ class Sampler:
         settings = recipes.asked(**{**given, **pair})
         require_used(given, [settings])
         return settings
+
+
+@Parameter(name="*", group="Sampler")
+@with_sampler_options(KINDS | {"nfe": Whole})
+class Sampler(GivenOptions):
+    """All of them."""
 
 
 @Parameter(name="*")

@@ -4,7 +4,13 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from mvm.cli.app import Whole, app
+from mvm.cli.app import KINDS, GivenOptions, Whole, app, with_sampler_options
+
+
+@Parameter(name="*", group="Sampler")
+@with_sampler_options({name: KINDS[name] for name in ("cfg", "interval")})
+class Guidance(GivenOptions):
+    """The options of guidance."""
 
 
 @app.command
@@ -13,8 +19,7 @@ def tune(
     /,
     *,
     nfe: str = "8",
-    cfg: float | None = None,
-    interval: str = "",
+    guidance: Guidance = Guidance(),
     num: Whole = 16,
     rounds: Whole = 6,
     long: Annotated[Whole, Parameter(name="--reference-nfe")] = 100,
@@ -33,10 +38,6 @@ def tune(
         A run directory or an exported model. One that ships in the package is exported first.
     nfe
         Numbers of evaluations to fit times for, separated by commas.
-    cfg
-        Guidance scale; default: that of the model's recipe.
-    interval
-        Where guidance acts, LOW,HIGH in log-SNR progress (0 noise, 1 image); default: that of the model's recipe.
     num
         Images that the times are fitted to; as many others judge them.
     rounds
@@ -55,7 +56,6 @@ def tune(
     from tqdm import tqdm
 
     from mvm import noise
-    from mvm.cli.app import parse_interval
     from mvm.generate import cycle_labels
     from mvm.model import choose_device, load
     from mvm.options import at_least
@@ -79,11 +79,7 @@ def tune(
             f"'{model}' is sampled by '{settings.solver}' with sample.tuned={settings.tuned}, as its recipe says, and "
             "fitted times are for adams alone; sample it with --solver adams instead"
         )
-    if cfg is not None:
-        settings = replace(settings, cfg=cfg)
-    if interval:
-        low, high = parse_interval(interval)
-        settings = replace(settings, low=low, high=high)
+    settings = guidance.settings(settings)
     settings = settings if settings.guided else replace(settings, low=0.0, high=1.0)
     loaded.recipe.objective.require_guidance("cfg", settings.cfg)
     labels = cycle_labels((), 2 * num, loaded.num_classes).to(loaded.device)

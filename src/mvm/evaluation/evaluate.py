@@ -71,13 +71,8 @@ def open_side(name: str, **options: Any) -> Side:
     return Side(path.name, open_images(name, **options) if images else None, path if moments else None)
 
 
-def check_side(names: Sequence[str], side: Side, *, reference: bool) -> None:
-    """Refuse figures that a side cannot give, before any work."""
-    _wanted(names, side, reference)
-
-
-def _wanted(names: Sequence[str], side: Side, reference: bool) -> tuple[dict[Key, bool], list[Key]]:
-    """Return what must be gathered of a side, and what its file of moments gives."""
+def check_side(names: Sequence[str], side: Side, *, reference: bool) -> tuple[dict[Key, bool], list[Key]]:
+    """Return what must be gathered of a side, and what its file of moments gives; refuse what it cannot give."""
     gathered, read = {}, []
     for key, keep in keys_of([name for name in names if not (reference and MEASURES[name].alone)]).items():
         if side.has(key):
@@ -88,7 +83,8 @@ def _wanted(names: Sequence[str], side: Side, reference: bool) -> tuple[dict[Key
         if side.file is not None:
             for key in gathered:
                 _check_network(side.name, provenance_of(side.file), {"name": key.network})
-        needy = [name for name in names if MEASURES[name].key in gathered and _asks_images(name, side)]
+        asked = [name for name in names if MEASURES[name].key in gathered]
+        needy = [name for name in asked if MEASURES[name].features or not side.has(MEASURES[name].key)]
         raise ValueError(
             f"'{side.name}' holds moments alone, and {', '.join(needy)} needs the images themselves; "
             "name the images, or leave it out of --metrics"
@@ -96,13 +92,9 @@ def _wanted(names: Sequence[str], side: Side, reference: bool) -> tuple[dict[Key
     return gathered, read
 
 
-def _asks_images(name: str, side: Side) -> bool:
-    return MEASURES[name].features or not side.has(MEASURES[name].key)
-
-
 def look(judge: Judge, side: Side, names: Sequence[str], *, reference: bool = False) -> tuple[Gathered, dict[str, Any]]:
     """Return the features of a side that the figures need, and its facts."""
-    wanted, read = _wanted(names, side, reference)
+    wanted, read = check_side(names, side, reference=reference)
     found = Gathered()
     facts: dict[str, Any] = {"name": side.name}
     if wanted and side.images is not None:
@@ -126,42 +118,36 @@ def _check_network(name: str, provenance: Mapping[str, Any], network: Mapping[st
     decisive = [key for key in ("name", "fingerprint", "resize") if key in theirs and key in network]
     other = [key for key in decisive if theirs[key] != network[key]]  # not what the folder of an encoder is called
     if other:
-        told = ", ".join(f"{key}: {theirs[key]} there, {network.get(key)} here" for key in other)
-        raise ValueError(f"'{name}' was made with another feature network ({told}); make it again: mvm data stats")
+        differ = ", ".join(f"{key}: {theirs[key]} there, {network.get(key)} here" for key in other)
+        raise ValueError(f"'{name}' was made with another feature network ({differ}); make it again: mvm data stats")
 
 
 def check_shapes(images: Mapping[str, Any], reference: Mapping[str, Any]) -> None:
     a, b = images.get("shape"), reference.get("shape")
     if a and b and list(a) != list(b):
-        told = " and ".join("x".join(map(str, shape)) for shape in (a, b))
+        sizes = " and ".join("x".join(map(str, shape)) for shape in (a, b))
         raise ValueError(
-            f"images and reference are {told} (channels x height x width); a distance between sizes says nothing. "
+            f"images and reference are {sizes} (channels x height x width); a distance between sizes says nothing. "
             "Make the reference at the images' size: mvm data prepare ... --size (or, of pictures, eval's --size)"
         )
 
 
-def _sampling_warnings(key: Key, sides: Mapping[str, Gathered]) -> list[str]:
-    """Return what few samples do to a Frechet distance, side by side, with the size of the bias."""
-    told = []
-    for role, found in sides.items():
-        count, width = found.moments(key).count, len(found.moments(key).mean)
-        if count and (warning := too_few(count, width)):
-            bias = list(sides.values())[-1].sampling_bias(key, count)
-            told.append(
-                f"{role}, {key.network} {key.part}: {warning}. Bias, if features were Gaussian: about {bias:.3g}"
-            )
-    return told
-
-
 def sampling_notes(names: Sequence[str], sides: Mapping[str, tuple[Gathered, dict[str, Any]]]) -> list[str]:
-    """Return what a reader of the figures must know."""
-    told = []
+    """Return what a reader of the figures must know: the bias of few samples, and what is of unknown making."""
+    notes = []
     for key in keys_of([name for name in names if not MEASURES[name].features]):
-        told += _sampling_warnings(key, {role: found for role, (found, _) in sides.items()})
+        *_, (last, _) = sides.values()
+        for role, (found, _) in sides.items():
+            count, width = found.moments(key).count, len(found.moments(key).mean)
+            if count and (warning := too_few(count, width)):
+                bias = f"Bias, if features were Gaussian: about {last.sampling_bias(key, count):.3g}"
+                notes.append(f"{role}, {key.network} {key.part}: {warning}. {bias}")
     for role, (_, facts) in sides.items():
         if facts.get("provenance") is False:
-            told.append(f"{role}: '{facts['name']}' does not say how it was made; resolution and network are unchecked")
-    return told
+            notes.append(
+                f"{role}: '{facts['name']}' does not say how it was made; resolution and network are unchecked"
+            )
+    return notes
 
 
 def software(device: torch.device) -> dict[str, str]:
@@ -216,11 +202,11 @@ def evaluate(judge: Judge, images: Side, reference: Side | Reference | None, nam
     if target is not None:
         check_shapes(facts, target.facts)
     sides = {"images": (gathered, facts)} | ({} if target is None else {"reference": (target.gathered, target.facts)})
-    told = sampling_notes(names, sides)
+    notes = sampling_notes(names, sides)
     found = figures(names, gathered, other, judge.kid_size)
     seconds = time.perf_counter() - start
     known = target.facts if target else {}
-    return Evaluation(found, facts, known, judge.facts(names), told, software(judge.place.device), seconds)
+    return Evaluation(found, facts, known, judge.facts(names), notes, software(judge.place.device), seconds)
 
 
 def write_statistics(judge: Judge, side: Side, features: str, out: Path) -> dict[str, Any]:

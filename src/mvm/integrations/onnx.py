@@ -55,17 +55,15 @@ def _example(model: Model) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
-def _any_batch() -> tuple[dict[int, Any], ...]:
-    batch = Dim("batch", min=1)
-    return tuple({0: batch} for _ in INPUTS)
-
-
 def export_network(model: Model) -> ExportedProgram:
     """Return the network as a program of torch.export for any batch: (x, level, label) -> prediction.
 
     level (B,) float32: the schedule's noise level; label (B,) int64: the number of classes is the null class.
     """
-    return torch.export.export(Prediction(model.network).eval(), _example(model), dynamic_shapes=_any_batch())
+    batch = {0: Dim("batch", min=1)}
+    return torch.export.export(
+        Prediction(model.network).eval(), _example(model), dynamic_shapes=tuple(batch for _ in INPUTS)
+    )
 
 
 def _step(model: Model, course: Course, index: int, row: Row, guided: bool) -> dict[str, Any]:
