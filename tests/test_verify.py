@@ -10,10 +10,11 @@ import torch
 from mvm import noise, oracle, verify
 from mvm.path import MeanVelocity
 from mvm.solver import Euler, EulerMaruyama, Heun, adams, sa, sample
+from mvm.solver.table import TO_DATA
 from mvm.verify import Check, as_json, solvers, theorems
 from mvm.verify.solvers import Law, marginal, measured_order, sampled_law
 
-adams_module = importlib.import_module("mvm.solver.adams")  # mvm.solver.adams itself is the function
+adams_module = importlib.import_module("mvm.solver.adams")  # mvm.solver.adams itself is the solver
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +83,7 @@ def spoiled(monkeypatch, **changes):
 
     def wrong(*args):
         row = right(*args)
-        if row == adams_module.TO_DATA:
+        if row == TO_DATA:
             return row
         return replace(row, **{name: change(getattr(row, name)) for name, change in changes.items()})
 

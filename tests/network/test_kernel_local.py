@@ -12,7 +12,7 @@ CODE = """
 import torch
 from mvm.network.fast import kernels
 from mvm.network.fast.kernels import local
-from mvm.network.layers import Local
+from mvm.network.extras import Local
 
 def plain(x, weight):
     layer = Local(x.shape[2], round(x.shape[1] ** 0.5)).to(x.dtype)
