@@ -28,11 +28,6 @@ MODULES = (
 )
 
 
-def _specs() -> list[str]:
-    """Return what pdoc is to read: each module without what lies under it, parents first."""
-    return [spec for name in MODULES for spec in (name, rf"!{name}\..+")]
-
-
 def build(folder: Path) -> None:
     """Write the reference into a folder; anything that pdoc warns of is an error."""
     pdoc = importlib.import_module("pdoc")
@@ -41,7 +36,8 @@ def build(folder: Path) -> None:
     pdoc.render.configure(docformat="markdown", footer_text=f"mvm {mvm.__version__}", show_source=False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        pdoc.pdoc(*_specs(), output_directory=folder)
+        # each module without those under it, parents first
+        pdoc.pdoc(*(spec for name in MODULES for spec in (name, rf"!{name}\..+")), output_directory=folder)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import sys
 import threading
 import tracemalloc
 import zipfile
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,7 +18,6 @@ from PIL import Image
 from mvm import generate
 from mvm import samples as module
 from mvm.data.sources.tables import open_parquet
-from mvm.distributed.processes import Processes
 from mvm.files import locked
 from mvm.generate import cycle_labels, generate_all, solver_told
 from mvm.model import load
@@ -26,6 +25,7 @@ from mvm.recipes import SampleConfig
 from mvm.samples import Draw, Parts, sample_parts, write_set
 from mvm.solver import SOLVERS
 from mvm.store import ArrayStore
+from threads import in_threads
 
 SETTINGS = SampleConfig(nfe=3, rho=0.5)
 DRAW = Draw(22, seed=5, batch=4)  # six parts, the last of two
@@ -314,59 +314,28 @@ def test_unknown_precision(model, tmp_path):
 # ---------------------------------------------------------------- any number of processes
 
 
-class Group:
-    """What processes share, for threads."""
-
-    def __init__(self, world):
-        self.barrier, self.box = threading.Barrier(world, timeout=1200), None
-
-
-@dataclass(frozen=True)
-class Thread(Processes):
-    """A process that is a thread; of the collectives, those that sample_parts needs."""
-
-    group: Group | None = None
-
-    def any(self, flag):
-        self.group.barrier.wait()
-        return False
-
-    def broadcast(self, value):
-        if self.main:
-            self.group.box = value
-        self.group.barrier.wait()
-        found = self.group.box
-        self.group.barrier.wait()
-        return found
-
-
 @pytest.fixture
 def calm(monkeypatch):
     """Switches of the arithmetic belong to the process, not to a thread."""
     monkeypatch.setattr("mvm.generate.arithmetic", lambda name, device: torch.no_grad())
 
 
-def in_threads(world, model, folder):
-    group, found = Group(world), {}
+def make_in_threads(world, model, folder):
+    """Return what every process makes, or why it refuses."""
 
-    def work(rank):
+    def work(place):
         try:
-            found[rank] = make(model, folder, place=Thread(rank, world, group=group))
+            return make(model, folder, place=place)
         except ValueError as error:
-            found[rank] = str(error)
+            return str(error)
 
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(world)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [found[rank] for rank in range(world)]
+    return in_threads(world, work)
 
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_any_number_of_processes_makes_the_same_bytes(model, finished, tmp_path, calm, world):
     folder = tmp_path / "x"
-    assert in_threads(world, model, folder) == [replace(finished, folder=folder)] * world
+    assert make_in_threads(world, model, folder) == [replace(finished, folder=folder)] * world
     assert contents(folder) == contents(finished.folder)
 
 
@@ -374,7 +343,7 @@ def test_processes_go_on_where_another_number_of_them_stopped(model, finished, t
     folder = make(model, tmp_path / "x").folder
     for number in (1, 3, 5):  # all of them one process's, were they not dealt anew
         (folder / f"part-{number:06d}.npy").unlink()
-    in_threads(2, model, folder)
+    make_in_threads(2, model, folder)
     assert contents(folder) == contents(finished.folder)
 
 
@@ -387,13 +356,13 @@ def test_missing_parts_are_dealt_in_turn(model, tmp_path, calm, monkeypatch):
         real(store, name, array)
 
     monkeypatch.setattr(ArrayStore, "write", note)
-    in_threads(4, model, tmp_path / "x")
+    make_in_threads(4, model, tmp_path / "x")
     assert sorted(dealt.values()) == [[0, 4], [1, 5], [2], [3]]
 
 
 def test_a_refusal_is_everyones(model, tmp_path, calm):
     (tmp_path / "thesis.tex").write_text("mine")
-    first, second = in_threads(2, model, tmp_path)
+    first, second = make_in_threads(2, model, tmp_path)
     assert first.startswith(f"'{tmp_path}' is a folder with other files")
     assert second == f"the first process failed: ValueError: {first}"
 

@@ -98,13 +98,6 @@ def licence(found: Distribution) -> str:
     return SPDX.get(name, name)
 
 
-def _needs(found: Distribution, known: dict[str, str]) -> tuple[str, ...]:
-    """Return the pinned packages that this one asks for, extras left out."""
-    asked = (line for line in found.requires or () if "extra ==" not in line)
-    names = {canonical(re.split(r"[^\w.-]", line, maxsplit=1)[0]) for line in asked}
-    return tuple(sorted(names & known.keys()))
-
-
 def packages() -> list[Package]:
     """Return all pinned packages by name; one that is not installed, or in another version, is an error."""
     known, out = pins(), []
@@ -112,7 +105,10 @@ def packages() -> list[Package]:
         found = distribution(name)
         if found.version.split("+")[0] != version:  # +cpu: the build of torch
             raise ValueError(f"{name} {found.version} is installed, constraints.txt pins {version}; run: make lint")
-        out.append(Package(name, version, READ.get(name) or licence(found), _needs(found, known)))
+        asked = (line for line in found.requires or () if "extra ==" not in line)
+        names = {canonical(re.split(r"[^\w.-]", line, maxsplit=1)[0]) for line in asked}
+        needs = tuple(sorted(names & known.keys()))  # of the pinned packages
+        out.append(Package(name, version, READ.get(name) or licence(found), needs))
     return out
 
 
@@ -122,18 +118,15 @@ def licences_page(found: list[Package]) -> str:
     return HEAD + rows + TAIL + "".join(f"| {name} | {reason} |\n" for name, reason in EXCEPTIONS.items())
 
 
-def _licence_entry(name: str) -> dict[str, Any]:
-    return {"license": {"name": name}} if name in NOT_SPDX else {"expression": name}
-
-
-def _component(package: Package, kind: str = "library") -> dict[str, Any]:
+def _component(package: Package) -> dict[str, Any]:
+    named = package.licence in NOT_SPDX
     return {
-        "type": kind,
+        "type": "library",
         "bom-ref": package.purl,
         "name": package.name,
         "version": package.version,
         "purl": package.purl,
-        "licenses": [_licence_entry(package.licence)],
+        "licenses": [{"license": {"name": package.licence}} if named else {"expression": package.licence}],
     }
 
 

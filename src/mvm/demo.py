@@ -14,19 +14,8 @@ from tqdm import tqdm
 
 from mvm import likelihood, noise
 from mvm.data import Images
-from mvm.evaluation.report import (
-    Axes,
-    Curve,
-    Page,
-    block,
-    folded,
-    paragraph,
-    picture,
-    plot_svg,
-    provenance,
-    require_plots,
-    table,
-)
+from mvm.evaluation import report as html
+from mvm.evaluation.report import Axes, Curve, Page
 from mvm.files import locked, put_in_place, recover, temporary_beside, write_text
 from mvm.generate import cycle_labels, generate_all, grid
 from mvm.metrics.distances import Moments, frechet_distance, moments, pixel_features
@@ -144,11 +133,11 @@ def shipped_section(name: str, model: Model, size: Size) -> Section:
     ode, sde = (grid(images, model.num_classes, scale=2, gap=3) for images in grids)
     return (
         f"A larger model that ships in the package: {name}",
-        paragraph(
+        html.paragraph(
             f"Not trained here. Columns: {', '.join(model.classes)}. A grid took {seconds:.0f} s on this machine."
         ),
-        picture(ode, f"ODE (rho = 0), {cost}"),
-        picture(sde, f"SDE (rho = {SDE_RHO:g}), {cost}"),
+        html.picture(ode, f"ODE (rho = 0), {cost}"),
+        html.picture(sde, f"SDE (rho = {SDE_RHO:g}), {cost}"),
     )
 
 
@@ -169,11 +158,13 @@ def _sections(
     cost = f"{DEFAULT_NFE} evaluations, no guidance, not curated"
     yield (
         "Samples",
-        paragraph("One column per class, 0 to 9. Both grids start from the same noise: left the ODE, right the SDE."),
+        html.paragraph(
+            "One column per class, 0 to 9. Both grids start from the same noise: left the ODE, right the SDE."
+        ),
         '<div class="row">',
-        picture(ode, f"ODE (rho = 0), {cost}"),
-        picture(sde, f"SDE (rho = {SDE_RHO:g}), {cost}"),
-        picture(real, "for comparison: real training digits"),
+        html.picture(ode, f"ODE (rho = 0), {cost}"),
+        html.picture(sde, f"SDE (rho = {SDE_RHO:g}), {cost}"),
+        html.picture(real, "for comparison: real training digits"),
         "</div>",
     )
 
@@ -185,10 +176,10 @@ def _sections(
         states, guesses = trajectory(model, label=3, seed=7, rho=rho)
         strip = torch.cat((states, torch.full_like(states[:1], 255), guesses))  # one blank under the first state
         caption = f"class 3, {len(guesses)} evaluations, {_label('adams', rho)}"
-        strips.append(picture(grid(strip, len(states), scale=6, gap=3), caption))
+        strips.append(html.picture(grid(strip, len(states), scale=6, gap=3), caption))
     yield (
         "From noise to image",
-        paragraph("Upper row: the state x_t from pure noise (left) to image. Lower row: the network's x0_hat."),
+        html.paragraph("Upper row: the state x_t from pure noise (left) to image. Lower row: the network's x0_hat."),
         *strips,
     )
 
@@ -205,17 +196,17 @@ def _sections(
     rows = [[curve.label, *(f"{d:.3f} ({d / results.reference:.2f}x)" for d in curve.y)] for curve in curves]
     yield (
         "Distance against number of evaluations",
-        paragraph(
+        html.paragraph(
             f"Frechet distance in the 64-dimensional pixel space between {size.samples} samples and the "
             f"{len(held_out)} held-out digits, on common seeds and labels. The dotted line is the distance of "
             f"{size.samples} real training digits to the same {len(held_out)}; in brackets, multiples of it."
         ),
-        plot_svg(curves, axes),
-        table(["solver", *(f"NFE {nfe}" for nfe in size.nfes)], rows),
+        html.plot_svg(curves, axes),
+        html.table(["solver", *(f"NFE {nfe}" for nfe in size.nfes)], rows),
     )
 
     curve = Curve("loss", [line["step"] for line in log], [line["loss"] for line in log])
-    yield "Training loss", plot_svg([curve], Axes("step", "mean |u - target|² per pixel"))
+    yield "Training loss", html.plot_svg([curve], Axes("step", "mean |u - target|² per pixel"))
 
     schedule = model.schedule
     few, steps = held_out[: size.likelihood_images], size.likelihood_steps
@@ -228,20 +219,20 @@ def _sections(
     error = float((shown.float() - back.float()).abs().mean())
     yield (
         "Likelihood and inversion",
-        paragraph(
+        html.paragraph(
             f"{float(bits.mean()):.2f} bits per dimension on {len(few)} held-out digits (probability-flow ODE, "
             "Hutchinson, uniform dequantisation of 8-bit levels; the digits have only 17 grey levels, so the "
             "figure compares models on this set, not with other data)."
         ),
-        picture(
+        html.picture(
             grid(torch.cat((shown, model.codec.decode(there), back)), classes, scale=5, gap=3),
             f"held-out digits; their noise by the ODE; and back. Mean error {error:.2f} of 255 grey levels",
         ),
     )
 
     command = f"mvm demo --seed {recipe.seed}" + (" --quick" if size == QUICK else "")
-    settings = [*provenance(), ("recipe", recipe.name), ("command", command)]
-    yield "How this was made", table(["", ""], settings), folded("recipe.json", block(to_json(recipe)))
+    settings = [*html.provenance(), ("recipe", recipe.name), ("command", command)]
+    yield "How this was made", html.table(["", ""], settings), html.folded("recipe.json", html.block(to_json(recipe)))
 
 
 def write_report(
@@ -283,7 +274,7 @@ def _claimed(out: Path) -> Generator[None]:
 
 def demo(out: Path, *, quick: bool = False, seed: int = 0) -> Path:
     """Train, sample, measure; return the path of the report. An earlier demo in `out` stays until this one is whole."""
-    require_plots()
+    html.require_plots()
     size = QUICK if quick else FULL
     recipe = require_field_recipe(load_recipe("digits"), "digits")
     steps = size.steps or recipe.train.steps

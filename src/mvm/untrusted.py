@@ -22,9 +22,8 @@ MOST_LABEL = 1 << 20  # bytes of a picture's label in a tar
 MOST_ROWS = 1 << 26  # of an array or a table: their labels alone take half a GiB
 MOST_DIMENSIONS = 1 << 14  # of features: a covariance of 2 GiB; the largest in use has 3,072
 MOST_WORDS = 300  # characters quoted from a file in an error
-MOST_RECIPE = (
-    1 << 14
-)  # letters of TOML without comments: ten times the longest; time to parse a dotted key grows with its square
+# letters of TOML without comments: ten times the longest; the time to parse a dotted key grows with its square
+MOST_RECIPE = 1 << 14
 MOST_WEIGHTS = 1 << 33  # bytes of a .pth: twice the largest that is known, DINOv3 H+
 LONGEST_NAME = 255  # bytes of a file's name, on every common system
 DEFLATE = 1032  # bytes that one byte of a deflated stream can become at most

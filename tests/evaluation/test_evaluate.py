@@ -3,10 +3,9 @@
 import json
 import subprocess
 import sys
-import threading
 import weakref
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,6 +24,7 @@ from mvm.metrics.distances import frechet_distance, kernel_distance, moments, sa
 from mvm.metrics.extractors import EXTRACTORS, Extractor
 from mvm.metrics.measures import Key, keys_of
 from mvm.metrics.moments import Accumulator, load_moments, save_moments
+from threads import in_threads
 
 BOTH = ("fd-pixels", "kd-pixels")
 PIXELS = Key("pixels", "pool")
@@ -113,55 +113,6 @@ def test_order_of_the_images_matters_to_no_frechet_distance():
 
 
 # ---- processes
-
-
-class Group:
-    """What threads that stand for processes share."""
-
-    def __init__(self, world):
-        self.barrier, self.slots = threading.Barrier(world, timeout=1200), [None] * world
-
-    def exchange(self, rank, value):
-        self.slots[rank] = value
-        self.barrier.wait()
-        found = list(self.slots)
-        self.barrier.wait()
-        return found
-
-
-@dataclass(frozen=True)
-class Thread(Processes):
-    """A process that is a thread, with the collectives that gathering needs."""
-
-    group: Group | None = None
-
-    def sum(self, values):
-        return torch.stack(self.group.exchange(self.rank, values)).sum(0)
-
-    def gather(self, mine):
-        return torch.cat(self.group.exchange(self.rank, mine))
-
-    def broadcast(self, value):
-        return self.group.exchange(self.rank, value)[0]
-
-
-def in_threads(world, work):
-    """work(place) of every rank."""
-    group, found = Group(world), {}
-
-    def run(rank):
-        try:
-            found[rank] = work(Thread(rank, world, group=group))
-        except BaseException as error:
-            group.barrier.abort()
-            found[rank] = error
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(world)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [found[rank] for rank in range(world)]
 
 
 @pytest.fixture

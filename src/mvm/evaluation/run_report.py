@@ -12,25 +12,9 @@ import numpy as np
 
 from mvm import checkpoint
 from mvm.data import open_prepared
+from mvm.evaluation import report as html
 from mvm.evaluation.images import EMBEDDED
-from mvm.evaluation.report import (
-    Axes,
-    Curve,
-    Html,
-    Page,
-    Style,
-    block,
-    bullets,
-    folded,
-    panels,
-    paragraph,
-    plot_svg,
-    prose,
-    require_plots,
-    subheading,
-    table,
-    thumbnail,
-)
+from mvm.evaluation.report import Axes, Curve, Page, Style
 from mvm.recipes import FOLDER, RECIPE, AnyRecipe, DecoderRecipe, Recipe, load_recipe, options, parse_recipe, shipped
 from mvm.recipes import to_json as recipe_text
 from mvm.training.logs import METRICS, read_metrics
@@ -290,22 +274,22 @@ def _findings(story: Story) -> Iterator[str]:
         yield f"Started from other weights ({INIT}): {origin}."
 
 
-def _warnings(story: Story) -> Iterator[Html]:
+def _warnings(story: Story) -> Iterator[html.Html]:
     """Yield what a reader should look at, with what to do about it."""
     steps, losses = _series(story.lines, "loss")
     skipped = _number(story.lines[-1].get("skipped", 0)) if story.lines else 0.0
     if skipped > 0:
-        yield prose(
+        yield html.prose(
             f"{skipped:,.0f} of {story.logged:,} steps were skipped because their gradient was not finite. A few do no "
             "harm; if there are more and more of them, lower `--train.lr` or use `--engine.precision fp32`."
         )
     bad = ~np.isfinite(losses)
     if bad.any():
-        yield prose(
+        yield html.prose(
             f"The loss was not finite in {bad.sum()} of {len(losses)} log lines, first at step {steps[bad][0]:,.0f}."
         )
     if (rise := _rise(losses)) is not None:
-        yield prose(
+        yield html.prose(
             f"The loss rises: its lowest was {rise[0]:.4g}, it is {rise[1]:.4g} now. Try a lower `--train.lr`, or a "
             "longer `--train.warmup`, in a new run."
         )
@@ -320,13 +304,13 @@ def _warnings(story: Story) -> Iterator[Html]:
             remedy = "No checkpoint of that step is kept; `--train.keep_best true` keeps the best one."
             if any(one.step == at[best] and not one.damaged for one in story.saved):
                 remedy = f"The checkpoint of that step is kept: use it with `--checkpoint {at[best]:.0f}`."
-            yield prose(f"Previews have become worse: {change}. {remedy}")
+            yield html.prose(f"Previews have become worse: {change}. {remedy}")
     for one in story.saved:
         if one.damaged:
-            yield prose(f"Checkpoint {one.name} is damaged: its manifest cannot be read.")
+            yield html.prose(f"Checkpoint {one.name} is damaged: its manifest cannot be read.")
     epochs = story.step * story.recipe.train.batch / story.images if story.images else 0
     if isinstance(story.recipe, Recipe) and story.images < FEW_IMAGES and epochs >= MANY_EPOCHS:
-        yield prose(
+        yield html.prose(
             f"Few images, seen often: each of {story.images:,} about {epochs:,.0f} times. Watch for memorization: "
             "compare samples with their nearest training images. `--data.augment 0.12` and `--network.dropout 0.1` "
             "counter it in a new run."
@@ -339,7 +323,7 @@ def _warnings(story: Story) -> Iterator[Html]:
             text = f"{to_go} If no process trains it now, continue from step {kept:,}"
         else:
             text = f"{to_go} Continue from step {kept:,}"
-        yield Html(f"{text}:{block(_resume(story))}")
+        yield html.Html(f"{text}:{html.block(_resume(story))}")
 
 
 # Curves
@@ -390,7 +374,7 @@ def _plot(lines: Lines, name: str, small: bool = True) -> str:
         curves.append(Curve("" if small else label, x, line[shown], style=style))
     title = cut(TITLES.get(name, name), 40) if small else ""
     axes = _axes("thousand steps" if many else "step", "" if small else name, title, values, name in FROM_ZERO)
-    return plot_svg(curves, axes, SMALL if small else LARGE)
+    return html.plot_svg(curves, axes, SMALL if small else LARGE)
 
 
 def _plots(lines: Lines, names: Sequence[str]) -> list[str]:
@@ -400,16 +384,20 @@ def _plots(lines: Lines, names: Sequence[str]) -> list[str]:
 
 def _loss_section(page: Page, story: Story) -> None:
     if not np.isfinite(_series(story.lines, "loss")[1]).any():
-        page.section("Loss", paragraph(f"{METRICS} has no loss yet: a line is written every train.log_every steps."))
+        page.section(
+            "Loss", html.paragraph(f"{METRICS} has no loss yet: a line is written every train.log_every steps.")
+        )
         return
     every = story.recipe.train.log_every
-    note = paragraph(f"A point is the mean over the {every} steps since the one before.") if every > 1 else ""
+    note = html.paragraph(f"A point is the mean over the {every} steps since the one before.") if every > 1 else ""
     page.section("Loss", f'<div class="wide curve">{_plot(story.lines, "loss", small=False)}</div>', note)
     names = sorted({name for line in story.lines for name in line if name not in NOT_PARTS})
     if parts := _plots(story.lines, names[:MOST_PARTS]):
-        page.section("Further parts of the loss", paragraph("As measured, before their weights."), panels(parts))
+        page.section(
+            "Further parts of the loss", html.paragraph("As measured, before their weights."), html.panels(parts)
+        )
     if plots := _plots(story.lines, list(TITLES)):
-        page.section("Learning rate, gradients, throughput", panels(plots))
+        page.section("Learning rate, gradients, throughput", html.panels(plots))
 
 
 def _previews_section(page: Page, story: Story) -> None:
@@ -423,7 +411,7 @@ def _previews_section(page: Page, story: Story) -> None:
         figure = figures.get(step, math.nan)
         caption = f"step {step:,}" + (f", {name} {figure:.4g}" if math.isfinite(figure) else "")
         try:
-            shown.append(thumbnail(path, caption, SHOWN))
+            shown.append(html.thumbnail(path, caption, SHOWN))
         except Exception:  # of a damaged picture Pillow raises nearly anything; the page is worth more than it
             continue
     names = sorted({key for line in story.previews for key in line if key != "step"})
@@ -437,7 +425,7 @@ def _previews_section(page: Page, story: Story) -> None:
             "Samples of the averaged weights, from the same seeds and classes each time. fd_pixels is a Frechet "
             "distance of shrunken pixels: lower is better, and it is not FID."
         )
-    page.section("Previews", paragraph(text), panels(shown), panels(curves))
+    page.section("Previews", html.paragraph(text), html.panels(shown), html.panels(curves))
 
 
 # Settings, checkpoints, commands
@@ -458,21 +446,24 @@ def _settings_section(page: Page, story: Story) -> None:
     here, there = options(recipe), options(base)
     names = [name for name in here if name not in ("name", "description") and here[name] != there.get(name)]
     rows = [[f"--{name}", _shown(here[name]), _shown(there.get(name, "-"))] for name in names]
-    blocks = [subheading(f"What differs from the {called}")]
-    blocks.append(table(["option", "this run", called], rows, "text") if rows else paragraph("Nothing."))
+    blocks = [html.subheading(f"What differs from the {called}")]
+    blocks.append(html.table(["option", "this run", called], rows, "text") if rows else html.paragraph("Nothing."))
     if story.changes:
         changed = [[_shown(entry.get(key, "-")) for key in ("step", "option", "old", "new")] for entry in story.changes]
-        blocks += [subheading("Changed on resume"), table(["from step", "option", "old", "new"], changed, "text")]
+        blocks += [
+            html.subheading("Changed on resume"),
+            html.table(["from step", "option", "old", "new"], changed, "text"),
+        ]
     if story.start:
         facts = [[cut(key), _shown(value)] for key, value in story.start.items()]
-        blocks += [subheading("Recorded at the start"), table(["", ""], facts, "text")]
-    page.section("Settings", *blocks, folded(f"All options ({RECIPE})", block(recipe_text(recipe))))
+        blocks += [html.subheading("Recorded at the start"), html.table(["", ""], facts, "text")]
+    page.section("Settings", *blocks, html.folded(f"All options ({RECIPE})", html.block(recipe_text(recipe))))
 
 
 def _checkpoints_section(page: Page, story: Story) -> None:
     if not story.saved:
         text = f"None yet; one is saved every {story.recipe.train.save_every:,} steps (train.save_every) and on Ctrl-C."
-        page.section("Checkpoints", paragraph(text))
+        page.section("Checkpoints", html.paragraph(text))
         return
     name, sign = story.judged
     best = min((one.quality for one in story.saved if one.quality is not None), default=None)
@@ -482,7 +473,7 @@ def _checkpoints_section(page: Page, story: Story) -> None:
         notes += ["best preview"] * (one.quality is not None and one.quality == best)
         quality = "-" if one.quality is None else f"{sign * one.quality:.4g}"
         rows.append([f"{one.step:,}", f"{one.megabytes:,.1f} MB", quality, ", ".join(notes)])
-    page.section("Checkpoints kept", table(["step", "size", name, ""], rows, "plain"))
+    page.section("Checkpoints kept", html.table(["step", "size", name, ""], rows, "plain"))
 
 
 def _typed(*words: object) -> str:
@@ -557,17 +548,19 @@ def write_run_report(run: Path, out: Path | None = None) -> Path:
 
     It needs recipe.json alone: a run that trains now, has crashed, or has no checkpoint yet has a report too.
     """
-    require_plots()
+    html.require_plots()
     story = _read(run)
     name = cut(run.resolve().name)
     page = Page(f"{name}: step {story.step:,} of {story.recipe.train.steps:,}, {story.state}", _lead(story))
-    page.parts.append(bullets(list(_warnings(story)), "warnings"))
-    page.parts.append(bullets(list(_findings(story))))
+    page.parts.append(html.bullets(list(_warnings(story)), "warnings"))
+    page.parts.append(html.bullets(list(_findings(story))))
     _loss_section(page, story)
     _previews_section(page, story)
     _settings_section(page, story)
     _checkpoints_section(page, story)
-    commands = (text for sentence, typed in _next_commands(story) for text in (paragraph(sentence), block(typed)))
+    commands = (
+        text for sentence, typed in _next_commands(story) for text in (html.paragraph(sentence), html.block(typed))
+    )
     page.section("What to do next", *commands)
     out = run / REPORT if out is None else out
     out.resolve().parent.mkdir(parents=True, exist_ok=True)
