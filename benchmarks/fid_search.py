@@ -38,7 +38,7 @@ class Trials:
         self.device = choose_device(options.device)
         self.model = load(options.model).to(self.device).eval().requires_grad_(False)
         if self.device.type == "cuda":
-            compile_network(self.model, replay=False)
+            compile_network(self.model)
         self.precision = "bf16" if self.device.type == "cuda" else "fp32"
         self.extractor = open_extractor("inception", Sources(options.inception), self.device)
         reference = load_moments(Path(options.ref)).moments.to(self.device)

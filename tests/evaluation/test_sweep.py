@@ -9,7 +9,6 @@ import pytest
 import torch
 from PIL import Image
 
-from mvm import generate
 from mvm.data import digits
 from mvm.evaluation import sweep as module
 from mvm.evaluation.compare import compare
@@ -19,11 +18,11 @@ from mvm.evaluation.images import of_model, of_tensor, of_training
 from mvm.evaluation.sweep import Axes, Sweep, cell_name, check_cells, default_metrics
 from mvm.evaluation.sweep_findings import Result, gap, reading
 from mvm.files import locked
+from mvm.generate import Draw, Sampler
 from mvm.metrics.distances import shrunken_features
 from mvm.metrics.extractors import EXTRACTORS, Extractor, Sources
 from mvm.model import load
 from mvm.recipes import SampleConfig
-from mvm.samples import Draw
 from mvm.untrusted import read_json
 
 pytest.importorskip("matplotlib", reason="reports are drawn with matplotlib")
@@ -41,9 +40,10 @@ def side():
     return Side("digits", of_tensor(digits("held-out").images[:80], "digits", count=80))
 
 
-def sweep(model, folder, *, metrics=("fd-pixels",), draw=DRAW, reference=None, judge=None, **more):
+def sweep(model, folder, *, metrics=("fd-pixels",), draw=DRAW, reference=None, judge=None, precision="fp32", **more):
     judge = judge or Judge(progress=False)
-    return Sweep(model, draw, judge, reference or side(), tuple(metrics), folder, **more)
+    sampler = model if isinstance(model, Sampler) else Sampler(model, precision)
+    return Sweep(sampler, draw, judge, reference or side(), tuple(metrics), folder, **more)
 
 
 def kept(folder):
@@ -75,13 +75,13 @@ def drawn():
 @pytest.fixture
 def made(monkeypatch):
     """The batches that are sampled, as (settings, labels, seeds)."""
-    seen, real = [], generate._launch
+    seen, real = [], Sampler.launch
 
-    def watch(model, labels, seeds, settings, *more):
+    def watch(sampler, labels, seeds, settings, *more):
         seen.append((settings, labels.tolist(), seeds.tolist()))
-        return real(model, labels, seeds, settings, *more)
+        return real(sampler, labels, seeds, settings, *more)
 
-    monkeypatch.setattr(generate, "_launch", watch)
+    monkeypatch.setattr(Sampler, "launch", watch)
     return seen
 
 
@@ -257,7 +257,7 @@ def test_figures_of_another_network_are_not_mixed(model, tmp_path):
 @pytest.mark.parametrize("at", [1, 4, 5, 9])
 def test_an_interrupted_sweep_goes_on_to_the_same_figures(model, tmp_path, finished, monkeypatch, at):
     """Three batches make a cell: stopped in the first cell, between cells, in the second, and in the fourth."""
-    folder, real, count = tmp_path / "out", generate._launch, []
+    folder, real, count = tmp_path / "out", Sampler.launch, []
 
     def stop(*arguments):
         count.append(1)
@@ -265,7 +265,7 @@ def test_an_interrupted_sweep_goes_on_to_the_same_figures(model, tmp_path, finis
             raise KeyboardInterrupt
         return real(*arguments)
 
-    monkeypatch.setattr(generate, "_launch", stop)
+    monkeypatch.setattr(Sampler, "launch", stop)
     with pytest.raises(KeyboardInterrupt):
         sweep(model, folder).run(AXES.cells())
     assert not (folder / "results.json").exists()
@@ -479,9 +479,10 @@ def test_the_default_figure(model):
 
 def test_the_compiler_works_before_the_clock(model, tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr("mvm.evaluation.sweep.generate_batch", lambda model, labels, *rest: seen.append(len(labels)))
-    monkeypatch.setattr(model, "compiled", True)
+    sampler = Sampler(model)
+    monkeypatch.setattr(sampler, "batch", lambda labels, *rest: seen.append(len(labels)))
+    sampler.compiled = True
     cells = [SampleConfig(nfe=1), SampleConfig(nfe=2)]
     for _ in range(2):  # the second time there is nothing to sample
-        sweep(model, tmp_path / "out").run(cells)
+        sweep(sampler, tmp_path / "out").run(cells)
     assert seen == [min(DRAW.batch, DRAW.num)]

@@ -12,7 +12,7 @@ import torch
 from tiny_recipe import NETWORK, recipe_with
 
 from mvm import checkpoint, noise
-from mvm.generate import generate_all
+from mvm.generate import Sampler
 from mvm.model import Model, load
 from mvm.optim.ema import Averages
 from mvm.optim.optimizers import learning_rate
@@ -109,7 +109,7 @@ def test_a_run_in_scaled_pixels(whole, tmp_path):
     model = load(run)
     assert model.codec.encode(torch.full((1, 1, 8, 8), 255, dtype=torch.uint8)).unique().tolist() == [2.0]
     labels, seeds = torch.arange(4), torch.arange(4)
-    made = generate_all(model, labels, seeds, model.recipe.sample, progress=False).images
+    made = Sampler(model).images(labels, seeds, model.recipe.sample, progress=False).images
     x = noise.initial(seeds, model.sample_shape)
     samples = sample(model, x, schedule=model.schedule, nfe=model.recipe.sample.nfe, condition=labels, seeds=seeds)
     assert torch.equal(made, to_uint8(samples / 2))

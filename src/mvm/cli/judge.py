@@ -63,8 +63,8 @@ class Asked:
         """Return a run or a shipped model as images sampled now, by its recipe's sampler."""
         from mvm.evaluation.evaluate import Side
         from mvm.evaluation.images import of_model
+        from mvm.generate import Draw
         from mvm.model import load
-        from mvm.samples import Draw
 
         if self.num is None and place.device.type == "cpu":
             raise ValueError(

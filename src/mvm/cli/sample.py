@@ -129,9 +129,9 @@ def sample(
     """
     from mvm.distributed.processes import processes
     from mvm.files import remove
-    from mvm.generate import class_numbers, compile_network, takes_tuned_times
+    from mvm.generate import Draw, Sampler, class_numbers, takes_tuned_times
     from mvm.model import choose_device, load
-    from mvm.samples import Draw, check_set, parts_beside, sample_parts, write_set
+    from mvm.samples import check_set, parts_beside, sample_parts, write_set
 
     check_set(out, num)
     out.resolve().parent.mkdir(parents=True, exist_ok=True)  # if that fails, before the work
@@ -154,10 +154,9 @@ def sample(
             settings = _settings(loaded.recipe.sample, asked, interval)
             if settings.nfe >= MANY and not settings.takes_tolerance:
                 say_from_first(f"mvm: {settings.nfe:,} evaluations an image; planning them takes a while", error=True)
-            if compile:
-                compile_network(loaded, kernels=kernels)
+            sampler = Sampler(loaded, precision, compile=compile, kernels=kernels)
             tuned = takes_tuned_times(loaded, settings)
-            parts = sample_parts(loaded, draw, settings, parts_folder, place=place, precision=precision)
+            parts = sample_parts(sampler, draw, settings, parts_folder, place=place)
         if place.main:  # the others need not wait
             write_set(parts, out, names=loaded.classes)
             remove(parts_folder)

@@ -143,11 +143,10 @@ def sweep(
     from mvm.distributed.processes import processes
     from mvm.evaluation.gather import Judge
     from mvm.evaluation.sweep import Axes, Sweep, default_metrics
-    from mvm.generate import class_numbers, compile_network
+    from mvm.generate import Draw, Sampler, class_numbers
     from mvm.metrics.measures import parse_metrics
     from mvm.model import choose_device, load
     from mvm.options import at_least
-    from mvm.samples import Draw
 
     axes = Axes(
         _values("solvers", "adams" if solvers is None else solvers, str),
@@ -172,17 +171,14 @@ def sweep(
     with processes(choose_device(device)) as place:
         loaded = load(model, weights, checkpoint).to(place.device)
         draw = replace(draw, classes=class_numbers(classes, loaded.classes))
-        if compile:
-            compile_network(loaded, kernels=kernels)
         judge = Judge(sources(inception, encoder), place, batch, blocks=jackknife_blocks(jackknife))
         work = Sweep(
-            loaded,
+            Sampler(loaded, precision, compile=compile, kernels=kernels),
             draw,
             judge,
             _reference(ref, loaded),
             parse_metrics(metrics or default_metrics(loaded)),
             folder,
-            precision,
             repeats,
             keep_images,
             _command(),
@@ -272,10 +268,10 @@ def compare(
     from mvm.evaluation.gather import Judge
     from mvm.evaluation.images import of_model
     from mvm.evaluation.sweep import default_metrics
+    from mvm.generate import Draw
     from mvm.metrics.measures import parse_metrics
     from mvm.model import choose_device, load
     from mvm.options import at_least
-    from mvm.samples import Draw
 
     at_least("blocks", blocks, 2)
     if json_file is not None:

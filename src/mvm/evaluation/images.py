@@ -20,13 +20,13 @@ from mvm.data.sources.arrays import channels_last, keys_of, layout, shape_of, st
 from mvm.data.sources.records import stamp_of
 from mvm.distributed.processes import Processes
 from mvm.files import sha256
-from mvm.generate import generate_batches, takes_tuned_times
+from mvm.generate import Draw, Sampler, takes_tuned_times
 from mvm.latent import RAE
 from mvm.model import Model
 from mvm.options import at_least, choose
 from mvm.pixels import to_uint8
 from mvm.recipes import SampleConfig
-from mvm.samples import Draw, Parts
+from mvm.samples import Parts
 
 DECODERS = 8  # threads; Pillow releases Python's lock while it decodes
 GREY = {"1", "L", "LA", "I", "I;16", "I;16B", "I;16L"}
@@ -202,16 +202,16 @@ def of_model(
 ) -> ImageSet:
     """Return images that are sampled as they are read; nothing is kept."""
     settings = settings or model.recipe.sample
-    labels, seeds = draw.chosen_labels(model.num_classes), draw.chosen_seeds()
+    labels, seeds, sampler = draw.chosen_labels(model.num_classes), draw.chosen_seeds(), Sampler(model, precision)
 
     def chunks(batch: int, wanted: Wanted) -> Iterator[Chunk]:
         spans = list(_spans(draw.num, draw.batch, wanted))
         parts = ((labels[start:stop], seeds[start:stop]) for start, stop in spans)
-        for (start, _), made in zip(spans, generate_batches(model, parts, settings, precision), strict=True):
+        for (start, _), made in zip(spans, sampler.batches(parts, settings), strict=True):
             yield start, made.images
 
-    sampler = {**asdict(settings), "tuned": takes_tuned_times(model, settings)}
-    more = {"draw": asdict(draw), "sampler": sampler, "precision": precision, "origin": model.origin}
+    how = {**asdict(settings), "tuned": takes_tuned_times(model, settings)}
+    more = {"draw": asdict(draw), "sampler": how, "precision": precision, "origin": model.origin}
     shape = model.recipe.data.shape
     return ImageSet(shape, _facts("run", name, shape, count=draw.num, **more), chunks)
 

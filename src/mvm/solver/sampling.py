@@ -168,8 +168,8 @@ def in_solver_time(solver: Solver, evaluate: Evaluate, x: Tensor, schedule: Sche
 def solver_for(solver: Solver | None, field: Field, size: int, nfe: int, rho: float, guidance: Rules) -> Solver:
     """Return the solver for a field's samples of so many values; None: the default, by times tuned for the field."""
     if solver is None:
-        tuned = getattr(field, "tuned", {}) if rho == 0 else {}
-        solver = tuned.get((nfe, as_rules(guidance)), adams())
+        tuned = getattr(field, "tuned", {}).get((nfe, as_rules(guidance))) if rho == 0 else None
+        solver = adams() if tuned is None else tuned.solver
     return solver.for_size(size)
 
 
