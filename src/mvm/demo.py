@@ -92,7 +92,7 @@ def trajectory(model: Model, label: int, seed: int, rho: float, nfe: int = 13) -
         guesses.append(state.history[0])
 
     condition = torch.tensor([label])
-    solve(model, x, schedule=model.schedule, nfe=nfe, rho=rho, condition=condition, seeds=seeds, on_step=keep)
+    solve(model, x, nfe=nfe, rho=rho, condition=condition, seeds=seeds, on_step=keep)
     return model.codec.decode(torch.cat(states)), model.codec.decode(torch.cat(guesses))
 
 
