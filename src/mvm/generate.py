@@ -1,7 +1,7 @@
 """Images of a trained model: seeds -> noise -> field -> solver -> decode, batch by batch.
 
-    images = Sampler(model).generate(16, classes=[3, 5], rho=1.0)   # what `mvm.load(name).generate(...)` does
-    images.save("grid.png")
+    samples = mvm.load("digits").generate(16, classes=[3, 5], rho=1.0)  # or mvm.generate("digits", 16, ...)
+    samples.save("grid.png")
 
 A Sampler holds how the network is computed (precision, compilation) and what is kept between batches.
 """
@@ -9,12 +9,14 @@ A Sampler holds how the network is computed (precision, compilation) and what is
 import hashlib
 import math
 import re
+import sys
 import warnings
 from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -23,7 +25,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from mvm import noise
-from mvm.model import Model
+from mvm.model import Model, load
 from mvm.network import DDT
 from mvm.network.fast import cpu, gpu, int8
 from mvm.options import at_least, choose, nearest
@@ -506,3 +508,13 @@ def mean_cost(parts: Iterable[tuple[int, int, int]]) -> tuple[int, int]:
     count = sum(sizes)
     nfe, each = (round(sum(n * c for n, c in zip(sizes, costs, strict=True)) / count) for costs in (nfes, passes))
     return nfe, each
+
+
+class Front(ModuleType):
+    """This module, which may be called: mvm.generate("digits", 16) is `mvm.load("digits").generate(16)`."""
+
+    def __call__(self, model: Model | str | Path, num: int = 16, **options: Any) -> Generated:
+        return (model if isinstance(model, Model) else load(model)).generate(num, **options)
+
+
+sys.modules[__name__].__class__ = Front

@@ -6,11 +6,13 @@ import math
 import shutil
 import signal
 from dataclasses import replace
+from importlib import resources
 
 import pytest
 import torch
 from tiny_recipe import NETWORK, recipe_with
 
+import mvm
 from mvm import checkpoint, noise
 from mvm.generate import Sampler
 from mvm.model import Model, load
@@ -486,3 +488,15 @@ def test_a_recipe_that_cannot_work_leaves_no_run_behind(tmp_path, changes):
     with pytest.raises(ValueError, match=r"kind|patch"):
         go(tiny(**changes), run)
     go(tiny(), run)
+
+
+def test_a_recipe_goes_by_name_file_or_object(tmp_path):
+    named = mvm.train("digits", str(tmp_path / "named"), until=1, progress=False)
+    file = tmp_path / "digits.toml"
+    shutil.copy(resources.files("mvm") / "recipes" / "digits.toml", file)
+    for run, recipe in (("file", file), ("object", named.recipe)):
+        other = mvm.train(recipe, tmp_path / run, until=1, progress=False)
+        assert all(torch.equal(a, b) for a, b in zip(other.parameters(), named.parameters(), strict=True))
+    with pytest.raises(ValueError, match=r"recipe='digitss' is unknown.*'digits'"):
+        mvm.train("digitss", tmp_path / "none")
+    assert not (tmp_path / "none").exists()
