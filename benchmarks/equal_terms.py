@@ -44,13 +44,12 @@ from mvm.evaluation.evaluate import Side, open_side, software
 from mvm.evaluation.gather import Judge
 from mvm.evaluation.sweep import Sweep
 from mvm.files import write_text
-from mvm.generate import compile_network
+from mvm.generate import Draw, Sampler
 from mvm.metrics.extractors import Sources
 from mvm.metrics.measures import usual_metric
 from mvm.metrics.moments import provenance_of
 from mvm.model import choose_device, load
 from mvm.recipes import SampleConfig, options
-from mvm.samples import Draw
 from mvm.training.logs import METRICS
 from mvm.training.rundir import FREE
 
@@ -139,12 +138,11 @@ def sweep_of(arguments: argparse.Namespace, place: Processes) -> Sweep:
     """Return the sweep of a trained run."""
     run = arguments.work / f"{arguments.method}-{arguments.seed}"
     model = load(str(run)).to(place.device)
-    if arguments.compile:
-        compile_network(model)
+    sampler = Sampler(model, arguments.precision, compile=arguments.compile)
     judging = Judge(Sources(inception=arguments.inception), place, arguments.batch)
     draw = Draw(arguments.num, 0, "balanced", batch=arguments.batch)
     folder, metrics = run.with_name(f"{run.name}-sweep"), (usual_metric(model.recipe.data.shape[0]),)
-    return Sweep(model, draw, judging, open_side(arguments.ref), metrics, folder, arguments.precision)
+    return Sweep(sampler, draw, judging, open_side(arguments.ref), metrics, folder)
 
 
 def judge(arguments: argparse.Namespace) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from mvm import noise
-from mvm.generate import compile_network, cycle_labels
+from mvm.generate import Sampler, cycle_labels
 from mvm.metrics.distances import _frechet, _square_root
 from mvm.metrics.extractors import Sources, open_extractor
 from mvm.metrics.moments import load_moments, moments
@@ -38,7 +38,7 @@ class Trials:
         self.device = choose_device(options.device)
         self.model = load(options.model).to(self.device).eval().requires_grad_(False)
         if self.device.type == "cuda":
-            compile_network(self.model, replay=False)
+            Sampler(self.model, compile=True)
         self.precision = "bf16" if self.device.type == "cuda" else "fp32"
         self.extractor = open_extractor("inception", Sources(options.inception), self.device)
         reference = load_moments(Path(options.ref)).moments.to(self.device)

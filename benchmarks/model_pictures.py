@@ -23,7 +23,7 @@ from mvm.data import augmentation, augmented
 from mvm.data.augment import PARTS
 from mvm.evaluation.sweep_findings import guidance_text, rho_name
 from mvm.files import put_in_place, temporary_beside
-from mvm.generate import class_numbers, cycle_labels, generate_all
+from mvm.generate import Sampler, class_numbers, cycle_labels
 from mvm.pictures import grid
 from mvm.recipes import SampleConfig
 from mvm.solver import DEFAULT_NFE
@@ -65,7 +65,7 @@ def one_noise(model: mvm.Model, classes: Sequence[int], guided: Mapping[str, flo
     made: dict[tuple[float, int], torch.Tensor] = {}
     for rho, nfe in tqdm(list(product(NOISE_RHOS, NOISE_NFES)), desc="one noise", unit="setting"):
         settings = SampleConfig(nfe=nfe, rho=rho, **guided)
-        made[rho, nfe] = generate_all(model, labels, seeds, settings, progress=False).images
+        made[rho, nfe] = Sampler(model).images(labels, seeds, settings, progress=False).images
     cells = [made[rho, nfe][i] for i in range(len(classes)) for rho in NOISE_RHOS for nfe in NOISE_NFES]
     rows = [f"{model.classes[c]}, {rho_name(rho)}" for c in classes for rho in NOISE_RHOS]
     body = grid(torch.stack(cells), len(NOISE_NFES), 3, GAP)
@@ -76,7 +76,7 @@ def by_class(model: mvm.Model, columns: int, settings: SampleConfig) -> Image.Im
     """Return a row for each class; image i in reading order by column has seed i, as `mvm sample` numbers them."""
     count = model.num_classes * columns
     labels = cycle_labels((), count, model.num_classes)
-    images = generate_all(model, labels, torch.arange(count), settings, batch=20).images
+    images = Sampler(model).images(labels, torch.arange(count), settings, batch=20).images
     rows = images.unflatten(0, (columns, model.num_classes)).transpose(0, 1).flatten(0, 1)
     return labelled(grid(rows, columns, 2, GAP), model.classes, ())
 
@@ -86,7 +86,7 @@ def scales(model: mvm.Model, nfe: int) -> Image.Image:
     every = [SampleConfig(nfe=nfe, cfg=cfg, low=low, high=high) for cfg, low, high in SCALES]
     labels = cycle_labels((), model.num_classes, model.num_classes)
     shown = tqdm(every, desc="scales", unit="row")
-    images = [generate_all(model, labels, labels, settings, progress=False).images for settings in shown]
+    images = [Sampler(model).images(labels, labels, settings, progress=False).images for settings in shown]
     body = grid(torch.cat(images), model.num_classes, 2, GAP)
     return labelled(body, [guidance_text(settings) for settings in every], model.classes)
 
@@ -101,7 +101,7 @@ def warps(images: torch.Tensor, seeds: torch.Tensor) -> list[torch.Tensor]:
 def augment(model: mvm.Model, settings: SampleConfig) -> Image.Image:
     """Return a row for each warp, a column for each class; the class's number is its image's seed."""
     labels = cycle_labels((), model.num_classes, model.num_classes)
-    images = generate_all(model, labels, labels, settings).images
+    images = Sampler(model).images(labels, labels, settings).images
     body = grid(torch.cat(warps(images, labels)), model.num_classes, 2, GAP)
     return labelled(body, ["as it is", *WARPS, "all at once"], model.classes)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from mvm.bench import machine
-from mvm.generate import compile_network, cycle_labels, generate_batch
+from mvm.generate import Sampler, cycle_labels
 from mvm.model import Model
 from mvm.recipes import SampleConfig, load_recipe, override, require_field_recipe
 
@@ -25,34 +25,33 @@ DEFAULT = "cifar10"
 WAYS = ("eager", "compiled", "replayed", "kernels")
 
 
-def sampler(way: str, recipe: str, device: torch.device) -> Model:
-    """Return a model that samples that way."""
+def build_sampler(way: str, recipe: str, device: torch.device, precision: str) -> Sampler:
+    """Return what samples that way."""
     found = load_recipe(recipe)
     if recipe == DEFAULT:  # a plain S/2, as SiT's is
         found = override(found, {"network.skip": "false", "network.local": "false"})
     model = Model(require_field_recipe(found, recipe)).to(device).eval().requires_grad_(False)
-    if way != "eager":
-        compile_network(model, replay=way in ("replayed", "kernels"), kernels=way == "kernels")
-    return model
+    replay, kernels = way in ("replayed", "kernels"), way == "kernels"
+    return Sampler(model, precision, compile=way != "eager", replay=replay, kernels=kernels)
 
 
-def seconds(model: Model, batch: int, settings: SampleConfig, precision: str, round_: int) -> float:
+def seconds(sampler: Sampler, batch: int, settings: SampleConfig, round_: int) -> float:
     """Return the time of one batch, of other seeds in every round."""
-    labels, seeds = cycle_labels((), batch, model.num_classes), torch.arange(batch) + round_ * batch
+    labels, seeds = cycle_labels((), batch, sampler.model.num_classes), torch.arange(batch) + round_ * batch
     start = time.perf_counter()
-    generate_batch(model, labels, seeds, settings, precision)
+    sampler.batch(labels, seeds, settings)
     return time.perf_counter() - start
 
 
-def measure(models: dict[str, Model], batch: int, settings: SampleConfig, precision: str, rounds: int) -> list[dict]:
+def measure(samplers: dict[str, Sampler], batch: int, settings: SampleConfig, rounds: int) -> list[dict]:
     """Return a row for every way at one batch size."""
-    for model in models.values():
+    for sampler in samplers.values():
         for round_ in range(3):  # compiled, recorded, replayed once
-            seconds(model, batch, settings, precision, round_)
-    times: dict[str, list[float]] = {way: [] for way in models}
+            seconds(sampler, batch, settings, round_)
+    times: dict[str, list[float]] = {way: [] for way in samplers}
     for round_ in range(rounds):
-        for way, model in models.items():
-            times[way].append(seconds(model, batch, settings, precision, round_))
+        for way, sampler in samplers.items():
+            times[way].append(seconds(sampler, batch, settings, round_))
     rows = []
     for way, found in times.items():
         median = statistics.median(found)
@@ -76,13 +75,13 @@ def main() -> None:
     parser.add_argument("--commit", default="unknown")
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    models = {way: sampler(way, options.recipe, device) for way in options.ways}
+    samplers = {way: build_sampler(way, options.recipe, device, options.precision) for way in options.ways}
     rows = []
     for batch in options.batches:
         for rho in options.rho:
             settings = SampleConfig(nfe=options.nfe, rho=rho)
-            rows += measure(models, batch, settings, options.precision, options.rounds)
-            for row in rows[-len(models) :]:
+            rows += measure(samplers, batch, settings, options.rounds)
+            for row in rows[-len(samplers) :]:
                 print(json.dumps(row), flush=True)
     if options.json is not None:
         told = {"commit": options.commit, "machine": machine(device), "precision": options.precision, "rows": rows}

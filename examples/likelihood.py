@@ -4,7 +4,6 @@ import torch
 from torch.distributions import MultivariateNormal
 
 import mvm
-from mvm.likelihood import log_likelihood
 
 MEAN = torch.tensor([0.5, -0.2, 0.0], dtype=torch.float64)
 COVARIANCE = torch.tensor([[1.0, 0.6, 0.2], [0.6, 0.5, 0.1], [0.2, 0.1, 0.3]], dtype=torch.float64)
@@ -21,8 +20,8 @@ def field(x, t, condition=None):
 seeds = torch.arange(32)
 x = MEAN + mvm.noise.initial(seeds, (3,), torch.float64) @ data.scale_tril.T
 exact = data.log_prob(x)
-traced = log_likelihood(field, x, method="exact")  # the divergence by a backward pass per dimension
-estimated = log_likelihood(field, x, method="hutchinson", probes=4, seeds=seeds)  # by random probes: for images
+traced = mvm.likelihood(field, x, method="exact")  # the divergence by a backward pass per dimension
+estimated = mvm.likelihood(field, x, method="hutchinson", probes=4, seeds=seeds)  # by random probes: for images
 for name, found in (("exact divergence", traced), ("Hutchinson", estimated)):
     error = (found - exact).abs().max()
     print(f"{name}: mean {found.mean():.4f} nats, exact {exact.mean():.4f}; largest error {error:.1e}")

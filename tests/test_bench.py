@@ -113,13 +113,12 @@ def test_sampling_is_left_out_when_nothing_is_asked_for(seconds):
 def test_sampling_speed_is_that_of_the_second_batch(monkeypatch):
     now, made = [0.0], []
 
-    def generate(model, labels, seeds, settings, **options):
+    def images(sampler, labels, seeds, settings, **options):
         made.append((len(labels), options["batch"]))
         now[0] += 9.0 if len(made) == 1 else 2.0
-        yield from ()
 
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(bench, "generate", generate)
+    monkeypatch.setattr(bench.Sampler, "images", images)
     found = bench_sampling(tiny(), PLACE, num=6, progress=False)
     how = {"images": 6, "nfe": 2, "rho": 0.0, "share": 0.0, "batches": 1}
     assert found == {**how, "seconds": 2.0, "spread": 0.0, "images_per_second": 3.0}

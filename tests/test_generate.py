@@ -12,31 +12,18 @@ import torch
 from PIL import Image
 
 import mvm
-from mvm import generate as module
 from mvm import noise
+from mvm import pictures as module
+from mvm.cli import run
 from mvm.evaluation.images import of_model
-from mvm.generate import (
-    check_output,
-    class_numbers,
-    compile_network,
-    computed_by,
-    cycle_labels,
-    generate,
-    generate_all,
-    grid,
-    mean_cost,
-    png_bytes,
-    sampling_precision,
-    to_pillow,
-    write_images,
-)
+from mvm.generate import Draw, Sampler, class_numbers, cycle_labels, mean_cost
 from mvm.model import Model, load
 from mvm.network.blocks import Block
 from mvm.network.fast import swap
 from mvm.network.fast.gpu import ByKernels, GpuRotaryAttention, GpuSwiGLU
-from mvm.precision import full_float32
+from mvm.pictures import check_output, grid, png_bytes, to_pillow, write_images
+from mvm.precision import arithmetic, full_float32
 from mvm.recipes import SampleConfig, load_recipe, override
-from mvm.samples import Draw
 
 SETTINGS = {
     "ode": SampleConfig(nfe=5),
@@ -69,8 +56,8 @@ def test_an_image_is_its_own_seeds_whatever_the_batch(model, name, batch):
     parts = [slice(i, i + batch) for i in range(0, COUNT, batch)]
     pieces = [mvm.sample(model, x[p], condition=labels[p], seeds=seeds[p], guidance=guidance, **options) for p in parts]
     assert float((torch.cat(pieces) - whole).abs().max()) < 1e-4
-    together = generate_all(model, labels, seeds, config, batch=256, progress=False)
-    apart = generate_all(model, labels, seeds, config, batch=batch, progress=False)
+    together = Sampler(model).images(labels, seeds, config, batch=256, progress=False)
+    apart = Sampler(model).images(labels, seeds, config, batch=batch, progress=False)
     assert int((together.images.int() - apart.images.int()).abs().max()) <= 1
     assert int((together.images.int() - model.codec.decode(whole).int()).abs().max()) <= 1
     assert together.images.dtype == torch.uint8
@@ -80,29 +67,29 @@ def test_an_image_is_its_own_seeds_whatever_the_batch(model, name, batch):
 def test_order_does_not_matter(model):
     seeds, labels = seeds_and_labels()
     back = torch.arange(COUNT - 1, -1, -1)
-    forward = generate_all(model, labels, seeds, SETTINGS["sde"], progress=False).images
-    backward = generate_all(model, labels[back], seeds[back], SETTINGS["sde"], progress=False).images
+    forward = Sampler(model).images(labels, seeds, SETTINGS["sde"], progress=False).images
+    backward = Sampler(model).images(labels[back], seeds[back], SETTINGS["sde"], progress=False).images
     assert int((forward.int() - backward[back].int()).abs().max()) <= 1
 
 
 def test_seed_and_label_both_matter(model):
     seeds, labels = seeds_and_labels()
-    base = generate_all(model, labels, seeds, SETTINGS["ode"], progress=False).images
+    base = Sampler(model).images(labels, seeds, SETTINGS["ode"], progress=False).images
     for other in ((labels, seeds + 1), ((labels + 1) % 10, seeds)):
-        changed = generate_all(model, *other, SETTINGS["ode"], progress=False).images
+        changed = Sampler(model).images(*other, SETTINGS["ode"], progress=False).images
         assert all(not torch.equal(a, b) for a, b in zip(base, changed, strict=True))
 
 
 def test_ode_and_sde_share_their_start_and_differ(model):
     seeds, labels = seeds_and_labels()
-    ode, sde = (generate_all(model, labels, seeds, SETTINGS[n], progress=False).images for n in ("ode", "sde"))
+    ode, sde = (Sampler(model).images(labels, seeds, SETTINGS[n], progress=False).images for n in ("ode", "sde"))
     assert not torch.equal(ode, sde)
 
 
 @pytest.mark.parametrize(("name", "nfe", "passes"), [("ode", 5, 5), ("sde", 5, 5), ("heun", 5, 5)])
 def test_cost(model, name, nfe, passes):
     seeds, labels = seeds_and_labels(3)
-    made = generate_all(model, labels, seeds, SETTINGS[name], batch=2, progress=False)
+    made = Sampler(model).images(labels, seeds, SETTINGS[name], batch=2, progress=False)
     assert (made.nfe, made.passes) == (nfe, passes)
     assert torch.equal(made.labels, labels)
     assert torch.equal(made.seeds, seeds)
@@ -110,16 +97,17 @@ def test_cost(model, name, nfe, passes):
 
 def test_cost_of_guidance(model):
     seeds, labels = seeds_and_labels(2)
-    always = generate_all(model, labels, seeds, SampleConfig(nfe=5, cfg=2.0), progress=False)
+    always = Sampler(model).images(labels, seeds, SampleConfig(nfe=5, cfg=2.0), progress=False)
     assert (always.nfe, always.passes) == (5, 10)
-    inside = generate_all(model, labels, seeds, SETTINGS["cfg"], progress=False)
+    inside = Sampler(model).images(labels, seeds, SETTINGS["cfg"], progress=False)
     assert inside.nfe == 5
     assert 5 < inside.passes < 10
 
 
 def test_stream_yields_batch_by_batch(model):
     seeds, labels = seeds_and_labels()
-    parts = list(generate(model, labels, seeds, SETTINGS["ode"], batch=4, progress=False))
+    batches = zip(labels.split(4), seeds.split(4), strict=True)
+    parts = list(Sampler(model).batches(batches, SETTINGS["ode"]))
     assert [len(part.images) for part in parts] == [4, 4, 1]
     assert torch.equal(torch.cat([part.seeds for part in parts]), seeds)
     assert torch.equal(torch.cat([part.labels for part in parts]), labels)
@@ -135,39 +123,41 @@ def test_stream_yields_batch_by_batch(model):
 def test_a_gpu_has_the_next_batch_before_the_last_is_in_hand(model, monkeypatch, ahead, want):
     """Launched, taken back, had by the caller; the images are those of a machine that has one batch at a time."""
     seeds, labels = torch.arange(9), torch.arange(9)
-    plain = generate_all(model, labels, seeds, SETTINGS["sde"], batch=4, progress=False)
-    told, launch = [], module._launch
+    plain = Sampler(model).images(labels, seeds, SETTINGS["sde"], batch=4, progress=False)
+    sampler = Sampler(model)
+    events, launch, sampler.ahead = [], sampler.launch, ahead
 
-    def watched(model, labels, seeds, settings, *more):
+    def watched(labels, seeds, settings, *more):
         first = int(seeds[0])
-        told.append(f"launch {first}")
-        underway = launch(model, labels, seeds, settings, *more)
+        events.append(f"launch {first}")
+        wait = launch(labels, seeds, settings, *more)
 
-        def wait():
-            told.append(f"take {first}")
-            return underway.wait()
+        def waits():
+            events.append(f"take {first}")
+            return wait()
 
-        return underway._replace(wait=wait)
+        return waits
 
-    monkeypatch.setattr(module, "_launch", watched)
-    monkeypatch.setattr(module, "_ahead", lambda device: ahead)
+    monkeypatch.setattr(sampler, "launch", watched)
     found = []
-    for made in generate(model, labels, seeds, SETTINGS["sde"], batch=4, progress=False):
-        told.append(f"have {int(made.seeds[0])}")
+    for made in sampler.batches(zip(labels.split(4), seeds.split(4), strict=True), SETTINGS["sde"]):
+        events.append(f"have {int(made.seeds[0])}")
         found.append(made.images)
-    assert told == want
+    assert events == want
     assert torch.equal(torch.cat(found), plain.images)
 
 
 @pytest.mark.parametrize(("kind", "ahead"), [("cpu", 0), ("cuda", 1)])
-def test_batches_ahead(kind, ahead):
-    assert module._ahead(torch.device(kind)) == ahead
+def test_batches_ahead(monkeypatch, kind, ahead):
+    model = load("digits")
+    monkeypatch.setattr(Model, "device", torch.device(kind))
+    assert Sampler(model).ahead == ahead
 
 
 def test_bad_batch(model):
     seeds, labels = seeds_and_labels()
     with pytest.raises(ValueError, match="batch=0"):
-        generate_all(model, labels, seeds, SETTINGS["ode"], batch=0)
+        Sampler(model).images(labels, seeds, SETTINGS["ode"], batch=0)
 
 
 def test_cycle_labels():
@@ -214,12 +204,12 @@ def switches():
 def test_precision_is_switched_and_put_back(name, inside, around):
     with torch.autocast("cpu", torch.float16, enabled=around):
         before = switches()
-        with sampling_precision(name, CPU):
+        with arithmetic(name, CPU):
             assert switches() == inside
             a = torch.ones(2, 2)
             assert (a @ a).dtype == (torch.bfloat16 if name == "bf16" else torch.float32)
         assert switches() == before
-        with contextlib.suppress(RuntimeError), sampling_precision(name, CPU):
+        with contextlib.suppress(RuntimeError), arithmetic(name, CPU):
             raise RuntimeError
         assert switches() == before
     with full_float32(CPU):
@@ -229,14 +219,14 @@ def test_precision_is_switched_and_put_back(name, inside, around):
 def test_precision_is_that_of_the_network(model):
     seeds, labels = seeds_and_labels()
     full, half, plain = (
-        generate_all(model, labels, seeds, SETTINGS["ode"], precision=name, progress=False).images.int()
+        Sampler(model, name).images(labels, seeds, SETTINGS["ode"], progress=False).images.int()
         for name in ("fp32", "bf16", None)
     )
     assert torch.equal(full, plain)
     assert 0 < int((full - half).abs().max()) < 64
-    with torch.autocast("cpu", torch.bfloat16):  # None leaves the surroundings alone, as previews need it
-        around = generate_all(model, labels, seeds, SETTINGS["ode"], progress=False).images
-        within = generate_all(model, labels, seeds, SETTINGS["ode"], precision="fp32", progress=False).images
+    with torch.autocast("cpu", torch.bfloat16):  # None leaves what is around alone, as previews need it
+        around = Sampler(model, None).images(labels, seeds, SETTINGS["ode"], progress=False).images
+        within = Sampler(model, "fp32").images(labels, seeds, SETTINGS["ode"], progress=False).images
     assert torch.equal(around.int(), half)
     assert torch.equal(within.int(), full)
 
@@ -244,13 +234,13 @@ def test_precision_is_that_of_the_network(model):
 def test_switches_are_not_left_on_between_batches(model):
     seeds, labels = seeds_and_labels()
     before = switches()
-    for _ in generate(model, labels, seeds, SETTINGS["ode"], batch=4, precision="bf16", progress=False):
+    for _ in Sampler(model, "bf16").batches(zip(labels.split(4), seeds.split(4), strict=True), SETTINGS["ode"]):
         assert switches() == before
 
 
 def test_unknown_precision(model):
     with pytest.raises(ValueError, match=r"precision='bf61' is unknown.*allowed: fp32, tf32, bf16"):
-        generate_all(model, *reversed(seeds_and_labels()), SETTINGS["ode"], precision="bf61", progress=False)
+        Sampler(model, "bf61")
 
 
 def test_compiled_network_sees_one_shape(monkeypatch):
@@ -263,11 +253,10 @@ def test_compiled_network_sees_one_shape(monkeypatch):
 
     monkeypatch.setattr(torch, "compile", compiled)
     model, (seeds, labels) = load("digits"), seeds_and_labels(8)
-    want = generate_all(model, labels, seeds, SETTINGS["ode"], batch=4, progress=False).images
-    assert not model.compiled
-    compile_network(model)
-    assert model.compiled
-    assert torch.equal(generate_all(model, labels, seeds, SETTINGS["ode"], batch=4, progress=False).images, want)
+    want = Sampler(model).images(labels, seeds, SETTINGS["ode"], batch=4, progress=False).images
+    sampler = Sampler(model, compile=True)
+    assert sampler.compiled
+    assert torch.equal(sampler.images(labels, seeds, SETTINGS["ode"], batch=4, progress=False).images, want)
     assert shapes == [(4, 1, 8, 8)] * 10
 
 
@@ -276,13 +265,13 @@ def test_a_cpu_samples_in_its_fastest_way_and_leaves_the_network_as_it_was():
     model = load("digits")
     kinds = list(map(type, model.network.modules()))
 
-    def images(precision=None):
-        found = generate_all(model, labels, seeds, SETTINGS["ode"], precision=precision, progress=False).images
+    def images(precision="fp32"):
+        found = Sampler(model, precision).images(labels, seeds, SETTINGS["ode"], progress=False).images
         assert list(map(type, model.network.modules())) == kinds
         return found.int()
 
     lean, coarse = images("fp32"), images("int8")
-    assert torch.equal(images(), lean)
+    assert torch.equal(images(None), lean)
     assert 0 < int((lean - coarse).abs().max()) < 64
     swap.plain(model.network)
     kinds = list(map(type, model.network.modules()))
@@ -304,13 +293,12 @@ def test_kernels_are_for_a_gpu_and_can_be_left_out(monkeypatch, device, how, ask
     monkeypatch.setattr("torch.nn.Module.compile", lambda module, **how: None)
     monkeypatch.setattr(Model, "device", torch.device(device))
     model = load("digits")
-    assert computed_by(model, "bf16") == {"precision": "bf16", "compiled": False}
-    compile_network(model, **how)
+    assert Sampler(model, "bf16").facts() == {"precision": "bf16", "compiled": False}
+    half = Sampler(model, "bf16", compile=True, **how)
     found = {type(module): module.kernels for module in model.network.modules() if isinstance(module, ByKernels)}
     assert found == ({GpuRotaryAttention: by_hand, GpuSwiGLU: by_hand} if asked else {})
-    told = {"kernels": True} if asked else {}
-    assert computed_by(model, "bf16") == {"precision": "bf16", "compiled": True, **told}
-    assert computed_by(model, "fp32") == {"precision": "fp32", "compiled": True}
+    assert half.facts() == {"precision": "bf16", "compiled": True, **({"kernels": True} if asked else {})}
+    assert Sampler(model, compile=True, **how).facts() == {"precision": "fp32", "compiled": True}
 
 
 # --- pictures and files ------------------------------------------------------------------------------------------
@@ -532,6 +520,90 @@ def test_classes_by_number_and_name():
         class_numbers("cat,sihp", names)
 
 
+# --- the front: Model.generate ---------------------------------------------------------------------------------------
+
+ASKED = [
+    ({"num": 5, "classes": [3, 5], "nfe": 4}, ["--num", "5", "--classes", "3,5", "--nfe", "4"]),
+    ({"num": 6, "batch": 4, "nfe": 4, "seed": 9}, ["--num", "6", "--batch", "4", "--nfe", "4", "--seed", "9"]),
+    (
+        {"num": 3, "labels": "random", "nfe": 5, "rho": 0.75, "cfg": 1.5, "interval": (0.1, 0.9)},
+        ["--num", "3", "--labels", "random", "--nfe", "5", "--rho", "0.75", "--cfg", "1.5", "--interval", "0.1,0.9"],
+    ),
+    (
+        {"num": 2, "solver": "heun", "nfe": 4, "precision": "int8"},
+        ["-n", "2", "--solver", "heun", "--nfe", "4", "--precision", "int8"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), ASKED, ids=lambda value: " ".join(value))
+@pytest.mark.parametrize("name", ["x.png", "x.npz"])
+def test_generate_makes_what_mvm_sample_makes_bit_for_bit(model, tmp_path, monkeypatch, options, words, name):
+    monkeypatch.chdir(tmp_path)
+    assert run(["sample", "digits", *words, "--out", f"theirs/{name}"]) == 0
+    made = model.generate(**options, progress=False)
+    made.save(f"ours/{name}")
+    assert (tmp_path / "ours" / name).read_bytes() == (tmp_path / "theirs" / name).read_bytes()
+    assert made.nfe == options["nfe"]
+    assert made.passes >= made.nfe
+    assert made.seeds.tolist() == list(range(options.get("seed", 0), options.get("seed", 0) + options["num"]))
+
+
+def test_what_is_generated_gives_pictures(model, tmp_path):
+    made = model.generate(6, classes=[4, 7], nfe=2, progress=False)
+    assert made.images.shape == (6, 1, 8, 8)
+    assert made.images.dtype == torch.uint8
+    assert len(made) == 6
+    assert made.labels.tolist() == [4, 7] * 3
+    assert [np.array_equal(np.asarray(one), made.images[i, 0]) for i, one in enumerate(made.pil())] == [True] * 6
+    made.save(tmp_path / "x.png")
+    assert made._repr_png_() == png_bytes(made.grid()) == (tmp_path / "x.png").read_bytes()
+    assert model.generate(6, classes=[4], nfe=1, progress=False).grid(across=6).size == (6 * 66 + 2, 66 + 2)
+
+
+def test_the_recipes_own_settings_are_the_default(model):
+    own = model.recipe.sample
+    labels, seeds = cycle_labels((), 2, 10), torch.arange(2)
+    want = Sampler(model).images(labels, seeds, own, progress=False)
+    assert torch.equal(model.generate(2, progress=False).images, want.images)
+    assert model.generate(2, progress=False).nfe == own.nfe
+
+
+def test_classes_go_by_number_or_name(monkeypatch):
+    model = load("digits")
+    model.classes = ("zero", "one, two", *map(str, range(2, 10)))
+    made = model.generate(3, classes=["one, two", 0, "9"], nfe=1, progress=False)
+    assert made.labels.tolist() == [1, 0, 9]
+    with pytest.raises(ValueError, match=r"classes=ten is unknown.*give numbers or names of this model: zero, one"):
+        model.generate(3, classes=["ten"])
+    with pytest.raises(ValueError, match="classes=11 out of range"):
+        model.generate(3, classes=[11])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"num": 0}, "num=0"),
+        ({"seed": -1}, "seed=-1"),
+        ({"interval": (0.2, 0.8)}, r"interval=\(0.2, 0.8\) acts on guidance; give its scale too, e.g. cfg=1.5"),
+        ({"share": 0.5}, "share=0.5 needs network.kind='ddt'"),
+        ({"precision": "fp61"}, "precision='fp61' is unknown"),
+        ({"solver": "adms"}, "solver='adms' is unknown.*'adams'"),
+    ],
+    ids=str,
+)
+def test_options_of_generate_that_do_not_fit(model, options, words):
+    with pytest.raises(ValueError, match=words):
+        model.generate(**options, progress=False)
+
+
+def test_nothing_is_kept_on_a_model(model):
+    before = set(vars(model))
+    model.generate(2, nfe=1, progress=False)
+    assert set(vars(model)) == before
+    assert not before & {"compiled", "kernels", "replays", "plans", "costs"}
+
+
 # --- settings that do not fit a model -------------------------------------------------------------------------------
 
 
@@ -548,12 +620,12 @@ def test_classes_by_number_and_name():
 def test_settings_that_do_not_fit_are_refused_before_the_bar(settings, words, capsys):
     model = load("digits")
     with pytest.raises(ValueError, match=words):
-        generate_all(model, torch.zeros(2, dtype=torch.int64), torch.arange(2), SampleConfig(**settings))
+        Sampler(model).images(torch.zeros(2, dtype=torch.int64), torch.arange(2), SampleConfig(**settings))
     assert capsys.readouterr().err == ""
 
 
 def test_too_much_noise_is_warned_of_where_a_model_is_judged():
-    images = of_model(load("digits"), Draw(2, batch=1), SampleConfig(nfe=2, rho=2.0))
+    images = of_model(Sampler(load("digits")), Draw(2, batch=1), SampleConfig(nfe=2, rho=2.0))
     with pytest.warns(UserWarning, match="rho=2 with nfe=2: ") as told:
         list(images.chunks(1, lambda _: True))
     assert len(told) == 1
@@ -564,7 +636,7 @@ def test_too_much_noise_is_warned_of_once_whatever_the_batches(rho, times):
     labels, seeds = torch.zeros(3, dtype=torch.int64), torch.arange(3)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        generate_all(load("digits"), labels, seeds, SampleConfig(nfe=2, rho=rho), batch=1, progress=False)
+        Sampler(load("digits")).images(labels, seeds, SampleConfig(nfe=2, rho=rho), batch=1, progress=False)
     assert sum("rho=2 with nfe=2: " in str(warning.message) for warning in told) == times == len(told)
 
 
@@ -573,5 +645,5 @@ def test_guidance_needs_what_it_goes_between(drop, words):
     model = Model(override(load_recipe("digits"), {"objective.label_drop": drop}))
     labels, seeds = torch.zeros(2, dtype=torch.int64), torch.arange(2)
     with pytest.raises(ValueError, match=rf"cfg=2.0: objective.label_drop={drop} trains {words}; use cfg 1"):
-        generate_all(model, labels, seeds, SampleConfig(nfe=1, cfg=2.0), progress=False)
-    assert generate_all(model, labels, seeds, SampleConfig(nfe=1), progress=False).nfe == 1
+        Sampler(model).images(labels, seeds, SampleConfig(nfe=1, cfg=2.0), progress=False)
+    assert Sampler(model).images(labels, seeds, SampleConfig(nfe=1), progress=False).nfe == 1

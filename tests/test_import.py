@@ -52,19 +52,41 @@ def test_the_command_starts_without_torch():
 
 
 def test_dir():
-    assert dir(mvm) == sorted(["Model", "__version__", "bridge", "load", "noise", "oracle", "path", "sample", "solver"])
+    functions = ["load", "loss", "sample", "train"]
+    modules = ["bridge", "generate", "likelihood", "noise", "oracle", "path", "solver"]
+    assert dir(mvm) == sorted(["Model", "__version__", *functions, *modules])
     for name in dir(mvm):
         assert getattr(mvm, name) is not None
 
 
 def test_names_are_the_ones_of_their_modules():
     import mvm.model
+    import mvm.objective.matching
     import mvm.solver.sampling
+    import mvm.training.loop
 
     assert mvm.sample is mvm.solver.sampling.sample
     assert mvm.load is mvm.model.load
     assert mvm.Model is mvm.model.Model
+    assert mvm.loss is mvm.objective.matching.loss
+    assert mvm.train is mvm.training.loop.train
     assert mvm.path.MeanVelocity().end == 1
+
+
+def test_the_front_is_callable_whatever_was_imported_first():
+    """`generate` and `likelihood` are modules too: their functions are imported from them."""
+    calls = """
+import mvm{before}
+import torch
+made = mvm.generate("digits", 2, nfe=1, progress=False)
+again = mvm.load("digits").generate(2, nfe=1, progress=False)
+assert torch.equal(made.images, again.images) and mvm.generate.Sampler is not None
+field, x = mvm.oracle.gaussian(0.0, 1.0).field(mvm.path.MeanVelocity()), torch.zeros(1, 1)
+how = {{"steps": 2, "method": "exact"}}
+assert torch.equal(mvm.likelihood(field, x, **how), mvm.likelihood.log_likelihood(field, x, **how))
+"""
+    for before in ("", ", mvm.generate, mvm.likelihood"):
+        after(calls.format(before=before))
 
 
 def test_star_import():

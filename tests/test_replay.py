@@ -4,12 +4,11 @@ import pytest
 import torch
 from torch import nn
 
+from mvm import generate as module
 from mvm import noise
-from mvm import replay as module
-from mvm.generate import cycle_labels, generate_all
+from mvm.generate import Replays, Sampler, cycle_labels, recording_key, to_host
 from mvm.model import Model, load
 from mvm.recipes import SampleConfig, load_recipe
-from mvm.replay import Replays, arriving, surroundings
 from mvm.solver import ClassifierFree, Interval, integrate, solver_named
 
 
@@ -91,36 +90,37 @@ def test_without_a_gpu_nothing_is_recorded():
 
 def test_other_weights_or_arithmetic_is_another_key():
     layer, cpu = nn.Linear(2, 2), torch.device("cpu")
-    plain = surroundings(layer, cpu)
-    assert plain == surroundings(layer, cpu)
+    plain = recording_key(layer, cpu)
+    assert plain == recording_key(layer, cpu)
     with torch.autocast("cpu", torch.bfloat16):
-        assert surroundings(layer, cpu) != plain
+        assert recording_key(layer, cpu) != plain
     layer.weight = nn.Parameter(torch.zeros(2, 2))
-    assert surroundings(layer, cpu) != plain
+    assert recording_key(layer, cpu) != plain
 
 
 def test_what_is_on_the_host_has_arrived():
     x = torch.ones(2)
-    assert arriving(x)() is x
+    assert to_host(x)() is x
 
 
 @pytest.mark.parametrize("settings", [SampleConfig(nfe=4), SampleConfig(nfe=4, rho=1.0, cfg=2.0, low=0.1, high=0.9)])
 def test_replayed_batches_are_the_images_of_their_seeds(settings, standin):
     model = load("digits")
     labels, seeds = cycle_labels((), 12, 10), torch.arange(12)
-    want = generate_all(model, labels, seeds, settings, batch=4, progress=False)
-    model.replays = Replays(standin)
-    found = generate_all(model, labels, seeds, settings, batch=4, progress=False)
+    want = Sampler(model).images(labels, seeds, settings, batch=4, progress=False)
+    sampler = Sampler(model)
+    sampler.replays = Replays(standin)
+    found = sampler.images(labels, seeds, settings, batch=4, progress=False)
     assert torch.equal(found.images, want.images)
     assert (found.nfe, found.passes) == (want.nfe, want.passes)
     assert standin.made == 1
 
 
 def test_a_bad_label_is_refused_before_a_replay(standin):
-    model = load("digits")
-    model.replays = Replays(standin)
+    sampler = Sampler(load("digits"))
+    sampler.replays = Replays(standin)
     with pytest.raises(ValueError, match="labels outside 0 to 9"):
-        generate_all(model, torch.tensor([10]), torch.arange(1), SampleConfig(nfe=2), progress=False)
+        sampler.images(torch.tensor([10]), torch.arange(1), SampleConfig(nfe=2), progress=False)
 
 
 @pytest.mark.parametrize("solver", ["adams", "sa", "heun", "euler", "euler-maruyama"])

@@ -15,14 +15,13 @@ import pytest
 import torch
 from PIL import Image
 
-from mvm import generate
 from mvm import samples as module
 from mvm.data.sources.tables import open_parquet
 from mvm.files import locked
-from mvm.generate import cycle_labels, generate_all, solver_told
+from mvm.generate import Draw, Sampler, cycle_labels, solver_record
 from mvm.model import load
 from mvm.recipes import SampleConfig
-from mvm.samples import Draw, Parts, sample_parts, write_set
+from mvm.samples import Parts, sample_parts, write_set
 from mvm.solver import SOLVERS
 from mvm.store import ArrayStore
 from threads import in_threads
@@ -37,8 +36,8 @@ def model():
     return load("digits")
 
 
-def make(model, folder, draw=DRAW, settings=SETTINGS, **how):
-    return sample_parts(model, draw, settings, folder, progress=False, **how)
+def make(model, folder, draw=DRAW, settings=SETTINGS, precision="fp32", **how):
+    return sample_parts(Sampler(model, precision), draw, settings, folder, progress=False, **how)
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +105,7 @@ def test_class_out_of_range(model, tmp_path, labels):
 
 def test_parts_are_the_images_of_their_seeds(model, finished):
     images, labels = together(finished)
-    want = generate_all(model, DRAW.chosen_labels(10), DRAW.chosen_seeds(), SETTINGS, batch=256, progress=False)
+    want = Sampler(model).images(DRAW.chosen_labels(10), DRAW.chosen_seeds(), SETTINGS, batch=256, progress=False)
     assert (finished.count, finished.shape, finished.nfe, finished.passes) == (22, (1, 8, 8), 3, 3)
     assert images.dtype == torch.uint8
     assert images.shape == (22, 1, 8, 8)
@@ -119,13 +118,13 @@ def test_parts_are_the_images_of_their_seeds(model, finished):
 
 def test_every_batch_has_one_shape(model, tmp_path, monkeypatch):
     """A network that was compiled would be compiled again for the last."""
-    sizes, real = [], generate._launch
+    sizes, real = [], Sampler.launch
 
-    def note(model, labels, *rest):
+    def note(sampler, labels, *rest):
         sizes.append(len(labels))
-        return real(model, labels, *rest)
+        return real(sampler, labels, *rest)
 
-    monkeypatch.setattr(generate, "_launch", note)
+    monkeypatch.setattr(Sampler, "launch", note)
     make(model, tmp_path / "x")
     make(model, tmp_path / "few", Draw(3))
     make(model, tmp_path / "adaptive", Draw(3, batch=2), SampleConfig("adaptive", tolerance=1e-2))  # one by one anyway
@@ -194,16 +193,17 @@ def test_damaged_parts_are_made_again_bit_for_bit(model, finished, tmp_path, dam
 @pytest.mark.parametrize(
     ("ahead", "where", "kept"),
     [
-        (0, (generate, "_launch"), 3),
+        (0, (Sampler, "launch"), 3),
         (0, (ArrayStore, "write"), 3),
-        (1, (generate, "_launch"), 2),
+        (1, (Sampler, "launch"), 2),
         (1, (ArrayStore, "write"), 3),
     ],
 )
 def test_a_crash_loses_only_the_batches_in_flight(model, finished, tmp_path, monkeypatch, capsys, ahead, where, kept):
     """One on a host, two on a GPU: that which is launched, and the one before it, not yet written."""
     calls, real = [], getattr(*where)
-    monkeypatch.setattr(generate, "_ahead", lambda device: ahead)
+    sampler = Sampler(model)
+    sampler.ahead = ahead
 
     def crash(*arguments):
         calls.append(1)
@@ -213,9 +213,9 @@ def test_a_crash_loses_only_the_batches_in_flight(model, finished, tmp_path, mon
 
     monkeypatch.setattr(*where, crash)
     with pytest.raises(KeyboardInterrupt):
-        make(model, tmp_path / "x")
+        sample_parts(sampler, DRAW, SETTINGS, tmp_path / "x", progress=False)
     assert len(list((tmp_path / "x").glob("part-*.npy"))) == kept
-    sample_parts(model, DRAW, SETTINGS, tmp_path / "x")
+    sample_parts(sampler, DRAW, SETTINGS, tmp_path / "x")
     assert f"mvm: {4 * kept} of 22 images are there already" in capsys.readouterr().err
     assert len(calls) == 4 + 6 - kept
     assert contents(tmp_path / "x") == contents(finished.folder)
@@ -234,19 +234,20 @@ def test_parts_by_other_times_are_refused(model, tmp_path, monkeypatch):
     make(model, made.folder)
 
 
-def test_solvers_of_all_names_are_told_alike_again(model):
+def test_solvers_of_all_names_have_the_same_record_again(model):
     for name in SOLVERS:
         settings = SampleConfig(name, nfe=6)
-        told = solver_told(model, settings)
-        assert told == solver_told(model, settings)
-        assert "object at" not in told
-        assert "plan" in told
+        found = solver_record(model, settings)
+        assert found == solver_record(model, settings)
+        assert "object at" not in found
+        assert "plan" in found
         if not settings.takes_tolerance:
-            assert told.partition(", plan ")[2] != solver_told(model, replace(settings, nfe=8)).partition(", plan ")[2]
+            other = solver_record(model, replace(settings, nfe=8))
+            assert found.partition(", plan ")[2] != other.partition(", plan ")[2]
 
 
 def test_finished_parts_are_left_alone(model, finished, monkeypatch):
-    monkeypatch.setattr(generate, "_launch", None)
+    monkeypatch.setattr(Sampler, "launch", None)
     before = {path: path.stat().st_mtime_ns for path in finished.folder.iterdir()}
     assert make(model, finished.folder) == finished
     assert {path: path.stat().st_mtime_ns for path in finished.folder.iterdir()} == before

@@ -205,6 +205,18 @@ MUTANTS = [
     ),
     *of(
         "objective/matching.py",
+        "objective/test_loss.py",
+        ("law.quantile(share, schedule)", "schedule.end * share"),
+        ("eps = torch.randn(x0.shape, dtype", "eps = 2 * torch.randn(x0.shape, dtype"),
+    ),
+    *of(
+        "path/field.py",
+        "solver/test_sampling.py -k schedule",
+        ("return own or MEAN_VELOCITY", "return MEAN_VELOCITY"),
+        ("if own is not None and own != schedule", "if own is None and own != schedule"),
+    ),
+    *of(
+        "objective/matching.py",
         "objective/test_matching.py objective/test_repa.py",
         ("total + self.repa.weight * repa", "total + repa"),
     ),
@@ -228,7 +240,7 @@ MUTANTS = [
         "likelihood.py",
         "test_likelihood.py",
         ("per_x0 = -(1 + c * c) / c", "per_x0 = -(1 - c * c) / c"),
-        ("x[0].numel() / c + per_x0 * x0_divergence", "x[0].numel() / c - per_x0 * x0_divergence"),
+        ("state[0].numel() / c + per_x0 * x0_divergence", "state[0].numel() / c - per_x0 * x0_divergence"),
         ("noise.HUTCHINSON + evaluation", "noise.HUTCHINSON"),
         ("(images.double() + offset) / GREY_SCALE", "images.double() / GREY_SCALE"),
         ("math.log(GREY_SCALE / scale)", "math.log(GREY_SCALE)"),

@@ -1,8 +1,12 @@
 """Mean Velocity Matching: one learned field drives both a reverse SDE and a deterministic ODE.
 
-    mvm.sample(field, noise, ...)   images from any callable (x, t, condition) -> x0_hat
-    mvm.load(run_or_name)           a trained model: a field, with its recipe
-    mvm.bridge                      other people's models as fields, and fields as other people's models
+    mvm.sample(field, noise, ...)       images from any callable (x, t, condition) -> x0_hat
+    mvm.loss(network, x0, labels)       the training loss of any callable (x, t, condition)
+    mvm.load(run_or_name)               a trained model: a field, with its recipe
+    mvm.generate(run_or_name, num=16)   its images by its own settings: mvm.load(run_or_name).generate(num=16)
+    mvm.train(recipe, run)              a trained model from a recipe, by name or as an object
+    mvm.likelihood(field, x)            log p(x); mvm.likelihood.bits_per_dim, encode, decode
+    mvm.bridge                          other people's models as fields, and fields as other people's models
     mvm.path, mvm.solver, mvm.oracle
 
 Nothing heavy is imported until it is used: `import mvm` takes milliseconds.
@@ -14,14 +18,36 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:
-    from mvm import bridge, noise, oracle, path, solver
+    from mvm import bridge, generate, likelihood, noise, oracle, path, solver
     from mvm.model import Model, load
+    from mvm.objective.matching import loss
     from mvm.solver.sampling import sample
+    from mvm.training.loop import train
 
-_LAZY = {"sample": "mvm.solver.sampling", "load": "mvm.model", "Model": "mvm.model"}
-_MODULES = ("bridge", "noise", "oracle", "path", "solver")
+_LAZY = {
+    "Model": "mvm.model",
+    "load": "mvm.model",
+    "loss": "mvm.objective.matching",
+    "sample": "mvm.solver.sampling",
+    "train": "mvm.training.loop",
+}
+_MODULES = ("bridge", "generate", "likelihood", "noise", "oracle", "path", "solver")
 
-__all__ = ["Model", "__version__", "bridge", "load", "noise", "oracle", "path", "sample", "solver"]
+__all__ = [
+    "Model",
+    "__version__",
+    "bridge",
+    "generate",
+    "likelihood",
+    "load",
+    "loss",
+    "noise",
+    "oracle",
+    "path",
+    "sample",
+    "solver",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -12,7 +12,7 @@ from tqdm import tqdm
 from mvm import noise
 from mvm.data import Images
 from mvm.distributed.processes import Processes, autocast, determinism, precision
-from mvm.generate import compile_network, cycle_labels, generate
+from mvm.generate import Sampler, cycle_labels
 from mvm.network import multiply_adds, parameters
 from mvm.recipes import FOLDER, CodecConfig, DataConfig, Recipe
 from mvm.recipes.memory import training_memory
@@ -111,14 +111,12 @@ def bench_sampling(recipe: Recipe, place: Processes, *, num: int = 256, progress
     from mvm.model import Model
 
     model = Model(recipe).to(place.device).eval().requires_grad_(False)
-    if compile_mode(recipe.engine, place) != "off":
-        compile_network(model)
+    sampler = Sampler(model, precision=None, compile=compile_mode(recipe.engine, place) != "off")
     labels, seeds = cycle_labels((), num, model.num_classes), noise.derive(0, torch.arange(num))
 
     def run() -> None:
         with autocast(recipe.engine, place.device):
-            for _ in generate(model, labels, seeds, recipe.sample, batch=num, progress=progress):
-                pass
+            sampler.images(labels, seeds, recipe.sample, batch=num, progress=progress)
 
     batches = SAMPLED if place.device.type == "cuda" else 1  # a CPU needs minutes for one, and no recording
     for _ in range(SETTLED if place.device.type == "cuda" else 1):

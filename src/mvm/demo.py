@@ -17,9 +17,10 @@ from mvm.data import Images
 from mvm.evaluation import report as html
 from mvm.evaluation.report import Axes, Curve, Page
 from mvm.files import locked, put_in_place, recover, temporary_beside, write_text
-from mvm.generate import cycle_labels, generate_all, grid
+from mvm.generate import Sampler, cycle_labels
 from mvm.metrics.distances import Moments, frechet_distance, moments, pixel_features
 from mvm.model import Model, load
+from mvm.pictures import grid
 from mvm.published import shipped_models
 from mvm.recipes import SampleConfig, load_recipe, require_field_recipe, to_json
 from mvm.solver import DEFAULT_NFE, State, solve
@@ -66,7 +67,7 @@ def grid_of_classes(model: Model, settings: SampleConfig, rows: int = 8, progres
     """Return rows x classes images, column = class; the same seeds and labels whatever the settings."""
     count = rows * model.num_classes
     labels = cycle_labels([], count, model.num_classes)
-    return generate_all(model, labels, torch.arange(count), settings, progress=progress).images
+    return Sampler(model).images(labels, torch.arange(count), settings, progress=progress).images
 
 
 def trajectory(model: Model, label: int, seed: int, rho: float, nfe: int = 13) -> tuple[Tensor, Tensor]:
@@ -80,18 +81,18 @@ def trajectory(model: Model, label: int, seed: int, rho: float, nfe: int = 13) -
         guesses.append(state.history[0])
 
     condition = torch.tensor([label])
-    solve(model, x, schedule=model.schedule, nfe=nfe, rho=rho, condition=condition, seeds=seeds, on_step=keep)
+    solve(model, x, nfe=nfe, rho=rho, condition=condition, seeds=seeds, on_step=keep)
     return model.codec.decode(torch.cat(states)), model.codec.decode(torch.cat(guesses))
 
 
 def distance_curve(model: Model, size: Size, held_out: Moments) -> list[Measured]:
     """Measure the Frechet distance to held-out images for both solvers, ODE and SDE, on common seeds and labels."""
     labels = cycle_labels([], size.samples, model.num_classes)
-    seeds = torch.arange(size.samples)
+    seeds, sampler = torch.arange(size.samples), Sampler(model)
     cells = [(solver, rho, nfe) for solver in ("adams", "sa") for rho in (0.0, SDE_RHO) for nfe in size.nfes]
     found = []
     for solver, rho, nfe in tqdm(cells, desc="distance-NFE", unit="cell"):
-        images = generate_all(model, labels, seeds, SampleConfig(solver, nfe, rho), progress=False).images
+        images = sampler.images(labels, seeds, SampleConfig(solver, nfe, rho), progress=False).images
         found.append(Measured(solver, rho, nfe, frechet_distance(moments(pixel_features(images)), held_out)))
     return found
 

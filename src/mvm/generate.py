@@ -1,62 +1,80 @@
-"""Seeds -> noise -> field -> solver -> decode -> images, as a stream."""
+"""Images of a trained model: seeds -> noise -> field -> solver -> decode, batch by batch.
+
+    samples = mvm.load("digits").generate(16, classes=[3, 5], rho=1.0)  # or mvm.generate("digits", 16, ...)
+    samples.save("grid.png")
+
+A Sampler holds how the network is computed (precision, compilation) and what is kept between batches.
+"""
 
 import hashlib
 import math
 import re
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, NamedTuple
+import sys
+import warnings
+from collections import OrderedDict, deque
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import torch
-from torch import Tensor
+from PIL import Image
+from torch import Tensor, nn
 from tqdm import tqdm
 
 from mvm import noise
-from mvm.model import Model
+from mvm.model import Model, load
 from mvm.network import DDT
 from mvm.network.fast import cpu, gpu, int8
-from mvm.options import at_least, nearest
-from mvm.pictures import WRITERS, check_output, grid, png_bytes, to_pillow, write_images
-from mvm.precision import arithmetic
+from mvm.options import at_least, choose, nearest
+from mvm.pictures import MOST_IN_GRID, png_bytes, sample_grid, to_pillow, write_images
+from mvm.precision import PRECISIONS, arithmetic
 from mvm.recipes import SampleConfig
-from mvm.replay import Replays, arriving, surroundings
 from mvm.solver import Adams, Solver, check_request, integrate
 from mvm.solver.sampling import solver_for, warn_of_noise
 from mvm.solver.sharing import SharingPlan, best_steps, shared, similarity
 
-__all__ = [
-    "WRITERS",
-    "Generated",
-    "asked_classes",
-    "check_output",
-    "class_numbers",
-    "compile_network",
-    "computed_by",
-    "computing",
-    "cycle_labels",
-    "generate",
-    "generate_all",
-    "generate_batch",
-    "generate_batches",
-    "grid",
-    "mean_cost",
-    "png_bytes",
-    "sampling_precision",
-    "sharing_plan",
-    "to_pillow",
-    "write_images",
-]
+PROBES = 8  # samples by which the steps that compute a backbone are chosen
+LABELS = dict.fromkeys(("balanced", "random"))
 
 
-class Generated(NamedTuple):
-    """uint8 images (B, C, H, W), their labels and seeds, and what one of them cost."""
+@dataclass(frozen=True, eq=False)
+class Generated:
+    """uint8 images (B, C, H, W), their labels and seeds, and what one of them cost: evaluations (nfe) and passes.
+
+    names: of the model's classes. A notebook shows the images as a grid.
+    """
 
     images: Tensor
     labels: Tensor
     seeds: Tensor
     nfe: int
     passes: int
+    names: Sequence[str] = ()
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def first(self, count: int) -> "Generated":
+        """Return the first images."""
+        return replace(self, images=self.images[:count], labels=self.labels[:count], seeds=self.seeds[:count])
+
+    def pil(self) -> list[Image.Image]:
+        """Return the images as Pillow images."""
+        return [to_pillow(image) for image in self.images]
+
+    def grid(self, across: int = 0) -> Image.Image:
+        """Return the images as one picture, a class a row where there are several; across: images in a row."""
+        return sample_grid(self.images, self.labels, self.names, across)
+
+    def save(self, out: str | Path) -> None:
+        """Write X.png, one grid; X.npz, X.npy, X.parquet, X.zip, or a folder of PNG files: what `mvm sample` writes."""
+        write_images(Path(out), self.images, self.labels, self.names)
+
+    def _repr_png_(self) -> bytes:
+        return png_bytes(self.first(MOST_IN_GRID).grid())
 
 
 def asked_classes(classes: Sequence[int], num_classes: int) -> list[int]:
@@ -102,61 +120,49 @@ def cycle_labels(classes: Sequence[int], num: int, num_classes: int) -> Tensor:
     return torch.tensor([chosen[i % len(chosen)] for i in range(num)], dtype=torch.int64)
 
 
-def sampling_precision(name: str | None, device: torch.device) -> AbstractContextManager[None]:
-    """Return the context of the network's arithmetic, one of PRECISIONS; None: as it is around the call."""
-    return nullcontext() if name is None else arithmetic(name, device)
+@dataclass(frozen=True)
+class Draw:
+    """Which images: how many, their seeds and labels.
 
-
-@contextmanager
-def computing(model: Model, precision: str | None) -> Generator[None]:
-    """Compute a model's network in that precision, as `sampling_precision` has it, and on a CPU in the fastest way."""
-    way = int8 if precision == "int8" else cpu
-    faster = model.fast and model.device.type == "cpu"
-    with sampling_precision(precision, model.device), way.applied(model.network) if faster else nullcontext():
-        yield
-
-
-def compile_network(model: Model, replay: bool = True, kernels: bool = True) -> None:
-    """Compile the network in place, once per shape of a batch: pays on a GPU when many batches have one shape.
-
-    Of a DDT both halves apart: encoder sharing calls them so, and a whole call is one after the other.
-    replay: on a GPU, record the whole loop of a batch too, from the second batch of a shape on. kernels: in bf16 on
-    a GPU, norm and positions of queries and keys by a kernel written by hand, and a SwiGLU's product with its gate by
-    another, on Hopper; the compiler does the rest as well.
+    seed: image i has seed `seed + i`. labels: balanced goes round the classes, random draws each from the image's own
+    seed. classes: to go round or draw from; all when empty. batch: images made together, and in one part.
     """
-    found = gpu.gpu_kernels() if kernels and model.device.type == "cuda" else None
-    if found is not None:
-        gpu.apply(model.network, found, sampling=True)
-    if isinstance(model.network, DDT):
-        for half in ("condition", "head"):
-            setattr(model.network, half, torch.compile(getattr(model.network, half), dynamic=False))
-    else:
-        model.network.compile(dynamic=False)
-    model.compiled, model.kernels = True, found is not None
-    model.replays = Replays() if replay else None
 
+    num: int
+    seed: int = 0
+    labels: str = "balanced"
+    classes: tuple[int, ...] = ()
+    batch: int = 256
 
-def computed_by(model: Model, precision: str) -> dict[str, Any]:
-    """Return how the network is computed, for records; kernels are told where they are, so that old records stay."""
-    told = {"precision": precision, "compiled": model.compiled}
-    return {**told, "kernels": True} if model.kernels and precision == "bf16" else told
+    def __post_init__(self) -> None:
+        at_least("num", self.num, 1)
+        at_least("seed", self.seed, 0)
+        at_least("batch", self.batch, 1)
+        choose("labels", self.labels, LABELS)
 
+    def chosen_seeds(self) -> Tensor:
+        """Return the seeds (num,)."""
+        return noise.as_seeds(range(self.seed, self.seed + self.num), self.num)
 
-PROBES = 8  # samples by which the steps that compute a backbone are chosen
+    def chosen_labels(self, num_classes: int) -> Tensor:
+        """Return the labels (num,), int64."""
+        if self.labels == "balanced":
+            return cycle_labels(self.classes, self.num, num_classes)
+        chosen = torch.tensor(asked_classes(self.classes, num_classes))
+        drawn = noise.uniform(self.chosen_seeds(), noise.LABEL, (1,))[:, 0] * len(chosen)
+        return chosen[drawn.long()]
 
+    def spans(self) -> list[slice]:
+        """Return the images of each part."""
+        return [slice(start, min(start + self.batch, self.num)) for start in range(0, self.num, self.batch)]
 
-def sharing_plan(model: Model, settings: SampleConfig) -> SharingPlan:
-    """Return which evaluations compute the backbone: chosen by its similarity between steps, once for a model."""
-    key = (settings.solver, settings.t_min, settings.nfe, settings.rho, settings.share)
-    if key not in model.plans:
-        seeds = torch.arange(PROBES)
-        labels = cycle_labels((), PROBES, model.num_classes).to(model.device)
-        x = noise.initial(seeds.to(model.device), model.sample_shape)
-        how = {"solver": settings.build_solver(), "nfe": settings.nfe, "rho": settings.rho, "seeds": seeds}
-        computed = max(1, round(settings.nfe * (1 - settings.share)))
-        steps = best_steps(similarity(model, x, condition=labels, **how), computed)
-        model.plans[key] = SharingPlan(settings.nfe, steps)
-    return model.plans[key]
+    def filled(self, span: slice, settings: SampleConfig) -> Tensor:
+        """Return the indices of a part's images, filled up from the first image on to the size of the first part.
+
+        Then all batches have one shape, for the compiler's sake; a solver that takes images one by one needs none.
+        """
+        size = span.stop - span.start if settings.build_solver().per_sample else min(self.batch, self.num)
+        return torch.arange(span.start, span.start + size) % self.num
 
 
 def check_settings(model: Model, settings: SampleConfig) -> None:
@@ -186,7 +192,7 @@ def takes_tuned_times(model: Model, settings: SampleConfig) -> bool:
     return isinstance(solver, Adams) and bool(solver.given)
 
 
-def solver_told(model: Model, settings: SampleConfig) -> str:
+def solver_record(model: Model, settings: SampleConfig) -> str:
     """Return the solver as it samples the model, for records: what it was asked for, and a hash of all its numbers.
 
     Constants may change between versions, also those that follow from the number of evaluations. Nine digits count:
@@ -194,133 +200,298 @@ def solver_told(model: Model, settings: SampleConfig) -> str:
     """
     solver = solver_of(model, settings)
     plan = solver.plan(model.schedule, settings.nfe, settings.rho)
-    told = re.sub(r"\d+\.?\d*(e[+-]?\d+)?", lambda found: f"{float(found[0]):.9g}", repr(plan))
-    return f"{solver!r}, plan {hashlib.sha256(told.encode()).hexdigest()[:12]}"
+    numbers = re.sub(r"\d+\.?\d*(e[+-]?\d+)?", lambda match: f"{float(match[0]):.9g}", repr(plan))
+    return f"{solver!r}, plan {hashlib.sha256(numbers.encode()).hexdigest()[:12]}"
 
 
-def _field(model: Model, settings: SampleConfig) -> AbstractContextManager[Any]:
-    """Return the model for one batch, its backbone shared between steps where that is asked for."""
-    return shared(model, sharing_plan(model, settings)) if settings.share else nullcontext(model)
+# --- recordings of whole loops on a GPU ---------------------------------------------------------------------------
+
+KEPT = 4  # recordings at a time; each holds the memory of its whole loop
+
+Work = Callable[..., Tensor]
 
 
-class Underway(NamedTuple):
-    """Images that a device may still be working on: `wait` returns them on the host."""
+def record_graph(function: Work, examples: tuple[Tensor, ...]) -> Work:
+    """Return a function as a CUDA graph, with tensors of its own to read from and to write to.
 
-    wait: Callable[[], Tensor]
-    labels: Tensor
-    seeds: Tensor
-    nfe: int
-    passes: int
+    The function must be a stream of launches alone: it may look at no value on the device.
+    """
+    inputs, graph = tuple(example.clone() for example in examples), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = function(*inputs)
 
-    def arrived(self) -> Generated:
-        """Return the finished images."""
-        return Generated(self.wait(), self.labels, self.seeds, self.nfe, self.passes)
+    def replay(*values: Tensor) -> Tensor:
+        for mine, given in zip(inputs, values, strict=True):
+            mine.copy_(given)
+        graph.replay()
+        return output.clone()  # the next replay writes over it
 
+    return replay
+
+
+def recording_key(module: nn.Module, device: torch.device) -> Hashable:
+    """Return what a recording depends on besides its inputs: where the weights are, and the arithmetic around it."""
+    arithmetic = (torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type))
+    weights = tuple(value.data_ptr() for value in module.parameters())
+    return weights, arithmetic, torch.get_float32_matmul_precision()
+
+
+class Replays:
+    """Loops recorded once and replayed, so that thousands of launches become one; the last few used are kept.
+
+    The first call with a key is plain (compilers and libraries settle then), the second records, later ones replay.
+    Where there is no GPU every call is plain: what is computed is the same in all three. `record` makes a recording.
+    """
+
+    def __init__(self, record: Callable[[Work, tuple[Tensor, ...]], Work] = record_graph) -> None:
+        self.record = record
+        self.seen: OrderedDict[Hashable, Work | None] = OrderedDict()  # None: called once, not recorded yet
+        self.failed = False
+
+    def __call__(self, key: Hashable, function: Work, *inputs: Tensor) -> Tensor:
+        """Return function(*inputs); the same key must mean the same function."""
+        on_gpu = self.record is not record_graph or all(value.is_cuda for value in inputs)
+        if self.failed or not on_gpu:
+            return function(*inputs)
+        key = (key, *((tuple(value.shape), value.dtype, value.device) for value in inputs))
+        work = self.seen.get(key)
+        if key in self.seen and work is None:
+            work = self._recorded(function, inputs)
+        self.seen[key] = work
+        self.seen.move_to_end(key)
+        while len(self.seen) > KEPT:
+            self.seen.popitem(last=False)
+        return (work or function)(*inputs)
+
+    def _recorded(self, function: Work, inputs: tuple[Tensor, ...]) -> Work:
+        try:
+            return self.record(function, inputs)
+        except RuntimeError as error:
+            self.failed = True  # of this model, for good: what could not be recorded once will not be later
+            warnings.warn(
+                f"the sampling loop could not be recorded ({str(error).splitlines()[0]}); it runs step by step",
+                stacklevel=4,
+            )
+            return function
+
+
+def to_host(images: Tensor) -> Callable[[], Tensor]:
+    """Begin to copy images to the host; return what waits for them. The device is free for other work meanwhile."""
+    if not images.is_cuda:
+        return lambda: images
+    host: Any = torch.empty(images.shape, dtype=images.dtype, pin_memory=True)
+    host.copy_(images, non_blocking=True)
+    copied = torch.cuda.Event()
+    copied.record()
+
+    def wait() -> Tensor:
+        copied.synchronize()
+        return host
+
+    return wait
+
+
+# --- the sampler --------------------------------------------------------------------------------------------------
 
 OnStep = Callable[[int, int], None]  # steps done of a batch, and of how many
 
 
-def _start(
-    model: Model, labels: Tensor, seeds: Tensor, settings: SampleConfig, solver: Solver, on_step: OnStep | None
-) -> Underway:
-    """Return a batch under way. By a solver of fixed steps its launches wait for no device: they can be recorded."""
-    how: dict[str, Any] = {"schedule": model.schedule, "nfe": settings.nfe, "rho": settings.rho}
-    guidance = settings.guidance()
-    check_request(model, model.schedule, settings.nfe, settings.rho, labels)
-    noise.as_seeds(seeds, len(labels))
-    if settings.share:
-        sharing_plan(model, settings)  # looks at the device, once
-    draw = noise.normal_compiled if model.compiled and model.device.type == "cuda" else noise.normal
+def compile_network(model: Model, kernels: bool = True) -> bool:
+    """Compile the network in place, once per shape of a batch; return whether hand-written kernels are in it.
 
-    def made(labels: Tensor, seeds: Tensor) -> Tensor:
-        with _field(model, settings) as field:
+    Of a DDT both halves apart: encoder sharing calls them so, and a whole call is one after the other. kernels: in
+    bf16 on a GPU, norm and positions of queries and keys by a kernel written by hand, and a SwiGLU's product with its
+    gate by another, on Hopper; the compiler does the rest.
+    """
+    found = gpu.gpu_kernels() if kernels and model.device.type == "cuda" else None
+    if found is not None:
+        gpu.apply(model.network, found, sampling=True)
+    if isinstance(model.network, DDT):
+        for half in ("condition", "head"):
+            setattr(model.network, half, torch.compile(getattr(model.network, half), dynamic=False))
+    else:
+        model.network.compile(dynamic=False)
+    return found is not None
+
+
+class Sampler:
+    """A model made ready to sample, and what is kept between batches: recorded loops, sharing plans, costs.
+
+    precision: one of mvm.precision.PRECISIONS; None: as it is around the call. compile: compile the model's network,
+    in place and for good; pays on a GPU when many batches have one shape. replay: a compiled model on a GPU records
+    the whole loop of a batch too, from the second batch of a shape on. kernels: as in `compile_network`.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        precision: str | None = "fp32",
+        *,
+        compile: bool = False,
+        replay: bool = True,
+        kernels: bool = True,
+    ) -> None:
+        if precision is not None:
+            choose("precision", precision, PRECISIONS)
+        if precision == "int8" and compile:
+            raise ValueError("precision='int8' is for a network that is not compiled; leave out --compile")
+        self.model, self.precision, self.compiled = model, precision, compile
+        self.kernels = compile and compile_network(model, kernels)
+        self.replays = Replays() if compile and replay else None
+        self.plans: dict[Hashable, SharingPlan] = {}  # of encoder sharing, by settings
+        self.costs: dict[SampleConfig, tuple[int, int]] = {}  # evaluations and passes of an image
+        self.ahead = int(model.device.type == "cuda")  # batches in the making beside the one asked for
+
+    def facts(self) -> dict[str, Any]:
+        """Return how the network is computed, for records; kernels only where they are used: old records stay."""
+        how = {"precision": self.precision, "compiled": self.compiled}
+        return {**how, "kernels": True} if self.kernels and self.precision == "bf16" else how
+
+    @contextmanager
+    def computing(self) -> Generator[None]:
+        """Compute the network in the sampler's precision, on a CPU in the fastest way, without a graph."""
+        model, way = self.model, int8 if self.precision == "int8" else cpu
+        switches = nullcontext() if self.precision is None else arithmetic(self.precision, model.device)
+        faster = way.applied(model.network) if model.fast and model.device.type == "cpu" else nullcontext()
+        with switches, faster, torch.no_grad():
+            yield
+
+    def sharing_plan(self, settings: SampleConfig) -> SharingPlan:
+        """Return which evaluations compute the backbone: chosen once, by its similarity between steps."""
+        key = (settings.solver, settings.t_min, settings.nfe, settings.rho, settings.share)
+        if key not in self.plans:
+            model, seeds = self.model, torch.arange(PROBES)
+            labels = cycle_labels((), PROBES, model.num_classes).to(model.device)
+            x = noise.initial(seeds.to(model.device), model.sample_shape)
+            how = {"solver": settings.build_solver(), "nfe": settings.nfe, "rho": settings.rho, "seeds": seeds}
+            computed = max(1, round(settings.nfe * (1 - settings.share)))
+            with self.computing():
+                steps = best_steps(similarity(model, x, condition=labels, **how), computed)
+            self.plans[key] = SharingPlan(settings.nfe, steps)
+        return self.plans[key]
+
+    def launch(
+        self, labels: Tensor, seeds: Tensor, settings: SampleConfig, on_step: OnStep | None = None
+    ) -> Callable[[], Generated]:
+        """Begin a batch; return what waits for its images. By a solver of fixed steps the loop waits for no device."""
+        model, solver = self.model, solver_of(self.model, settings)
+        check_request(model, model.schedule, settings.nfe, settings.rho, labels)
+        noise.as_seeds(seeds, len(labels))
+        plan = self.sharing_plan(settings) if settings.share else None  # looks at the device, once
+        draw = noise.normal_compiled if self.compiled and model.device.type == "cuda" else noise.normal
+        show = None if on_step is None or solver.by_tolerance else lambda state: on_step(state.index, settings.nfe)
+
+        def images_of(labels: Tensor, seeds: Tensor) -> Tensor:
             x = draw(seeds, noise.INITIAL, model.sample_shape)
-            done = (
-                None if on_step is None or solver.by_tolerance else (lambda state: on_step(state.index, settings.nfe))
-            )
-            solution = integrate(
-                field, x, solver, seeds, condition=labels, guidance=guidance, draw=draw, on_step=done, **how
-            )
-            model.costs[settings] = solution.nfe, solution.passes  # a replay counts nothing
+            with nullcontext(model) if plan is None else shared(model, plan) as field:
+                solution = integrate(
+                    field,
+                    x,
+                    solver,
+                    seeds,
+                    schedule=model.schedule,
+                    nfe=settings.nfe,
+                    rho=settings.rho,
+                    condition=labels,
+                    guidance=settings.guidance(),
+                    draw=draw,
+                    on_step=show,
+                )
+            self.costs[settings] = solution.nfe, solution.passes  # a replay counts nothing
             return model.codec.decode(solution.x)
 
-    inputs = labels.to(model.device), seeds.to(model.device)
-    if model.replays is None or solver.by_tolerance:
-        images = made(*inputs)
-    else:
-        images = model.replays((settings, surroundings(model, model.device)), made, *inputs)
-    return Underway(arriving(images), labels, seeds, *model.costs[settings])
+        with self.computing():
+            inputs = labels.to(model.device), seeds.to(model.device)
+            if self.replays is None or solver.by_tolerance:
+                images = images_of(*inputs)
+            else:
+                images = self.replays((settings, recording_key(model, model.device)), images_of, *inputs)
+            wait, (nfe, passes) = to_host(images), self.costs[settings]
+        return lambda: Generated(wait(), labels, seeds, nfe, passes, model.classes)
 
+    def batches(
+        self, batches: Iterable[tuple[Tensor, Tensor]], settings: SampleConfig, on_step: OnStep | None = None
+    ) -> Iterator[Generated]:
+        """Yield the images of each (labels, seeds), in order. on_step: called after every step, on a CPU alone.
 
-def _launch(
-    model: Model,
-    labels: Tensor,
-    seeds: Tensor,
-    settings: SampleConfig,
-    precision: str | None,
-    on_step: OnStep | None = None,
-) -> Underway:
-    if precision == "int8" and model.compiled:
-        raise ValueError("precision='int8' is for a network that is not compiled; leave out --compile")
-    solver = solver_of(model, settings)
-    with computing(model, precision), torch.no_grad():
-        return _start(model, labels, seeds, settings, solver, on_step)
+        A GPU works on the next batch while the host has the last one in hand, to write it or to hand it on. Too much
+        noise is warned of here, once for all batches: every stream of images passes.
+        """
+        warn_of_noise(solver_of(self.model, settings), settings.nfe, settings.rho)
+        on_step = on_step if self.model.device.type == "cpu" else None  # a GPU's launches run ahead of its steps
+        begun: deque[Callable[[], Generated]] = deque()
+        for labels, seeds in batches:
+            begun.append(self.launch(labels, seeds, settings, on_step))
+            if len(begun) > self.ahead:
+                yield begun.popleft()()
+        while begun:
+            yield begun.popleft()()
 
+    def batch(self, labels: Tensor, seeds: Tensor, settings: SampleConfig) -> Generated:
+        """Return the images of these labels and seeds, made together."""
+        return self.launch(labels, seeds, settings)()
 
-def generate_batch(
-    model: Model, labels: Tensor, seeds: Tensor, settings: SampleConfig, precision: str | None = None
-) -> Generated:
-    """Return the images of these seeds and labels, made together."""
-    return _launch(model, labels, seeds, settings, precision).arrived()
+    def images(
+        self, labels: Tensor, seeds: Tensor, settings: SampleConfig, *, batch: int = 256, progress: bool = True
+    ) -> Generated:
+        """Return the images of these labels and seeds; nfe and passes are their mean.
 
+        An image depends on its own seed and label, not on the batch.
+        """
+        at_least("batch", batch, 1)
+        spans = [slice(start, min(start + batch, len(labels))) for start in range(0, len(labels), batch)]
+        return self._joined(labels, seeds, settings, spans, [torch.arange(s.start, s.stop) for s in spans], progress)
 
-def _ahead(device: torch.device) -> int:
-    """Return how many batches are under way beside the one asked for: a host works on its own batches alone."""
-    return int(device.type == "cuda")
+    def generate(
+        self,
+        num: int = 16,
+        *,
+        classes: Sequence[int | str] = (),
+        seed: int = 0,
+        labels: str = "balanced",
+        batch: int = 256,
+        progress: bool = True,
+        interval: tuple[float, float] | None = None,
+        **settings: Any,
+    ) -> Generated:
+        """Return `num` images: those of `mvm sample` with the same options, bit for bit.
 
+        classes: numbers or names, to go round (labels="balanced") or to draw from ("random"); all when empty. seed:
+        image i has seed `seed + i`, and is the same picture whatever num and batch. interval: where guidance acts.
+        settings: those of SampleConfig (nfe, solver, rho, cfg, ...); what is not given is the recipe's own.
+        """
+        model = self.model
+        if interval is not None:
+            settings["low"], settings["high"] = interval
+        chosen = model.recipe.sample.asked(**settings)
+        if interval is not None and not chosen.guided:
+            raise ValueError(f"interval={interval} acts on guidance; give its scale too, e.g. cfg=1.5")
+        numbers = [class_numbers(each, model.classes) if isinstance(each, str) else (each,) for each in classes]
+        draw = Draw(num, seed, labels, tuple(int(n) for some in numbers for n in some), batch)
+        spans = draw.spans()
+        rows = [draw.filled(span, chosen) for span in spans]
+        return self._joined(draw.chosen_labels(model.num_classes), draw.chosen_seeds(), chosen, spans, rows, progress)
 
-def generate_batches(
-    model: Model,
-    batches: Iterable[tuple[Tensor, Tensor]],
-    settings: SampleConfig,
-    precision: str | None = None,
-    on_step: OnStep | None = None,
-) -> Iterator[Generated]:
-    """Yield the images of each (labels, seeds), in order. on_step: told of every step, on a CPU alone.
-
-    A GPU works on the next batch while the host has the last one in hand, to write it or to hand it on. Too much noise
-    is warned of here, once for all batches: every stream of images passes.
-    """
-    warn_of_noise(solver_of(model, settings), settings.nfe, settings.rho)
-    underway: deque[Underway] = deque()
-    for labels, seeds in batches:
-        told = on_step if model.device.type == "cpu" else None  # a GPU's launches run ahead of its steps
-        underway.append(_launch(model, labels, seeds, settings, precision, told))
-        if len(underway) > _ahead(model.device):
-            yield underway.popleft().arrived()
-    while underway:
-        yield underway.popleft().arrived()
-
-
-def generate(
-    model: Model,
-    labels: Tensor,
-    seeds: Tensor,
-    settings: SampleConfig,
-    *,
-    batch: int = 256,
-    progress: bool = True,
-    precision: str | None = None,
-) -> Iterator[Generated]:
-    """Yield images batch by batch; an image depends on its own seed and label, not on the batch."""
-    at_least("batch", batch, 1)
-    check_settings(model, settings)
-    spans = (slice(start, start + batch) for start in range(0, len(labels), batch))
-    parts = ((labels[span], seeds[span]) for span in spans)
-    with tqdm(total=len(labels), desc="sample", unit="image", disable=not progress, leave=None) as bar:
-        for made in generate_batches(model, parts, settings, precision, steps_of(bar)):
-            bar.update(len(made.labels))
-            yield made
+    def _joined(
+        self,
+        labels: Tensor,
+        seeds: Tensor,
+        settings: SampleConfig,
+        spans: Sequence[slice],
+        rows: Sequence[Tensor],
+        progress: bool,
+    ) -> Generated:
+        """Return all images, made in batches of `rows`, each of which begins with its span's images."""
+        check_settings(self.model, settings)
+        parts: list[Generated] = []
+        with tqdm(total=len(labels), desc="sample", unit="image", disable=not progress, leave=None) as bar:
+            made = self.batches(((labels[i], seeds[i]) for i in rows), settings, steps_of(bar))
+            for span, part in zip(spans, made, strict=True):
+                parts.append(part.first(span.stop - span.start))
+                bar.update(span.stop - span.start)
+        nfe, passes = mean_cost((len(part), part.nfe, part.passes) for part in parts)
+        images = torch.cat([part.images for part in parts])
+        return Generated(images, labels, seeds, nfe, passes, self.model.classes)
 
 
 def steps_of(bar: tqdm) -> OnStep:
@@ -339,17 +510,11 @@ def mean_cost(parts: Iterable[tuple[int, int, int]]) -> tuple[int, int]:
     return nfe, each
 
 
-def generate_all(
-    model: Model,
-    labels: Tensor,
-    seeds: Tensor,
-    settings: SampleConfig,
-    *,
-    batch: int = 256,
-    progress: bool = True,
-    precision: str | None = None,
-) -> Generated:
-    """Return all images at once; nfe and passes are their mean."""
-    parts = list(generate(model, labels, seeds, settings, batch=batch, progress=progress, precision=precision))
-    nfe, passes = mean_cost((len(part.images), part.nfe, part.passes) for part in parts)
-    return Generated(torch.cat([part.images for part in parts]), labels, seeds, nfe, passes)
+class Front(ModuleType):
+    """This module, which may be called: mvm.generate("digits", 16) is `mvm.load("digits").generate(16)`."""
+
+    def __call__(self, model: Model | str | Path, num: int = 16, **options: Any) -> Generated:
+        return (model if isinstance(model, Model) else load(model)).generate(num, **options)
+
+
+sys.modules[__name__].__class__ = Front

@@ -1,4 +1,4 @@
-"""Likelihood and inversion by the probability-flow ODE.
+"""Likelihood and inversion by the probability-flow ODE; `mvm.likelihood(field, x)` is `log_likelihood`.
 
 Both go between t = 1e-5 of MeanVelocity(T=1), where data count as a state (at 0 the flow is singular), and the end of
 the field's schedule, as `mvm.sample` does: a path that stops short of pure noise is followed as far as it goes. The
@@ -6,8 +6,11 @@ state there is N(0, (alpha^2 + sigma^2) I): N(0, I) on every path but `mvm.bridg
 """
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from itertools import count, pairwise
+from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,44 +36,42 @@ T_MIN = 1e-5
 SOLVER: PredictorCorrector = adams_power()
 
 
-def _way(field: Field, schedule: Schedule, steps: int) -> tuple[tuple[float, ...], float]:
-    """Return times of MeanVelocity(T=1) from data to the schedule's end, and what turns its states into these there."""
-    require_schedule(field, schedule)
+def _times(schedule: Schedule, steps: int) -> tuple[float, ...]:
+    """Return times of MeanVelocity(T=1) from data to the schedule's end."""
     end = float(equal_snr_time(schedule.end, schedule, MEAN_VELOCITY))
     if end <= T_MIN:
         raise ValueError(f"schedule={schedule} ends with less noise than t={T_MIN} of MeanVelocity; use one with more")
     # dense at both ends, as adams_power's
-    return tuple(power_times(steps, end, T_MIN, GRID_POWER, START_POWER)[::-1].tolist()), float(
-        equal_snr_scale(schedule.end, schedule, MEAN_VELOCITY)
-    )
+    return tuple(power_times(steps, end, T_MIN, GRID_POWER, START_POWER)[::-1].tolist())
 
 
 @torch.no_grad()
 def _transport(
-    field: Field, x: Tensor, schedule: Schedule, times: tuple[float, ...], condition: Tensor | None
+    field: Field, x: Tensor, schedule: Schedule | None, nfe: int, condition: Tensor | None, to_noise: bool
 ) -> Tensor:
-    """Return x carried along the ODE through MeanVelocity's times."""
-    seen = equal_snr(field, schedule, MEAN_VELOCITY)
-    plan = SOLVER.plan_times(MEAN_VELOCITY, times, rho=0.0)
-    return run(plan, lambda state, t: seen(state, full_time(state, t), condition), x, no_noise).x
+    """Return x carried along the ODE, from data to noise or back, through the same times."""
+    at_least("nfe", nfe, 1)
+    schedule = require_schedule(field, schedule)
+    seen, times = equal_snr(field, schedule, MEAN_VELOCITY), _times(schedule, nfe)
+    scale = float(equal_snr_scale(schedule.end, schedule, MEAN_VELOCITY))  # from the schedule's noise to MeanVelocity's
+    plan = SOLVER.plan_times(MEAN_VELOCITY, times if to_noise else times[::-1], rho=0.0)
+    start = x if to_noise else x * scale
+    found = run(plan, lambda state, t: seen(state, full_time(state, t), condition), start, no_noise).x
+    return found / scale if to_noise else found
 
 
 def encode(
-    field: Field, x0: Tensor, *, schedule: Schedule = MEAN_VELOCITY, nfe: int = 100, condition: Tensor | None = None
+    field: Field, x0: Tensor, *, schedule: Schedule | None = None, nfe: int = 100, condition: Tensor | None = None
 ) -> Tensor:
     """Return the noise that the ODE connects with x0: from it `decode` and `mvm.sample` make x0 again."""
-    at_least("nfe", nfe, 1)
-    times, scale = _way(field, schedule, nfe)
-    return _transport(field, x0, schedule, times, condition) / scale
+    return _transport(field, x0, schedule, nfe, condition, to_noise=True)
 
 
 def decode(
-    field: Field, noise: Tensor, *, schedule: Schedule = MEAN_VELOCITY, nfe: int = 100, condition: Tensor | None = None
+    field: Field, noise: Tensor, *, schedule: Schedule | None = None, nfe: int = 100, condition: Tensor | None = None
 ) -> Tensor:
     """Return the image the ODE connects with noise: `encode` undone, over the same times."""
-    at_least("nfe", nfe, 1)
-    times, scale = _way(field, schedule, nfe)
-    return _transport(field, noise * scale, schedule, times[::-1], condition)
+    return _transport(field, noise, schedule, nfe, condition, to_noise=False)
 
 
 Divergence = Callable[[Callable[[Tensor], Tensor], Tensor], tuple[Tensor, Tensor]]
@@ -111,21 +112,11 @@ def _signs(seeds: Tensor, evaluation: int, probes: int, x: Tensor) -> Tensor:
     return drawn.sub(0.5).sign().transpose(0, 1)
 
 
-def _rates(
-    field: Field, x: Tensor, c: float, condition: Tensor | None, divergence: Divergence
-) -> tuple[Tensor, Tensor]:
-    """Return dx/dc and its divergence at c = sqrt(t): dx/dc = eps_hat - 2 c x0_hat, eps_hat = (x - alpha x0_hat)/c."""
-    t = full_time(x, c * c)
-    x0, x0_divergence = divergence(lambda state: field(state, t, condition), x)
-    per_x0 = -(1 + c * c) / c  # -2c - (1 - c^2)/c
-    return x / c + per_x0 * x0, x[0].numel() / c + per_x0 * x0_divergence
-
-
 def log_likelihood(
     field: Field,
     x: Tensor,
     *,
-    schedule: Schedule = MEAN_VELOCITY,
+    schedule: Schedule | None = None,
     steps: int = 100,
     method: str = "hutchinson",
     probes: int = 1,
@@ -142,13 +133,17 @@ def log_likelihood(
     at_least("probes", probes, 1)
     seeds = noise.as_seeds(seeds, x.shape[0], x.device)
     x = x.double()
-    times, _ = _way(field, schedule, steps)
-    seen, evaluation = equal_snr(field, schedule, MEAN_VELOCITY), count()
+    schedule = require_schedule(field, schedule)
+    seen, times, evaluation = equal_snr(field, schedule, MEAN_VELOCITY), _times(schedule, steps), count()
 
     def rates(state: Tensor, c: float) -> tuple[Tensor, Tensor]:
+        """Return dx/dc and its divergence at c = sqrt(t): eps_hat - 2 c x0_hat, eps_hat = (x - alpha x0_hat)/c."""
         exact = method == "exact"
         divergence = exact_divergence if exact else hutchinson(_signs(seeds, next(evaluation), probes, state))
-        return _rates(seen, state, c, condition, divergence)
+        t = full_time(state, c * c)
+        x0, x0_divergence = divergence(lambda state: seen(state, t, condition), state)
+        per_x0 = -(1 + c * c) / c  # -2c - (1 - c^2)/c
+        return state / c + per_x0 * x0, state[0].numel() / c + per_x0 * x0_divergence
 
     gained = x.new_zeros(x.shape[0])
     for c, d in pairwise(t**0.5 for t in times):
@@ -164,12 +159,6 @@ def log_likelihood(
     return prior + gained
 
 
-def pixel_scale(field: Field) -> float:
-    """Return the scale of the pixels that a field works on: a model's codec tells it, any other field has [-1, 1]."""
-    codec = getattr(field, "codec", None)
-    return codec.scale if isinstance(codec, Pixels) else 1.0
-
-
 def dequantise(images: Tensor, seeds: Tensor) -> Tensor:
     """Return uint8 images in [-1, 1], each spread uniformly over the cell of its grey level."""
     offset = noise.uniform(seeds, noise.DEQUANTISE, images.shape[1:]) - 0.5
@@ -180,7 +169,7 @@ def bits_per_dim(
     field: Field,
     images: Tensor,
     *,
-    schedule: Schedule = MEAN_VELOCITY,
+    schedule: Schedule | None = None,
     steps: int = 100,
     method: str = "hutchinson",
     probes: int = 1,
@@ -191,10 +180,21 @@ def bits_per_dim(
     if images.dtype != torch.uint8:
         raise ValueError(f"images must be uint8; got {images.dtype}")
     seeds = noise.as_seeds(seeds, images.shape[0], images.device)
-    scale = pixel_scale(field)
+    codec = getattr(field, "codec", None)
+    scale = codec.scale if isinstance(codec, Pixels) else 1.0  # of the pixels that a field works on: [-scale, scale]
     x = dequantise(images, seeds) * scale
     nats = log_likelihood(
         field, x, schedule=schedule, steps=steps, method=method, probes=probes, seeds=seeds, condition=condition
     )
     # the cell of a grey level is scale/GREY_SCALE wide
     return -(nats / images[0].numel() - math.log(GREY_SCALE / scale)) / math.log(2)
+
+
+class Front(ModuleType):
+    """This module, which may be called: mvm.likelihood(field, x) is `log_likelihood`."""
+
+    def __call__(self, field: Field, x: Tensor, **options: Any) -> Tensor:
+        return log_likelihood(field, x, **options)
+
+
+sys.modules[__name__].__class__ = Front

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +14,11 @@ from mvm.network.fast import cpu
 from mvm.path import Schedule, to_x0
 from mvm.published import Opened, is_published, open_model, read_codec, shipped_models
 from mvm.published.hub import as_hub_id
+from mvm.published.tuned import Entry, Key
 from mvm.recipes import RECIPE, Recipe, require_field_recipe
-from mvm.replay import Replays
-from mvm.solver import Adams
-from mvm.solver.sharing import SharingPlan
+
+if TYPE_CHECKING:
+    from mvm.generate import Generated
 
 
 def choose_device(name: str) -> torch.device:
@@ -92,17 +93,24 @@ class Model(nn.Module):
         self.schedule: Schedule = recipe.path.build()
         self.classes = recipe.data.class_names
         self.codec: Codec = codec or build_codec(recipe)
-        self.compiled = False
-        self.kernels = False  # by hand, in the compiled network, where precision suits them
-        self.replays: Replays | None = None  # of sampling loops on a GPU; None: step by step
-        self.plans: dict[Any, SharingPlan] = {}  # of encoder sharing, by settings of the sampler
-        self.tuned: dict[Any, Adams] = {}  # solvers with times fitted to it, by evaluations and guidance
-        self.tuned_told: list[dict[str, Any]] = []  # the same as tuned.json has it, for whoever samples elsewhere
-        self.costs: dict[Any, tuple[int, int]] = {}  # evaluations and passes of an image, by settings of the sampler
+        self.tuned: dict[Key, Entry] = {}  # solvers with times fitted to it, by evaluations and guidance
         self.origin: dict[str, Any] = {}  # where the weights came from, of a model that was loaded
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(recipe.seed)
             self.network = build_network(*recipe.blueprint)
+
+    def generate(self, num: int = 16, *, precision: str = "fp32", **options: Any) -> "Generated":
+        """Return `num` uint8 images, with labels and cost: those of `mvm sample` with the same options, bit for bit.
+
+            model.generate(4, classes=["ship", "horse"], seed=7, nfe=13, rho=1.0, cfg=1.5, interval=(0.6, 0.8))
+
+        The answer also gives Pillow images (`pil()`), a `grid()`, and files (`save("x.png")`). What is not given is the
+        recipe's own. precision: one of mvm.precision.PRECISIONS. options: of `mvm.generate.Sampler.generate`; make a
+        Sampler yourself to compile the network, or to keep what one call prepares for the next.
+        """
+        from mvm.generate import Sampler  # which is built on this module
+
+        return Sampler(self, precision).generate(num, **options)
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
@@ -217,8 +225,7 @@ def build(opened: Opened, *, encoder: bool = False) -> Model:
         cpu.apply(model.network)
     require_codec(opened.folder, {"codec": opened.codec}, model.codec)
     model.classes = opened.classes
-    model.tuned = {key: entry.solver for key, entry in opened.tuned.items()}
-    model.tuned_told = [entry.as_dict() for entry in opened.tuned.values()]
-    told = {"tuned": sorted(nfe for nfe, _ in model.tuned)} if model.tuned else {}
-    model.origin = {**model.codec.identity, **opened.origin, **told}
+    model.tuned = dict(opened.tuned)
+    tuned = {"tuned": sorted(nfe for nfe, _ in model.tuned)} if model.tuned else {}
+    model.origin = {**model.codec.identity, **opened.origin, **tuned}
     return model

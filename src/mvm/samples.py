@@ -14,66 +14,16 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from mvm import __version__, noise
+from mvm import __version__
 from mvm.distributed.processes import Processes
 from mvm.files import temporary_beside, write_text
-from mvm.generate import (
-    asked_classes,
-    check_settings,
-    computed_by,
-    cycle_labels,
-    generate_batches,
-    mean_cost,
-    solver_told,
-    steps_of,
-)
-from mvm.model import Model
-from mvm.options import at_least, choose
+from mvm.generate import Draw, Sampler, check_settings, mean_cost, solver_record, steps_of
 from mvm.pictures import channels_last, check_output, picture_name, write_stream
-from mvm.precision import PRECISIONS
 from mvm.recipes import SampleConfig
 from mvm.store import ArrayStore, as_json
 from mvm.untrusted import read_json, whole_numbers
 
 SAMPLES = "samples.json"
-LABELS = dict.fromkeys(("balanced", "random"))
-
-
-@dataclass(frozen=True)
-class Draw:
-    """Which images: how many, their seeds and labels.
-
-    seed: image i has seed `seed + i`. labels: balanced goes round the classes, random draws each from the image's own
-    seed. classes: to go round or draw from; all when empty. batch: images made together, and in one part.
-    """
-
-    num: int
-    seed: int = 0
-    labels: str = "balanced"
-    classes: tuple[int, ...] = ()
-    batch: int = 256
-
-    def __post_init__(self) -> None:
-        at_least("num", self.num, 1)
-        at_least("seed", self.seed, 0)
-        at_least("batch", self.batch, 1)
-        choose("labels", self.labels, LABELS)
-
-    def chosen_seeds(self) -> Tensor:
-        """Return the seeds (num,)."""
-        return noise.as_seeds(range(self.seed, self.seed + self.num), self.num)
-
-    def chosen_labels(self, num_classes: int) -> Tensor:
-        """Return the labels (num,), int64."""
-        if self.labels == "balanced":
-            return cycle_labels(self.classes, self.num, num_classes)
-        chosen = torch.tensor(asked_classes(self.classes, num_classes))
-        drawn = noise.uniform(self.chosen_seeds(), noise.LABEL, (1,))[:, 0] * len(chosen)
-        return chosen[drawn.long()]
-
-    def spans(self) -> list[slice]:
-        """Return the images of each part."""
-        return [slice(start, min(start + self.batch, self.num)) for start in range(0, self.num, self.batch)]
 
 
 class Cost(NamedTuple):
@@ -159,14 +109,13 @@ def _read_provenance(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is missing or damaged; remove {folder}, or name another folder") from None
 
 
-def _provenance(
-    model: Model, draw: Draw, settings: SampleConfig, origin: Mapping[str, Any], precision: str
-) -> dict[str, Any]:
+def _provenance(sampler: Sampler, draw: Draw, settings: SampleConfig, origin: Mapping[str, Any]) -> dict[str, Any]:
     """Return what decides every bit of the images, as JSON has it."""
-    how = {**computed_by(model, precision), "device": model.device.type}
+    model = sampler.model
+    how = {**sampler.facts(), "device": model.device.type}
     weights = {**model.origin, **origin}
     found = {"mvm": __version__, "origin": weights, "draw": asdict(draw), "settings": asdict(settings), **how}
-    return as_json({**found, "solver": solver_told(model, settings), "shape": model.recipe.data.shape})
+    return as_json({**found, "solver": solver_record(model, settings), "shape": model.recipe.data.shape})
 
 
 def _open(store: ArrayStore, provenance: Mapping[str, Any]) -> None:
@@ -192,14 +141,13 @@ def _remove_if_empty(folder: Path) -> None:
 
 
 def sample_parts(
-    model: Model,
+    sampler: Sampler,
     draw: Draw,
     settings: SampleConfig,
     folder: Path,
     *,
     place: Processes | None = None,
     origin: Mapping[str, Any] | None = None,
-    precision: str = "fp32",
     progress: bool = True,
 ) -> Parts:
     """Return the folder with all parts of a draw; those already there are kept, the others shared by the processes.
@@ -208,14 +156,11 @@ def sample_parts(
     batches in flight are lost. origin: where the weights came from, beside what `mvm.load` noted. Every process must
     call, and all see the same folder.
     """
+    model = sampler.model
     place, shape, spans = place or Processes(), model.recipe.data.shape, draw.spans()
-    choose("precision", precision, PRECISIONS)
     check_settings(model, settings)
     labels, seeds = draw.chosen_labels(model.num_classes), draw.chosen_seeds()
-    provenance = _provenance(model, draw, settings, origin or {}, precision)
-    # all batches have one shape, for the compiler's sake: the last is filled up from the first image on; a solver that
-    # takes images one by one needs none
-    full = 1 if settings.build_solver().per_sample else min(draw.batch, draw.num)
+    provenance = _provenance(sampler, draw, settings, origin or {})
     store, missing = _store(folder), list[int]()
     with ExitStack() as stack:
         with place.main_first():
@@ -234,13 +179,8 @@ def sample_parts(
             print(f"mvm: {there} of {draw.num} images are there already, in {folder}", file=sys.stderr)
         # the main process's bar takes the others to be as quick
         with tqdm(total=draw.num, initial=there, desc="sample", unit="image", disable=not shown) as bar:
-
-            def batches() -> Iterator[tuple[Tensor, Tensor]]:
-                for span in (spans[number] for number in mine):
-                    images = torch.arange(span.start, max(span.stop, span.start + full)) % draw.num
-                    yield labels[images], seeds[images]
-
-            made = generate_batches(model, batches(), settings, precision, steps_of(bar))
+            filled = (draw.filled(spans[number], settings) for number in mine)
+            made = sampler.batches(((labels[i], seeds[i]) for i in filled), settings, steps_of(bar))
             for number, batch in zip(mine, made, strict=True):
                 size = spans[number].stop - spans[number].start
                 cost = Cost(batch.labels[:size].tolist(), batch.nfe, batch.passes)

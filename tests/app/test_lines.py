@@ -36,7 +36,7 @@ def check_lines(model, form, side, folder):
     assert run(words[1:]) == 0
     assert (folder / name).read_bytes() == content
     (folder / name).unlink()
-    exec(compile(python(form, side, model.device), "shown", "exec"), {})
+    exec(compile(python(form, side, model), "shown", "exec"), {})
     assert (folder / name).read_bytes() == content
     return content
 
@@ -59,7 +59,7 @@ def test_internal_guidance_is_in_the_lines(inner, tmp_path, monkeypatch):
 
 def test_the_lines_run_in_a_process_of_their_own(digits, tmp_path):
     name, content = saved(digits, GUIDED, SDE)
-    (tmp_path / "again.py").write_text(python(GUIDED, SDE, digits.device))
+    (tmp_path / "again.py").write_text(python(GUIDED, SDE, digits))
     subprocess.run([sys.executable, "again.py"], cwd=tmp_path, check=True, capture_output=True)
     assert (tmp_path / name).read_bytes() == content
 
@@ -68,6 +68,15 @@ def test_the_command_in_full(digits):
     assert command(GUIDED, SDE, digits) == (
         "mvm sample digits --num 3 --classes 3,5 --seed 11 --solver adams --nfe 4 --rho 0.75 --cfg 1.5 "
         "--interval 0.1,0.9 --out digits-seed-11-sde.png"
+    )
+
+
+def test_the_python_lines_in_full(digits):
+    assert python(GUIDED, SDE, digits) == (
+        "import mvm\n\n"
+        "images = mvm.load('digits').generate(num=3, classes=[3, 5], seed=11, solver='adams', nfe=4, rho=0.75, "
+        "cfg=1.5, interval=[0.1, 0.9])\n"
+        "images.save('digits-seed-11-sde.png')\n"
     )
 
 

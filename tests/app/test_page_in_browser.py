@@ -12,7 +12,7 @@ from mvm.app.form import ODE, SDE, Form
 from mvm.app.service import Shelf, offered
 from mvm.app.show import picture_file
 from mvm.cli import run
-from mvm.generate import generate_batch
+from mvm.generate import Sampler
 from mvm.model import load
 
 sync_playwright = pytest.importorskip("playwright.sync_api", reason="the browser test needs playwright").sync_playwright
@@ -126,7 +126,7 @@ def save(page, side):
 
 def wanted(model, form, side):
     draw = form.draw()
-    made = generate_batch(model, draw.chosen_labels(model.num_classes), draw.chosen_seeds(), form.settings(side))
+    made = Sampler(model).batch(draw.chosen_labels(model.num_classes), draw.chosen_seeds(), form.settings(side))
     return picture_file(made.images, made.labels, model.classes)
 
 

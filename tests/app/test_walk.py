@@ -5,16 +5,15 @@ import torch
 
 from mvm.app.form import ODE, SDE, Form
 from mvm.app.walk import REFERENCE_NFE, look, moments, rms, side_by_steps
-from mvm.generate import generate_batch
+from mvm.generate import Draw, Sampler
 from mvm.oracle import gaussian
 from mvm.path import LinearFlow
 from mvm.recipes import SampleConfig
-from mvm.samples import Draw
 from mvm.solver import solve
 
 
 def made(model, draw, settings):
-    return generate_batch(model, draw.chosen_labels(model.num_classes), draw.chosen_seeds(), settings)
+    return Sampler(model).batch(draw.chosen_labels(model.num_classes), draw.chosen_seeds(), settings)
 
 
 @pytest.mark.parametrize(

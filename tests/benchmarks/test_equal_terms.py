@@ -127,7 +127,7 @@ def test_terms_are_all_but_a_method_s_own(terms, tmp_path):
     from mvm.evaluation.evaluate import open_side
     from mvm.evaluation.gather import Judge
     from mvm.evaluation.sweep import Sweep
-    from mvm.samples import Draw
+    from mvm.generate import Draw, Sampler
 
     def found(**changes):
         model = load("digits")
@@ -136,7 +136,7 @@ def test_terms_are_all_but_a_method_s_own(terms, tmp_path):
             recipe = dataclasses.replace(recipe, **{place: dataclasses.replace(getattr(recipe, place), **change)})
         model.recipe = recipe
         side = open_side("data:digits:held-out")
-        return terms.terms_of(Sweep(model, Draw(4, 0), Judge(), side, ("fd-pixels",), tmp_path))
+        return terms.terms_of(Sweep(Sampler(model), Draw(4, 0), Judge(), side, ("fd-pixels",), tmp_path))
 
     assert found()["train.lr"] == load("digits").recipe.train.lr
     assert found() == found(objective={"weight": "flow"}) == found(preview={"every": 7})

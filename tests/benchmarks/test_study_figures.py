@@ -211,7 +211,7 @@ def test_pictures_of_the_shipped_digits(pictures, tmp_path, monkeypatch):
 
     import mvm
     from mvm.demo import grid_of_classes
-    from mvm.generate import generate_all
+    from mvm.generate import Sampler
     from mvm.pictures import grid
     from mvm.recipes import SampleConfig
 
@@ -227,7 +227,7 @@ def test_pictures_of_the_shipped_digits(pictures, tmp_path, monkeypatch):
     monkeypatch.setattr(pictures, "SCALES", ((1.0, 0.0, 1.0), (2.0, 0.3, 0.9)))
     labels = torch.arange(10)
     rows = [
-        generate_all(model, labels, labels, SampleConfig(nfe=2, **way), progress=False).images
+        Sampler(model).images(labels, labels, SampleConfig(nfe=2, **way), progress=False).images
         for way in ({}, {"cfg": 2.0, "low": 0.3, "high": 0.9})
     ]
     body = grid(torch.cat(rows), 10, 2, 2).convert("RGB")

@@ -95,10 +95,11 @@ def test_on_its_own_path(name, rho):
     assert std < 0.01
 
 
-def test_own_path_must_be_said():
-    field = MODELS["ddpm eps"](path="own")
+def test_own_path_is_taken_and_no_other():
+    field, (_, x) = MODELS["ddpm eps"](path="own"), start()
+    assert torch.equal(sample(field, x[:4], nfe=3), sample(field, x[:4], schedule=field.schedule, nfe=3))
     with pytest.raises(ValueError, match=r"trained on BetaTable\(1000 steps"):
-        sample(field, start()[1])
+        sample(field, x, schedule=MEAN_VELOCITY)
 
 
 def test_a_coarse_table_ends_at_its_own_end_with_sa():

@@ -261,7 +261,7 @@ def test_mistakes_that_pass_or_are_told_badly(here, tokens, words, refused):
 
 
 def test_no_images_are_not_fifty_thousand(refused, monkeypatch):
-    monkeypatch.setattr("mvm.generate._launch", None)
+    monkeypatch.setattr("mvm.generate.Sampler.launch", None)
     assert "num=0" in refused("eval", "digits", "--num", "0", *FD)
 
 

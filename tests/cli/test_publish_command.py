@@ -7,7 +7,7 @@ from PIL import Image
 
 import mvm
 from mvm.cli import run
-from mvm.generate import generate_all
+from mvm.generate import Sampler
 from mvm.published import read_config, shipped_folder, shipped_models
 
 
@@ -63,7 +63,7 @@ def test_a_picture_of_the_stored_weights(model, tmp_path, done, capsys, monkeypa
         assert picture.size == (2 + 5 * 66, 2 * 84)  # ten digits of 64 pixels in two rows, each above its name
         first = torch.tensor(np.asarray(picture.convert("L").crop((2, 2, 66, 66))))
     loaded = mvm.load(model)
-    image = generate_all(loaded, torch.arange(10), torch.arange(10), loaded.recipe.sample, progress=False).images[0]
+    image = Sampler(loaded).images(torch.arange(10), torch.arange(10), loaded.recipe.sample, progress=False).images[0]
     assert torch.equal(first, image[0].repeat_interleave(8, 0).repeat_interleave(8, 1))
     assert "![Samples](samples.png)" in (model / "README.md").read_text()
     done("export", model, "--out", tmp_path / "plain", "--no-grid")

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mvm import generate
 from mvm.cli import run
+from mvm.generate import Sampler
 from mvm.network import DiT
 from mvm.solver import adams
 
@@ -98,15 +98,15 @@ def test_the_network_is_compiled(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("tokens", "kernels"), [([], True), (["--no-kernels"], False)])
 def test_kernels_by_hand_can_be_left_out(tmp_path, monkeypatch, tokens, kernels):
     asked = []
-    monkeypatch.setattr("mvm.generate.compile_network", lambda model, **how: asked.append(how))
+    monkeypatch.setattr("mvm.generate.compile_network", lambda model, kernels: asked.append(kernels))
     sampled(tmp_path / "a.npz", "--num", "2", "--compile", *tokens)
-    assert asked == [{"kernels": kernels}]
+    assert asked == [kernels]
 
 
 def test_the_same_command_goes_on_after_a_stop(tmp_path, monkeypatch, capsys):
     tokens = ["--num", "10", "--batch", "4"]
     sampled(tmp_path / "whole" / "x.npz", *tokens)
-    calls, real = [], generate._launch
+    calls, real = [], Sampler.launch
 
     def stop(*arguments):
         calls.append(1)
@@ -114,7 +114,7 @@ def test_the_same_command_goes_on_after_a_stop(tmp_path, monkeypatch, capsys):
             raise KeyboardInterrupt
         return real(*arguments)
 
-    monkeypatch.setattr(generate, "_launch", stop)
+    monkeypatch.setattr(Sampler, "launch", stop)
     out = tmp_path / "stopped" / "x.npz"
     assert run(["sample", "digits", "--nfe", "4", "--out", str(out), *tokens]) == 130
     assert "mvm: stopped; the same command goes on" in capsys.readouterr().err

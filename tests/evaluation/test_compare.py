@@ -12,10 +12,10 @@ from mvm.evaluation.compare import Comparison, Difference, as_table, compare, st
 from mvm.evaluation.evaluate import Side
 from mvm.evaluation.gather import Judge, block_of
 from mvm.evaluation.images import of_model, of_tensor
+from mvm.generate import Draw, Sampler
 from mvm.metrics.distances import frechet_distance, kernel_leaving, moments, shrunken_features
 from mvm.model import load
 from mvm.recipes import SampleConfig
-from mvm.samples import Draw
 
 BOTH = ("fd-pixels", "kd-pixels")
 
@@ -130,7 +130,7 @@ def model():
 
 
 def sampled(model, **settings):
-    return of_model(model, Draw(120, batch=60), SampleConfig(**settings))
+    return of_model(Sampler(model), Draw(120, batch=60), SampleConfig(**settings))
 
 
 def test_settings_of_a_model_are_told_apart(model):

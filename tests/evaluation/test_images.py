@@ -14,9 +14,10 @@ from mvm.data.prepare import prepare
 from mvm.distributed.processes import Processes
 from mvm.evaluation import images as module
 from mvm.evaluation.images import of_model, of_parts, of_tensor, of_training, open_images
+from mvm.generate import Draw, Sampler
 from mvm.model import load
 from mvm.recipes import SampleConfig
-from mvm.samples import Draw, sample_parts
+from mvm.samples import sample_parts
 
 COUNT = 23
 KINDS = ("folder", "zip", "npz", "npy", "compressed", "nchw", "parquet", "prepared")
@@ -169,9 +170,9 @@ def model():
 
 def test_a_model_is_sampled_as_it_is_read_and_stored_alike(model, tmp_path):
     draw = Draw(11, seed=3, batch=4)
-    parts = sample_parts(model, draw, SETTINGS, tmp_path / "parts", progress=False)
+    parts = sample_parts(Sampler(model), draw, SETTINGS, tmp_path / "parts", progress=False)
     stored, indices = everything(of_parts(parts))
-    fresh = of_model(model, draw, SETTINGS, name="run")
+    fresh = of_model(Sampler(model), draw, SETTINGS, name="run")
     assert indices.tolist() == list(range(11))
     assert (everything(fresh)[0].int() - stored.int()).abs().max() <= 1  # the last part is filled up there
     assert torch.equal(everything(fresh)[0], everything(fresh)[0])

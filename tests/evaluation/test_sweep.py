@@ -9,7 +9,6 @@ import pytest
 import torch
 from PIL import Image
 
-from mvm import generate
 from mvm.data import digits
 from mvm.evaluation import sweep as module
 from mvm.evaluation.cells import Result, combinations, file_name
@@ -20,11 +19,11 @@ from mvm.evaluation.images import of_model, of_tensor
 from mvm.evaluation.sweep import Sweep, check_cells
 from mvm.evaluation.sweep_findings import gap, reading
 from mvm.files import locked
+from mvm.generate import Draw, Sampler
 from mvm.metrics.distances import shrunken_features
 from mvm.metrics.extractors import EXTRACTORS, Extractor, Sources
 from mvm.model import load
 from mvm.recipes import SampleConfig
-from mvm.samples import Draw
 from mvm.untrusted import read_json
 
 pytest.importorskip("matplotlib", reason="reports are drawn with matplotlib")
@@ -42,9 +41,10 @@ def side():
     return Side("digits", of_tensor(digits("held-out").images[:80], "digits", count=80))
 
 
-def sweep(model, folder, *, metrics=("fd-pixels",), draw=DRAW, reference=None, judge=None, **more):
+def sweep(model, folder, *, metrics=("fd-pixels",), draw=DRAW, reference=None, judge=None, precision="fp32", **more):
     judge = judge or Judge(progress=False)
-    return Sweep(model, draw, judge, reference or side(), tuple(metrics), folder, **more)
+    sampler = model if isinstance(model, Sampler) else Sampler(model, precision)
+    return Sweep(sampler, draw, judge, reference or side(), tuple(metrics), folder, **more)
 
 
 def kept(folder):
@@ -72,13 +72,13 @@ def drawn():
 @pytest.fixture
 def made(monkeypatch):
     """The batches that are sampled, as (settings, labels, seeds)."""
-    seen, real = [], generate._launch
+    seen, real = [], Sampler.launch
 
-    def watch(model, labels, seeds, settings, *more):
+    def watch(sampler, labels, seeds, settings, *more):
         seen.append((settings, labels.tolist(), seeds.tolist()))
-        return real(model, labels, seeds, settings, *more)
+        return real(sampler, labels, seeds, settings, *more)
 
-    monkeypatch.setattr(generate, "_launch", watch)
+    monkeypatch.setattr(Sampler, "launch", watch)
     return seen
 
 
@@ -185,7 +185,7 @@ def test_results_are_returned_and_kept(model, finished, made):
 
 def test_a_cell_is_what_an_evaluation_gives(model, finished):
     settings = SampleConfig(nfe=2, rho=0.5)
-    want = evaluate(Judge(progress=False), Side("x", of_model(model, DRAW, settings)), side(), ("fd-pixels",))
+    want = evaluate(Judge(progress=False), Side("x", of_model(Sampler(model), DRAW, settings)), side(), ("fd-pixels",))
     found = kept(finished)["adams-nfe2-rho0.5"]["fd-pixels"]["value"]
     assert found == pytest.approx(want.metrics["fd-pixels"].value, rel=0.02)  # batches differ in their last bits
 
@@ -258,7 +258,7 @@ def test_figures_of_another_network_are_not_mixed(model, tmp_path):
 @pytest.mark.parametrize("at", [1, 4, 5, 9])
 def test_an_interrupted_sweep_goes_on_to_the_same_figures(model, tmp_path, finished, monkeypatch, at):
     """Three batches make a cell: stopped in the first cell, between cells, in the second, and in the fourth."""
-    folder, real, count = tmp_path / "out", generate._launch, []
+    folder, real, count = tmp_path / "out", Sampler.launch, []
 
     def stop(*arguments):
         count.append(1)
@@ -266,7 +266,7 @@ def test_an_interrupted_sweep_goes_on_to_the_same_figures(model, tmp_path, finis
             raise KeyboardInterrupt
         return real(*arguments)
 
-    monkeypatch.setattr(generate, "_launch", stop)
+    monkeypatch.setattr(Sampler, "launch", stop)
     with pytest.raises(KeyboardInterrupt):
         sweep(model, folder).run(CELLS)
     assert not (folder / "results.json").exists()
@@ -424,7 +424,7 @@ def test_two_cells_differ_as_compare_says_of_their_images(model, tmp_path):
     draw, cells = Draw(90, seed=4, batch=45), [SampleConfig(nfe=2), SampleConfig(nfe=3)]
     sweep(model, tmp_path / "out", draw=draw, judge=Judge(progress=False, blocks=8)).run(cells)
     a, b = (reading(Result.read(told["result"]), "fd-pixels") for told in cells_in(tmp_path / "out"))
-    images = [of_model(model, draw, settings) for settings in cells]
+    images = [of_model(Sampler(model), draw, settings) for settings in cells]
     (want,) = compare(Judge(progress=False, blocks=8), *images, side(), ("fd-pixels",)).differences
     found = gap(a, b)
     assert (found.value, found.low, found.high) == pytest.approx((want.difference, want.low, want.high), rel=1e-6)
@@ -475,9 +475,10 @@ def test_the_report_is_written(model, finished, tmp_path):
 
 def test_the_compiler_works_before_the_clock(model, tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr("mvm.evaluation.sweep.generate_batch", lambda model, labels, *rest: seen.append(len(labels)))
-    monkeypatch.setattr(model, "compiled", True)
+    sampler = Sampler(model)
+    monkeypatch.setattr(sampler, "batch", lambda labels, *rest: seen.append(len(labels)))
+    sampler.compiled = True
     cells = [SampleConfig(nfe=1), SampleConfig(nfe=2)]
     for _ in range(2):  # the second time there is nothing to sample
-        sweep(model, tmp_path / "out").run(cells)
+        sweep(sampler, tmp_path / "out").run(cells)
     assert seen == [min(DRAW.batch, DRAW.num)]

@@ -17,7 +17,7 @@ from safetensors import safe_open
 
 import mvm
 from mvm import noise
-from mvm.generate import generate_all
+from mvm.generate import Sampler
 from mvm.integrations.diffusers import MVMPipeline, MVMScheduler, MVMTransformer2DModel
 from mvm.model import Model
 from mvm.network import DDTConfig
@@ -89,7 +89,7 @@ def test_other_models_are_the_native_ones_too(model, name):
         torch.manual_seed(1)
         for parameter in other.network.parameters():
             parameter.copy_(0.1 * torch.randn_like(parameter))
-    native = generate_all(other, torch.tensor(LABELS), torch.tensor(SEEDS), recipe.sample, progress=False)
+    native = Sampler(other).images(torch.tensor(LABELS), torch.tensor(SEEDS), recipe.sample, progress=False)
     images = quiet(MVMPipeline.from_mvm(other))(LABELS, seeds=SEEDS).images
     for image, expected in zip(images, native.images, strict=True):
         assert np.abs(np.asarray(image, dtype=int) - np.asarray(to_pillow(expected), dtype=int)).max() <= 1
@@ -130,7 +130,7 @@ def test_an_exported_folder_is_read_as_mvm_load_reads_it(pipe, exported):
         assert loaded.labels == pipe.labels
     native = mvm.load(exported)
     settings = replace(native.recipe.sample, nfe=3)
-    images = generate_all(native, torch.tensor(LABELS), torch.tensor(SEEDS), settings, progress=False).images
+    images = Sampler(native).images(torch.tensor(LABELS), torch.tensor(SEEDS), settings, progress=False).images
     latents = loaded(LABELS, 3, seeds=SEEDS, output_type="latent").images
     assert int((images.int() - to_uint8(latents).int()).abs().max()) <= 1
 

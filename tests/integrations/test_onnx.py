@@ -17,7 +17,7 @@ import torch
 import mvm
 from mvm import noise
 from mvm.cli import run
-from mvm.generate import generate_all
+from mvm.generate import Sampler
 from mvm.integrations import onnx
 from mvm.model import Model
 from mvm.solver import solve
@@ -123,7 +123,7 @@ def test_example_makes_the_native_samplers_images(model, settings, file):
     _, script, name, *options = typed("bash")[1]
     subprocess.run([sys.executable, str(ROOT / script), file.name, *options], cwd=file.parent, check=True)
     labels = torch.tensor([3, 7] * 4)
-    native = generate_all(model, labels, torch.arange(8), settings, progress=False).images
+    native = Sampler(model).images(labels, torch.arange(8), settings, progress=False).images
     found = np.load(file.parent / "digits.npy").astype(int)
     assert (name, found.shape) == (file.name, (8, 8, 8, 1))
     assert np.abs(found - native.permute(0, 2, 3, 1).numpy().astype(int)).max() <= 1

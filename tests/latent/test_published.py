@@ -10,7 +10,7 @@ from PIL import Image
 import mvm
 from mvm.data import open_prepared
 from mvm.data.prepare import prepare
-from mvm.generate import generate_all
+from mvm.generate import Sampler
 from mvm.latent import RAE, Decoder, DecoderConfig, load_decoder_only, measure
 from mvm.network import DDTConfig
 from mvm.optim.optimizers import TrainConfig
@@ -48,7 +48,7 @@ def run(encoders, tmp_path):
 
 def drawn(model):
     seeds = torch.arange(4)
-    return generate_all(model, seeds % 2, seeds, model.recipe.sample, progress=False).images
+    return Sampler(model).images(seeds % 2, seeds, model.recipe.sample, progress=False).images
 
 
 def test_round_trip_without_the_encoder(run, tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from mvm import noise
 from mvm.cli import run
 from mvm.data import open_prepared
 from mvm.data.prepare import prepare
-from mvm.generate import compile_network, generate_all
+from mvm.generate import Sampler
 from mvm.latent import RAE, Decoder, DecoderConfig, measure
 from mvm.model import Model, load
 from mvm.network import DDTConfig
@@ -136,9 +136,9 @@ def test_half_of_the_backbone_is_spared_on_request(recipe):
     model, labels, seeds = shaken(recipe), torch.tensor([0, 1]), torch.arange(2)
     calls = []
     model.network.blocks[0].register_forward_hook(lambda *_: calls.append(1))
-    half = SampleConfig(nfe=6, share=0.5)
+    half, sampler = SampleConfig(nfe=6, share=0.5), Sampler(model)
     for _ in range(2):  # the steps are chosen once, by a run that computes all
-        generate_all(model, labels, seeds, half, progress=False)
+        sampler.images(labels, seeds, half, progress=False)
     assert len(calls) == 6 + 3 + 3
     with pytest.raises(ValueError, match=r"share=1\.0"):
         SampleConfig(share=1.0)
@@ -149,8 +149,8 @@ def test_half_of_the_backbone_is_spared_on_request(recipe):
 def test_images_depend_on_their_seed_alone(recipe):
     model = shaken(recipe)
     labels, seeds = torch.tensor([0, 1, 0, 1]), torch.arange(4)
-    together = generate_all(model, labels, seeds, recipe.sample, progress=False).images
-    alone = generate_all(model, labels, seeds, recipe.sample, batch=1, progress=False).images
+    together = Sampler(model).images(labels, seeds, recipe.sample, progress=False).images
+    alone = Sampler(model).images(labels, seeds, recipe.sample, batch=1, progress=False).images
     assert (together.int() - alone.int()).abs().max() <= 1
 
 
@@ -190,8 +190,8 @@ def test_both_halves_are_compiled(recipe, monkeypatch):
         return counted
 
     model, labels, seeds = shaken(recipe), torch.tensor([0, 1]), torch.arange(2)
-    plain = generate_all(model, labels, seeds, SampleConfig(nfe=4), progress=False).images
+    plain = Sampler(model).images(labels, seeds, SampleConfig(nfe=4), progress=False).images
     monkeypatch.setattr(torch, "compile", compiled)
-    compile_network(model)
-    assert torch.equal(generate_all(model, labels, seeds, SampleConfig(nfe=4), progress=False).images, plain)
+    compiled_one = Sampler(model, compile=True)
+    assert torch.equal(compiled_one.images(labels, seeds, SampleConfig(nfe=4), progress=False).images, plain)
     assert called == ["condition", "head"] * 4

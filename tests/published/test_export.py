@@ -12,7 +12,7 @@ import torch
 
 import mvm
 from mvm import checkpoint
-from mvm.generate import generate_all
+from mvm.generate import Sampler
 from mvm.published import export, open_model, read_config, shipped_folder, write
 from mvm.published.card import read_card
 from mvm.published.diffusers import misfit
@@ -28,7 +28,7 @@ def names(folder):
 
 def drawn(model, count=6):
     seeds = torch.arange(count)
-    return generate_all(model, seeds % model.num_classes, seeds, model.recipe.sample, progress=False).images
+    return Sampler(model).images(seeds % model.num_classes, seeds, model.recipe.sample, progress=False).images
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
@@ -279,8 +279,9 @@ def test_both_snippets_run_as_they_are_printed(folder, monkeypatch):
     for code in snippets(folder):
         found: dict = {}
         exec(code, found)
-        made.append(found["images"])
-    ours, theirs = made
+        made.append(found)
+    ours, theirs = made[0]["samples"].images, made[1]["images"]
+    assert Path("grid.png").read_bytes()[:4] == b"\x89PNG"
     assert torch.equal(ours, drawn(mvm.load(folder), 4))
     for one, other in zip(ours, theirs, strict=True):
         assert np.abs(one[0].numpy().astype(int) - np.asarray(other).astype(int)).max() <= 1

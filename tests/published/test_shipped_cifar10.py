@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mvm.generate import generate_all
+from mvm.generate import Sampler
 from mvm.model import load
 from mvm.published import shipped_folder
 from mvm.recipes import SampleConfig, load_recipe, override
@@ -35,7 +35,7 @@ def test_it_is_the_recipe_with_alignment():
 
 def test_it_draws_what_it_drew():
     model = load("cifar10")
-    images = generate_all(model, *ASKED, progress=False).images
+    images = Sampler(model).images(*ASKED, progress=False).images
     away = np.abs(images.numpy().astype(int) - np.load(GOLDEN)["images"].astype(int))
     assert away.mean() < 0.5
     assert away.max() <= 16
@@ -44,6 +44,6 @@ def test_it_draws_what_it_drew():
 def test_the_class_decides():
     model = load("cifar10")
     labels, seeds = torch.tensor([0, 8, 9]), torch.tensor([4, 4, 4])
-    images = generate_all(model, labels, seeds, replace(model.recipe.sample, nfe=4), progress=False).images.float()
+    images = Sampler(model).images(labels, seeds, replace(model.recipe.sample, nfe=4), progress=False).images.float()
     for one, other in ((0, 1), (1, 2)):
         assert (images[one] - images[other]).abs().mean() > 5  # levels of 255, from the same noise

@@ -7,11 +7,10 @@ import torch
 
 from mvm import model as module
 from mvm import noise
-from mvm.generate import generate_all, sharing_plan
+from mvm.generate import Replays, Sampler
 from mvm.model import ONE_PASS, Model, one_pass_pays
 from mvm.path import JoinedField, MeanVelocity, joined_for
 from mvm.recipes import SampleConfig, load_recipe, override
-from mvm.replay import Replays
 from mvm.solver import Auto, ClassifierFree, Internal, Interval, guided, integrate, solve, solver_named
 from mvm.solver.meter import metered
 
@@ -195,11 +194,12 @@ def test_where_the_rule_below_is_off_it_joins_and_below_another_too():
 def test_a_shared_backbone_is_called_for_each_branch():
     model, _ = made(**DDT)
     settings = SampleConfig(nfe=NFE, cfg=2.0, share=0.5)
-    plan = sharing_plan(model, settings)
+    sampler = Sampler(model)
+    plan = sampler.sharing_plan(settings)
     rows = {"backbone": [], "head": []}
     model.network.embed.register_forward_hook(lambda _, args, __: rows["backbone"].append(len(args[0])))
     model.network.wide.register_forward_hook(lambda _, args, __: rows["head"].append(len(args[0])))
-    found = generate_all(model, LABELS, torch.arange(3), settings, progress=False)
+    found = sampler.images(LABELS, torch.arange(3), settings, progress=False)
     assert rows == {"backbone": [3] * (2 * len(plan.steps)), "head": [3] * (2 * NFE)}
     assert found.passes == 2 * NFE
 
@@ -209,10 +209,11 @@ def test_recorded_batches_join_and_cost_the_same():
     model, calls = made()
     settings = SampleConfig(nfe=NFE, cfg=2.0)
     labels, seeds = torch.arange(6), torch.arange(6)
-    want = generate_all(model, labels, seeds, settings, batch=3, progress=False)
+    want = Sampler(model).images(labels, seeds, settings, batch=3, progress=False)
     assert [rows for rows, _ in calls] == [6] * (2 * NFE)
-    model.replays = Replays(lambda function, examples: function)
-    found = generate_all(model, labels, seeds, settings, batch=3, progress=False)
+    sampler = Sampler(model)
+    sampler.replays = Replays(lambda function, examples: function)
+    found = sampler.images(labels, seeds, settings, batch=3, progress=False)
     assert torch.equal(found.images, want.images)
     assert (found.nfe, found.passes) == (want.nfe, want.passes) == (NFE, 2 * NFE)
 

@@ -281,7 +281,7 @@ def test_images_of_any_rank():
 def test_what_a_model_cannot_take_is_named():
     model = mvm.load("digits")
     good = torch.zeros(2, 1, 8, 8)
-    with pytest.raises(ValueError, match=r"schedule='mean-velocity'.*model\.schedule"):
+    with pytest.raises(ValueError, match="schedule='mean-velocity' is no schedule; leave it out"):
         mvm.sample(model, good, schedule="mean-velocity", nfe=1)
     with pytest.raises(ValueError, match=r"noise of shape \(2, 1, 16, 16\).*\(1, 8, 8\)"):
         mvm.sample(model, torch.zeros(2, 1, 16, 16), schedule=model.schedule, nfe=1)
@@ -316,3 +316,40 @@ def test_up_to_rho_1_there_is_no_warning(name, rho):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         solve(bent, start(), solver=name, nfe=1, rho=rho, seeds=range(4))
+
+
+class OnPath:
+    """A field that names its path."""
+
+    def __init__(self, schedule):
+        self.schedule, self.exact = schedule, gaussian(0.5, 0.3).field(schedule)
+
+    def __call__(self, x, t, condition=None):
+        return self.exact(x, t, condition)
+
+
+@pytest.mark.parametrize("schedule", [LinearFlow(), VariancePreserving(), MeanVelocity(2.0), MeanVelocity()])
+@pytest.mark.parametrize("solver", ["adams", "heun"])
+def test_without_a_schedule_it_is_the_fields_own(schedule, solver):
+    field, x = OnPath(schedule), noise.initial(torch.arange(3), (1,))
+    want = mvm.sample(field.exact, x, schedule=schedule, solver=solver, nfe=6)
+    assert torch.equal(mvm.sample(field, x, solver=solver, nfe=6), want)
+    assert torch.equal(mvm.sample(field, x, schedule=schedule, solver=solver, nfe=6), want)
+
+
+def test_without_a_schedule_of_its_own_it_is_the_mean_velocity():
+    x = noise.initial(torch.arange(3), (1,))
+    plain = OnPath(MeanVelocity()).exact
+    assert torch.equal(mvm.sample(plain, x, nfe=6), mvm.sample(plain, x, schedule=MeanVelocity(), nfe=6))
+    odd = OnPath(MeanVelocity())
+    odd.schedule = "cosine"  # someone else's word
+    assert torch.equal(mvm.sample(odd, x, nfe=6), mvm.sample(plain, x, nfe=6))
+
+
+@pytest.mark.parametrize("schedule", [MeanVelocity(), LinearFlow()])
+def test_another_schedule_than_its_own_is_refused(schedule):
+    x = noise.initial(torch.arange(3), (1,))
+    with pytest.raises(
+        ValueError, match=r"schedule=.*: this model was trained on VariancePreserving.*; leave schedule out"
+    ):
+        mvm.sample(OnPath(VariancePreserving()), x, schedule=schedule, nfe=2)

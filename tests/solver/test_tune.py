@@ -14,12 +14,11 @@ from mvm.app.lines import command
 from mvm.app.walk import side_by_steps
 from mvm.cli import run
 from mvm.evaluation.images import of_model
-from mvm.generate import generate_all, solver_told
+from mvm.generate import Draw, Sampler, solver_record
 from mvm.path import MEAN_VELOCITY
 from mvm.pixels import to_uint8
 from mvm.published.tuned import read_tuned
 from mvm.recipes import SampleConfig
-from mvm.samples import Draw
 from mvm.solver import ClassifierFree, adams, sample
 from mvm.solver.tune import tune
 from mvm.verify.solvers import digits_oracle, rmse
@@ -72,11 +71,11 @@ def tuned(tmp_path_factory):
 
 def test_tuned_times_are_used_by_default_and_nowhere_else(tuned):
     model, plain = mvm.load(tuned), mvm.load("digits")
-    ((_, solver),) = model.tuned.items()
+    ((_, entry),) = model.tuned.items()
     assert model.origin["tuned"] == [4]
     x, labels = noise.initial(torch.arange(3), model.sample_shape), torch.arange(3)
     options = {"condition": labels, "seeds": [0, 1, 2]}
-    assert torch.equal(sample(model, x, nfe=4, **options), sample(plain, x, nfe=4, solver=solver, **options))
+    assert torch.equal(sample(model, x, nfe=4, **options), sample(plain, x, nfe=4, solver=entry.solver, **options))
     for other in (
         {"nfe": 5},
         {"nfe": 4, "rho": 0.5},
@@ -88,7 +87,7 @@ def test_tuned_times_are_used_by_default_and_nowhere_else(tuned):
 
 
 def _images(model, settings):
-    return generate_all(model, torch.arange(3), torch.arange(3), settings, progress=False).images
+    return Sampler(model).images(torch.arange(3), torch.arange(3), settings, progress=False).images
 
 
 def test_a_solver_that_is_named_keeps_its_own_times(tuned, tmp_path, capsys):
@@ -102,8 +101,8 @@ def test_a_solver_that_is_named_keeps_its_own_times(tuned, tmp_path, capsys):
     named = unnamed.asked(solver="adams", rho=None)
     assert torch.equal(_images(model, named), _images(plain, unnamed))
     assert not torch.equal(_images(model, unnamed), _images(plain, unnamed))
-    assert "given=(1.0," in solver_told(model, unnamed)
-    assert solver_told(model, named) == solver_told(plain, unnamed)
+    assert "given=(1.0," in solver_record(model, unnamed)
+    assert solver_record(model, named) == solver_record(plain, unnamed)
     for words, of in (((), fitted), (("--solver", "adams"), sample(plain, x, **options))):
         out = tmp_path / f"{len(words)}.npy"
         assert (
@@ -129,7 +128,7 @@ def test_a_sweep_holds_tuned_and_named_apart(tuned, tmp_path):
 def test_an_evaluation_records_whether_times_were_tuned(tuned):
     model, draw = mvm.load(tuned), Draw(2)
     for settings, expected in ((SampleConfig(nfe=4), True), (SampleConfig(nfe=5), False)):
-        assert of_model(model, draw, settings).facts["sampler"]["tuned"] is expected
+        assert of_model(Sampler(model), draw, settings).facts["sampler"]["tuned"] is expected
 
 
 def test_the_page_makes_what_its_command_makes(tuned):
@@ -137,7 +136,7 @@ def test_the_page_makes_what_its_command_makes(tuned):
     assert "--solver" not in command(form, ODE, model)
     assert "--solver adams" in command(form, ODE, mvm.load("digits"))
     *_, side = side_by_steps(model, form.draw(), form.settings(ODE))
-    assert torch.equal(side.images, generate_all(model, side.labels, torch.arange(2), SampleConfig(nfe=4)).images)
+    assert torch.equal(side.images, Sampler(model).images(side.labels, torch.arange(2), SampleConfig(nfe=4)).images)
 
 
 def test_times_are_not_fitted_where_nothing_would_use_them(tuned, tmp_path, capsys):

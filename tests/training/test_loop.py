@@ -6,13 +6,15 @@ import math
 import shutil
 import signal
 from dataclasses import replace
+from importlib import resources
 
 import pytest
 import torch
 from tiny_recipe import NETWORK, recipe_with
 
+import mvm
 from mvm import checkpoint, noise
-from mvm.generate import generate_all
+from mvm.generate import Sampler
 from mvm.model import Model, load
 from mvm.optim.ema import Averages
 from mvm.optim.optimizers import learning_rate
@@ -109,7 +111,7 @@ def test_a_run_in_scaled_pixels(whole, tmp_path):
     model = load(run)
     assert model.codec.encode(torch.full((1, 1, 8, 8), 255, dtype=torch.uint8)).unique().tolist() == [2.0]
     labels, seeds = torch.arange(4), torch.arange(4)
-    made = generate_all(model, labels, seeds, model.recipe.sample, progress=False).images
+    made = Sampler(model).images(labels, seeds, model.recipe.sample, progress=False).images
     x = noise.initial(seeds, model.sample_shape)
     samples = sample(model, x, schedule=model.schedule, nfe=model.recipe.sample.nfe, condition=labels, seeds=seeds)
     assert torch.equal(made, to_uint8(samples / 2))
@@ -486,3 +488,15 @@ def test_a_recipe_that_cannot_work_leaves_no_run_behind(tmp_path, changes):
     with pytest.raises(ValueError, match=r"kind|patch"):
         go(tiny(**changes), run)
     go(tiny(), run)
+
+
+def test_a_recipe_goes_by_name_file_or_object(tmp_path):
+    named = mvm.train("digits", str(tmp_path / "named"), until=1, progress=False)
+    file = tmp_path / "digits.toml"
+    shutil.copy(resources.files("mvm") / "recipes" / "digits.toml", file)
+    for run, recipe in (("file", file), ("object", named.recipe)):
+        other = mvm.train(recipe, tmp_path / run, until=1, progress=False)
+        assert all(torch.equal(a, b) for a, b in zip(other.parameters(), named.parameters(), strict=True))
+    with pytest.raises(ValueError, match=r"recipe='digitss' is unknown.*'digits'"):
+        mvm.train("digitss", tmp_path / "none")
+    assert not (tmp_path / "none").exists()

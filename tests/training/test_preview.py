@@ -11,7 +11,7 @@ from tiny_recipe import NETWORK, recipe_with
 from mvm import checkpoint, noise
 from mvm.data import Images, Resident
 from mvm.distributed.processes import Processes
-from mvm.generate import generate_all
+from mvm.generate import Sampler
 from mvm.metrics.distances import frechet_distance, moments, shrunken_features
 from mvm.model import Model, load
 from mvm.recipes import PreviewConfig
@@ -58,7 +58,7 @@ def by_hand(model, recipe):
     """Images and figure of a model, with the package's public parts alone."""
     labels = torch.arange(20) % 10
     seeds = noise.derive(recipe.seed, torch.arange(20) + 2**40)
-    images = generate_all(model, labels, seeds, recipe.sample, progress=False).images
+    images = Sampler(model).images(labels, seeds, recipe.sample, progress=False).images
     reference = moments(shrunken_features(training_data(recipe).images))
     return images, frechet_distance(moments(shrunken_features(images)), reference)
 

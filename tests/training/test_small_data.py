@@ -10,7 +10,7 @@ from tiny_recipe import NETWORK, recipe_with
 import mvm
 from mvm import checkpoint
 from mvm.data import Images, augmentation, augmented, mirror, mirrored
-from mvm.generate import generate_all
+from mvm.generate import Sampler
 from mvm.model import load
 from mvm.pixels import to_unit
 from mvm.published import export, open_model
@@ -57,7 +57,7 @@ def run(tmp_path_factory):
 
 def drawn(model, count=8):
     labels, seeds = torch.arange(count) % 10, torch.arange(count)
-    return generate_all(model, labels, seeds, replace(model.recipe.sample, nfe=4), progress=False).images
+    return Sampler(model).images(labels, seeds, replace(model.recipe.sample, nfe=4), progress=False).images
 
 
 # The batch
@@ -210,7 +210,7 @@ def brighter_above(tell):
     for _ in range(recipe.train.steps):
         trainer.advance()
     settings, none = replace(recipe.sample, cfg=1.0), torch.zeros(64, dtype=torch.int64)
-    images = generate_all(trainer.model.eval(), none, torch.arange(64), settings, progress=False).images.float()
+    images = Sampler(trainer.model.eval()).images(none, torch.arange(64), settings, progress=False).images.float()
     return images[:, :, :4].mean((1, 2, 3)) - images[:, :, 4:].mean((1, 2, 3))
 
 

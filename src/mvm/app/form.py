@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any
 
+from mvm.generate import Draw
 from mvm.noise import MAX_SEED
 from mvm.recipes import SampleConfig
-from mvm.samples import Draw
 from mvm.solver import PEERS, SOLVERS
 
 ODE, SDE = "ODE", "SDE"

@@ -2,8 +2,7 @@
 
 import shlex
 from pathlib import Path
-
-import torch
+from typing import Any
 
 from mvm.app.form import Form
 from mvm.model import Model, choose_device
@@ -19,44 +18,41 @@ def file_name(form: Form, side: str) -> str:
     return f"{Path(form.model).name}-seed-{int(form.seed)}-{side.lower()}.png"
 
 
+def options(form: Form, side: str, model: Model) -> dict[str, Any]:
+    """Return what makes this side's picture, by the names of `mvm sample` and `Model.generate`."""
+    how = form.settings(side)
+    found = {
+        "num": int(form.images),
+        "classes": list(form.classes) or None,
+        "seed": int(form.seed),
+        "solver": None if how.unnamed and model.tuned else how.solver,  # a solver that is named has its own times
+        "nfe": how.nfe,
+        "rho": how.rho,
+        "cfg": how.cfg,
+        "interval": [how.low, how.high] if how.guided else None,
+        "internal": how.internal if model.recipe.network.inner_block else None,
+        "share": 0 if model.recipe.sample.share else None,  # not on the page: a recipe's own is undone
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
 def command(form: Form, side: str, model: Model) -> str:
     """Return the `mvm sample` that makes this side's picture."""
-    how = form.settings(side)
-    options = {
-        "--num": number(form.images),
-        "--classes": ",".join(map(str, form.classes)),
-        "--seed": str(int(form.seed)),
-        "--solver": "" if how.unnamed and model.tuned else how.solver,  # a solver that is named has its own times
-        "--nfe": number(how.nfe),
-        "--rho": number(how.rho),
-        "--cfg": number(how.cfg),
-        "--interval": f"{number(how.low)},{number(how.high)}" if how.guided else "",
-        "--internal": number(how.internal) if model.recipe.network.inner_block else "",
-        "--share": "0" if model.recipe.sample.share else "",  # not on the page: a recipe's own is undone
-        "--device": "" if choose_device("auto").type == model.device.type else str(model.device),
-        "--out": file_name(form, side),
-    }
-    words = [word for name, value in options.items() if value for word in (name, value)]
-    return shlex.join(["mvm", "sample", form.model, *words])
+    words = ["mvm", "sample", form.model]
+    for name, value in options(form, side, model).items():
+        parts = value if isinstance(value, list) else [value]
+        words += [f"--{name}", ",".join(part if isinstance(part, str) else number(part) for part in parts)]
+    if choose_device("auto").type != model.device.type:
+        words += ["--device", str(model.device)]
+    return shlex.join([*words, "--out", file_name(form, side)])
 
 
-def python(form: Form, side: str, device: torch.device) -> str:
+def python(form: Form, side: str, model: Model) -> str:
     """Return the Python lines that make this side's picture."""
-    how, draw = form.settings(side), form.draw()
-    where = "" if device.type == "cpu" else f".to({str(device)!r})"
-    names = [name for name in ("cfg", "internal") if getattr(how, name) != 1]
-    guided = "".join(f", {name}={number(getattr(how, name))}" for name in (*names, *(("low", "high") if names else ())))
-    classes = f", classes={draw.classes!r}" if draw.classes else ""
-    return f"""from pathlib import Path
+    where = "" if model.device.type == "cpu" else f".to({str(model.device)!r})"
+    asked = ", ".join(f"{name}={value!r}" for name, value in options(form, side, model).items())
+    return f"""import mvm
 
-import mvm
-from mvm.generate import generate_all, write_images
-from mvm.recipes import SampleConfig
-from mvm.samples import Draw
-
-model = mvm.load({form.model!r}){where}
-draw = Draw({draw.num}, seed={draw.seed}{classes})
-settings = SampleConfig({how.solver!r}, nfe={how.nfe}, rho={number(how.rho)}{guided})
-made = generate_all(model, draw.chosen_labels(model.num_classes), draw.chosen_seeds(), settings)
-write_images(Path({file_name(form, side)!r}), made.images, made.labels, model.classes)
+images = mvm.load({form.model!r}){where}.generate({asked})
+images.save({file_name(form, side)!r})
 """

@@ -213,5 +213,5 @@ def _lines(form: Form, model: Model) -> Parts:
     for side in (ODE, SDE):
         there = side in form.sides
         found[code_part(side, COMMAND)] = command(form, side, model) if there else none
-        found[code_part(side, PYTHON)] = python(form, side, model.device) if there else none
+        found[code_part(side, PYTHON)] = python(form, side, model) if there else none
     return found

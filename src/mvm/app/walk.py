@@ -11,10 +11,10 @@ from torch import Tensor
 
 from mvm import noise
 from mvm.app.form import ODE, Form
+from mvm.generate import Draw
 from mvm.model import Model
 from mvm.path import MEAN_VELOCITY, Field, Schedule
 from mvm.recipes import SampleConfig
-from mvm.samples import Draw
 from mvm.solver import State, run
 from mvm.solver.sampling import evaluator, in_solver_time, metered, solver_for, step_noise
 
@@ -91,7 +91,7 @@ class Side:
 
 
 def side_by_steps(model: Model, draw: Draw, settings: SampleConfig, compute: Compute | None = None) -> Iterator[Side]:
-    """Yield one side after every step; the last has the pictures of `mvm.generate.generate_batch`, bit for bit."""
+    """Yield one side after every step; the last has the pictures of `mvm.generate.Sampler.batch`, bit for bit."""
     labels, seeds = draw.chosen_labels(model.num_classes), draw.chosen_seeds()
     x = noise.initial(seeds.to(model.device), model.sample_shape)
     how = {"schedule": model.schedule, "condition": labels.to(model.device), "compute": compute}

@@ -16,8 +16,7 @@ from mvm.settings import OPTIONS, SampleConfig
 
 if TYPE_CHECKING:
     from mvm.distributed.processes import Processes
-    from mvm.model import Model
-    from mvm.samples import Draw
+    from mvm.generate import Draw, Sampler
 
 T = TypeVar("T")
 USAGE_ERROR = 2
@@ -114,7 +113,7 @@ class GivenOptions:
 
 @Parameter(name="*", group="Sampler")
 @with_sampler_options(KINDS | {"nfe": Whole})
-class Sampler(GivenOptions):
+class SamplerOptions(GivenOptions):
     """All of them."""
 
 
@@ -163,20 +162,17 @@ class Drawing(Weights):
     compile: bool = False
     kernels: bool = True
 
-    def load(self, name: str, place: "Processes") -> "Model":
-        """Return a model on its device, compiled if that is asked for."""
-        from mvm.generate import compile_network
+    def open(self, name: str, place: "Processes") -> "Sampler":
+        """Return what draws from a model, on its device, compiled if that is asked for."""
+        from mvm.generate import Sampler
         from mvm.model import load
 
         model = load(name, self.weights, self.checkpoint).to(place.device)
-        if self.compile:
-            compile_network(model, kernels=self.kernels)
-        return model
+        return Sampler(model, self.precision, compile=self.compile, kernels=self.kernels)
 
     def draw(self, num: int, batch: int, names: Sequence[str] | None = None) -> "Draw":
         """Return which images, of the asked classes where the names of a model's are given."""
-        from mvm.generate import asked_classes, class_numbers
-        from mvm.samples import Draw
+        from mvm.generate import Draw, asked_classes, class_numbers
 
         classes = () if names is None else class_numbers(self.classes, names)
         asked_classes(classes, 0 if names is None else len(names))  # refuses numbers out of range

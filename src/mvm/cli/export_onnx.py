@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mvm.cli.app import Sampler, Weights, app
+from mvm.cli.app import SamplerOptions, Weights, app
 
 
 @app.command
@@ -11,7 +11,7 @@ def onnx(
     /,
     *,
     out: Path = Path("model.onnx"),
-    sampler: Sampler = Sampler(),
+    sampler: SamplerOptions = SamplerOptions(),
     weights: Weights = Weights(),
 ) -> int:
     """Write a network as ONNX, any batch, float32, with the numbers of a sampler in its metadata.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from mvm.cli.app import Device, Drawing, JsonFile, Sampler, Whole, app, say_from_first
+from mvm.cli.app import Device, Drawing, JsonFile, SamplerOptions, Whole, app, say_from_first
 from mvm.cli.data import data
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class Pictures:
 class Sides:
     """What `mvm eval` compares, by name: runs are sampled, stored images read."""
 
-    sampler: Sampler
+    sampler: SamplerOptions
     drawing: Drawing
     pictures: Pictures
     num: int | None
@@ -171,10 +171,11 @@ class Sides:
             )
         if self.num is None:
             say_from_first(f"mvm: '{name}' samples {self.count:,} images; -n asks for fewer", error=True)
-        base, model = Path(name).name, self.drawing.load(name, self.place)
+        base, opened = Path(name).name, self.drawing.open(name, self.place)
+        model = opened.model
         draw = self.drawing.draw(self.count, self.batch, model.classes)
         draw, settings = replace(draw, seed=draw.seed + skipped), self.sampler.settings(model.recipe.sample)
-        return Side(base, of_model(model, draw, settings, precision=self.drawing.precision, name=base), model=model)
+        return Side(base, of_model(opened, draw, settings, name=base), model=model)
 
 
 def _as_text(found: "Evaluation") -> str:
@@ -199,7 +200,7 @@ def evaluate(
     *,
     judging: Judging = Judging(),
     num: Annotated[Whole | None, Parameter(alias="-n")] = None,
-    sampler: Sampler = Sampler(),
+    sampler: SamplerOptions = SamplerOptions(),
     drawing: Drawing = Drawing(),
     pictures: Pictures = Pictures(),
     jackknife: Whole = 0,
@@ -243,7 +244,7 @@ def evaluate(
     if num is not None:
         at_least("num", num, 2)  # a covariance needs two
     asked = {"num": num, **vars(sampler), **vars(drawing)}
-    usual = {"num": None, **vars(Sampler()), **vars(Drawing())}
+    usual = {"num": None, **vars(SamplerOptions()), **vars(Drawing())}
     given = [f"--{name.replace('_', '-')} {value}" for name, value in asked.items() if value != usual[name]]
     if given and not (is_model(images) or is_model(ref)):
         raise ValueError(f"{given[0]} says how a run is sampled, and '{images}' is no run; leave it out")

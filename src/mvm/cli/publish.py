@@ -68,7 +68,7 @@ def _draw(folder: Path) -> bytes | None:
     """Return the picture of a card as PNG; None, and a line that says so, where the model is too large for it here."""
     import torch
 
-    from mvm.generate import generate_all
+    from mvm.generate import Sampler
     from mvm.model import choose_device, load
     from mvm.network import multiply_adds
     from mvm.pictures import png_bytes, sample_grid
@@ -86,7 +86,7 @@ def _draw(folder: Path) -> bytes | None:
         return None
     seeds = torch.arange(SAMPLES)
     labels = seeds * count // SAMPLES  # all over the classes
-    images = generate_all(load(folder).to(device), labels, seeds, recipe.sample).images
+    images = Sampler(load(folder).to(device)).images(labels, seeds, recipe.sample).images
     return png_bytes(sample_grid(images, labels, config.classes if recipe.objective.conditional else (), SAMPLES // 2))
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from mvm.cli.app import INTERRUPTED, Device, Drawing, Sampler, Whole, app, say_from_first
+from mvm.cli.app import INTERRUPTED, Device, Drawing, SamplerOptions, Whole, app, say_from_first
 
 MANY = 5000  # evaluations whose plan takes a second and more
 
@@ -16,7 +16,7 @@ def sample(
     /,
     *,
     num: Annotated[Whole, Parameter(alias="-n")] = 16,
-    sampler: Sampler = Sampler(),
+    options: SamplerOptions = SamplerOptions(),
     drawing: Drawing = Drawing(),
     batch: Whole = 256,
     device: Device = "auto",
@@ -47,16 +47,17 @@ def sample(
     check_set(out, num)
     out.resolve().parent.mkdir(parents=True, exist_ok=True)  # if that fails, before the work
     drawing.draw(num, batch)  # refuses what it can before the model is read
-    parts_folder, precision = parts_beside(out), drawing.precision
+    parts_folder = parts_beside(out)
     try:
         with processes(choose_device(device)) as place:
-            loaded = drawing.load(model, place)
+            sampler = drawing.open(model, place)
+            loaded = sampler.model
             draw = drawing.draw(num, batch, loaded.classes)
-            settings = sampler.settings(loaded.recipe.sample)
+            settings = options.settings(loaded.recipe.sample)
             if settings.nfe >= MANY and settings.takes_nfe:
                 say_from_first(f"mvm: {settings.nfe:,} evaluations an image; planning them takes a while", error=True)
             tuned = takes_tuned_times(loaded, settings)
-            parts = sample_parts(loaded, draw, settings, parts_folder, place=place, precision=precision)
+            parts = sample_parts(sampler, draw, settings, parts_folder, place=place)
         if place.main:  # the others need not wait
             write_set(parts, out, names=loaded.classes)
             remove(parts_folder)

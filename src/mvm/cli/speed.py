@@ -3,7 +3,7 @@
 import json
 from dataclasses import replace
 
-from mvm.cli.app import Device, Dotted, JsonFile, Sampler, Whole, app
+from mvm.cli.app import Device, Dotted, JsonFile, SamplerOptions, Whole, app
 
 
 @app.command
@@ -13,7 +13,7 @@ def bench(
     *,
     steps: Whole = 30,
     samples: Whole = 64,
-    sampler: Sampler = Sampler(),
+    sampler: SamplerOptions = SamplerOptions(),
     grow: bool = False,
     device: Device = "auto",
     json_file: JsonFile = None,

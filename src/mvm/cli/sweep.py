@@ -13,7 +13,7 @@ from mvm.cli.app import (
     Device,
     Drawing,
     JsonFile,
-    Sampler,
+    SamplerOptions,
     Whole,
     app,
     parse_interval,
@@ -119,15 +119,15 @@ def sweep(
     drawing.draw(num, batch)  # refuses what it can before the model is read
     folder = out or Path("runs") / f"sweep-{Path(model).name}"
     with processes(choose_device(device)) as place:
-        loaded = drawing.load(model, place)
+        sampler = drawing.open(model, place)
+        loaded = sampler.model
         work = Sweep(
-            loaded,
+            sampler,
             drawing.draw(num, batch, loaded.classes),
             judging.judge(place, batch, blocks=jackknife_blocks(jackknife)),
             judging.reference(loaded),
             judging.names(loaded.recipe.data.shape[0]),
             folder,
-            drawing.precision,
             repeats,
             keep_images,
             " ".join(["mvm", *sys.argv[1:]]),  # without where the program lies
@@ -147,7 +147,7 @@ def compare(
     model_b: str,
     /,
     *,
-    sampler: Sampler = Sampler(),
+    sampler: SamplerOptions = SamplerOptions(),
     drawing: Drawing = Drawing(),
     judging: Judging = Judging(),
     num: Annotated[Whole, Parameter(alias="-n")] = 1000,
@@ -183,13 +183,13 @@ def compare(
     if json_file is not None:
         json_file.resolve().parent.mkdir(parents=True, exist_ok=True)  # if that fails, before the work
     with processes(choose_device(device)) as place:
-        models = {name: drawing.load(name, place) for name in dict.fromkeys((model_a, model_b))}
+        samplers = {name: drawing.open(name, place) for name in dict.fromkeys((model_a, model_b))}
+        models = {name: opened.model for name, opened in samplers.items()}
         sets = [
             of_model(
-                models[name],
+                samplers[name],
                 drawing.draw(num, batch, models[name].classes),
                 sampler.settings(models[name].recipe.sample),
-                precision=drawing.precision,
                 name=Path(name).name,
             )
             for name in (model_a, model_b)

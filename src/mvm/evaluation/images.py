@@ -20,13 +20,13 @@ from mvm.data.sources.arrays import channels_last, keys_of, layout, shape_of, st
 from mvm.data.sources.records import stamp_of
 from mvm.distributed.processes import Processes
 from mvm.files import sha256
-from mvm.generate import check_settings, generate_batches, takes_tuned_times
+from mvm.generate import Draw, Sampler, check_settings, takes_tuned_times
 from mvm.latent import RAE
 from mvm.model import Model
 from mvm.options import at_least, choose
 from mvm.pixels import to_uint8
 from mvm.recipes import SampleConfig
-from mvm.samples import Draw, Parts
+from mvm.samples import Parts
 
 DECODERS = 8  # threads; Pillow releases Python's lock while it decodes
 GREY = {"1", "L", "LA", "I", "I;16", "I;16B", "I;16L"}
@@ -197,10 +197,9 @@ def of_parts(parts: Parts, **more: Any) -> ImageSet:
     return ImageSet(parts.shape, _facts("samples", parts.folder.name, parts.shape, count=parts.count, **more), chunks)
 
 
-def of_model(
-    model: Model, draw: Draw, settings: SampleConfig | None = None, *, precision: str = "fp32", name: str = "model"
-) -> ImageSet:
+def of_model(sampler: Sampler, draw: Draw, settings: SampleConfig | None = None, *, name: str = "model") -> ImageSet:
     """Return images that are sampled as they are read; nothing is kept."""
+    model = sampler.model
     settings = settings or model.recipe.sample
     check_settings(model, settings)
     labels, seeds = draw.chosen_labels(model.num_classes), draw.chosen_seeds()
@@ -208,11 +207,11 @@ def of_model(
     def chunks(batch: int, wanted: Wanted) -> Iterator[Chunk]:
         spans = list(_spans(draw.num, draw.batch, wanted))
         parts = ((labels[start:stop], seeds[start:stop]) for start, stop in spans)
-        for (start, _), made in zip(spans, generate_batches(model, parts, settings, precision), strict=True):
+        for (start, _), made in zip(spans, sampler.batches(parts, settings), strict=True):
             yield start, made.images
 
-    sampler = {**asdict(settings), "tuned": takes_tuned_times(model, settings)}
-    more = {"draw": asdict(draw), "sampler": sampler, "precision": precision, "origin": model.origin}
+    how = {**asdict(settings), "tuned": takes_tuned_times(model, settings)}
+    more = {"draw": asdict(draw), "sampler": how, "precision": sampler.precision, "origin": model.origin}
     shape = model.recipe.data.shape
     return ImageSet(shape, _facts("run", name, shape, count=draw.num, **more), chunks)
 

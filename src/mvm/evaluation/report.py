@@ -16,8 +16,8 @@ from PIL import Image
 
 import mvm
 from mvm.files import write_text
-from mvm.generate import png_bytes
 from mvm.options import needs
+from mvm.pictures import png_bytes
 
 TEMPLATE = Path(__file__).with_name("page.html")  # fields: $title, $lead, $body
 # Okabe and Ito's colours but yellow, which colour-blind readers can distinguish; dashes and markers are for grey print

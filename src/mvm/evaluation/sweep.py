@@ -27,22 +27,11 @@ from mvm.evaluation.images import ImageSet, of_parts
 from mvm.evaluation.report import provenance, require_plots
 from mvm.evaluation.sweep_report import REAL, write_report
 from mvm.files import atomic, recover_all, remove, write_text
-from mvm.generate import (
-    check_settings,
-    computed_by,
-    computing,
-    generate_batch,
-    grid,
-    png_bytes,
-    sharing_plan,
-    solver_told,
-    takes_tuned_times,
-)
+from mvm.generate import Draw, Sampler, check_settings, solver_record, takes_tuned_times
 from mvm.metrics.measures import Figure
 from mvm.model import Model
-from mvm.options import choose
-from mvm.precision import PRECISIONS
-from mvm.samples import Draw, Parts, sample_parts
+from mvm.pictures import grid, png_bytes
+from mvm.samples import Parts, sample_parts
 from mvm.settings import SampleConfig
 from mvm.store import ArrayStore
 from mvm.untrusted import read_json
@@ -66,16 +55,19 @@ def check_cells(cells: Sequence[SampleConfig], model: Model) -> None:
 class Sweep:
     """sweep.run(cells): a model, the images drawn from it, what judges them, and the folder that keeps everything."""
 
-    model: Model
+    sampler: Sampler
     draw: Draw
     judge: Judge
     reference: Side
     metrics: tuple[str, ...]
     folder: Path
-    precision: str = "fp32"
     repeats: int = 1  # draws of each cell, on seeds of their own; more than one give an error
     keep_images: bool = False
     command: str = ""
+
+    @property
+    def model(self) -> Model:
+        return self.sampler.model
 
     @property
     def place(self) -> Processes:
@@ -92,7 +84,7 @@ class Sweep:
             "origin": self.model.origin,
             "draw": asdict(self.draw),
             "repeats": self.repeats,
-            "sampling": computed_by(self.model, self.precision),
+            "sampling": self.sampler.facts(),
             "reference": self.reference.facts(),
             "judge": {"blocks": self.judge.blocks, "kid_size": self.judge.kid_size},
         }
@@ -104,7 +96,6 @@ class Sweep:
         check_cells(cells, self.model)
         if self.folder.is_dir() and not (self.folder / SHARED).is_file():  # a run, among whose files a sweep would lie
             _store(self.folder).require_own(rf"{CELLS}|{WORK}|\..*", "give another --out")
-        choose("precision", self.precision, PRECISIONS)
         check_side(self.metrics, self.reference, reference=True)
         check_shapes({"shape": self.model.recipe.data.shape}, self.reference.facts())
         with ExitStack() as stack:
@@ -140,14 +131,13 @@ class Sweep:
 
     def _prepare(self, cells: Sequence[SampleConfig]) -> None:
         """Compile, and plan encoder sharing, so that no cell's seconds hold what is done once."""
-        if cells and self.model.compiled:
+        if cells and self.sampler.compiled:
             size = min(self.draw.batch, self.draw.num)  # let the compiler see one batch
             labels, seeds = self.draw.chosen_labels(self.model.num_classes)[:size], self.draw.chosen_seeds()[:size]
-            generate_batch(self.model, labels, seeds, SampleConfig(nfe=1), self.precision)
-        with computing(self.model, self.precision):
-            for settings in cells:
-                if settings.share:
-                    sharing_plan(self.model, settings)
+            self.sampler.batch(labels, seeds, SampleConfig(nfe=1))
+        for settings in cells:
+            if settings.share:
+                self.sampler.sharing_plan(settings)
 
     def _name(self, settings: SampleConfig) -> str:
         return file_name(settings, takes_tuned_times(self.model, settings))
@@ -169,7 +159,7 @@ class Sweep:
         """Return a cell: what is kept of it, completed by what is missing."""
         path = self._path(settings)
         kept = self.place.broadcast(_read_cell(path) if self.place.main else None)
-        solver = solver_told(self.model, settings)
+        solver = solver_record(self.model, settings)
         if kept and kept.get("solver") != solver:
             raise ValueError(
                 f"{path} was made by another solver ({kept.get('solver', 'not told')}, now {solver}); "
@@ -210,9 +200,7 @@ class Sweep:
         folder = self.folder / WORK / self._name(settings) / str(number)
         draw = replace(self.draw, seed=self.draw.seed + number * self.draw.num)
         there, start = len(list(folder.glob("part-*.npy"))), time.perf_counter()
-        parts = sample_parts(
-            self.model, draw, settings, folder, place=self.place, precision=self.precision, progress=self.judge.progress
-        )
+        parts = sample_parts(self.sampler, draw, settings, folder, place=self.place, progress=self.judge.progress)
         # of all images, from those made now: an interrupted call may have left the others
         now = (time.perf_counter() - start) * len(draw.spans()) / max(1, len(draw.spans()) - there)
         seconds = self._kept_seconds(folder, now)
@@ -239,7 +227,7 @@ class Sweep:
             "images": self.draw.num,
             "model": self.model.origin,
             "draw": {**asdict(self.draw), "repeats": self.repeats},
-            "sampling": computed_by(self.model, self.precision),
+            "sampling": self.sampler.facts(),
             "reference": first["reference"],
             "networks": networks,
             "software": {**dict(provenance()), **first["software"]},

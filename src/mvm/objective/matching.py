@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from mvm.network import Output
 from mvm.objective.repa import RepaConfig, alignment, match_grid, spatial_norm
 from mvm.objective.weights import WEIGHTS
 from mvm.options import between, choose
-from mvm.path import KINDS, Schedule, TimeLaw, like, perturb
+from mvm.path import KINDS, MEAN_VELOCITY, Schedule, TimeLaw, like, noised, perturb
 
 
 class Network(Protocol):
@@ -158,3 +158,38 @@ class Matching:
             repa = self.align(output.features[self.block], projector, batch.features)
             total, parts["repa"] = total + self.repa.weight * repa, repa.detach()
         return Loss(total, parts)
+
+
+UNIFORM = TimeLaw()
+
+
+def loss(
+    network: Callable[[Tensor, Tensor, Any], Tensor],
+    x0: Tensor,
+    condition: Any = None,
+    *,
+    schedule: Schedule = MEAN_VELOCITY,
+    kind: str = "u",
+    law: TimeLaw = UNIFORM,
+    weight: str = "none",
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Return the training loss of any callable network(x, t, condition) on clean samples x0 (B, ...): a scalar.
+
+        mvm.loss(network, x0, labels).backward()
+
+    network: returns its prediction of `kind`, of x's shape, at t float64 (B,); condition is handed on as it is.
+    law: the timestep distribution. weight: over timesteps, a name in WEIGHTS. generator: of times and noise, which
+    are new at every call; None: torch's own. `mvm.path.to_x0` turns a prediction into x0_hat, which a field returns.
+    """
+    if not x0.is_floating_point() or x0.ndim < 2:
+        raise ValueError(f"x0 is {x0.dtype} of shape {tuple(x0.shape)}; give floating-point samples (B, ...)")
+    objective = Matching(ObjectiveConfig(kind, weight=weight), schedule, law)  # which refuses what has no finite loss
+    device = x0.device if generator is None else generator.device
+    share = torch.rand(len(x0), dtype=torch.float64, device=device, generator=generator).to(x0.device)
+    eps = torch.randn(x0.shape, dtype=x0.dtype, device=device, generator=generator).to(x0.device)
+    x, t, target = noised(x0, eps, law.quantile(share, schedule), schedule, kind)
+    prediction = network(x, t, condition)
+    if prediction.shape != x.shape:
+        raise ValueError(f"the network answers x of shape {tuple(x.shape)} with {tuple(prediction.shape)}; give x's")
+    return _square_error(prediction, target, objective.weigh(t))

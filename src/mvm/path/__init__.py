@@ -14,7 +14,7 @@ from mvm.path.field import (
     joined_for,
     require_schedule,
 )
-from mvm.path.perturb import Noised, TimeLaw, perturb
+from mvm.path.perturb import Noised, TimeLaw, noised, perturb
 from mvm.path.schedule import (
     MEAN_VELOCITY,
     SCHEDULES,
@@ -58,6 +58,7 @@ __all__ = [
     "full_time",
     "joined_for",
     "like",
+    "noised",
     "perturb",
     "require_schedule",
     "schedule_named",

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeGuard, runtime_checkable
 import torch
 from torch import Tensor
 
-from mvm.path.schedule import Schedule, equal_snr_scale, equal_snr_time, like
+from mvm.path.schedule import MEAN_VELOCITY, Schedule, equal_snr_scale, equal_snr_time, like
 
 Condition = Any
 Field = Callable[[Tensor, Tensor, Condition], Tensor]
@@ -76,14 +76,20 @@ class SizedField(Protocol):
     def sample_shape(self) -> tuple[int, ...]: ...
 
 
-def require_schedule(field: Field, schedule: Schedule) -> None:
-    """Raise if a trained model is used on another path than its own: its output would silently be wrong."""
+def require_schedule(field: Field, schedule: Schedule | None) -> Schedule:
+    """Return the schedule to use a field on: None is the field's own, MeanVelocity where it names none.
+
+    Another one than its own is refused: a trained model would silently be wrong.
+    """
+    own = getattr(field, "schedule", None)
+    own = own if isinstance(own, Schedule) else None
+    if schedule is None:
+        return own or MEAN_VELOCITY
     if not isinstance(schedule, Schedule):
-        raise ValueError(f"schedule={schedule!r} is no schedule; pass model.schedule, or one of mvm.path")
-    if isinstance(field, TrainedField) and field.schedule != schedule:
-        raise ValueError(
-            f"schedule={schedule}: this model was trained on {field.schedule}; pass schedule=model.schedule"
-        )
+        raise ValueError(f"schedule={schedule!r} is no schedule; leave it out, or pass one of mvm.path")
+    if own is not None and own != schedule:
+        raise ValueError(f"schedule={schedule}: this model was trained on {own}; leave schedule out")
+    return schedule
 
 
 def equal_snr(field: Field, source: Schedule, target: Schedule) -> Field:

@@ -94,7 +94,11 @@ class Noised(NamedTuple):
 
 def perturb(x0: Tensor, seeds: Tensor, schedule: Schedule, law: TimeLaw, kind: str) -> Noised:
     """Return x_t = alpha x0 + sigma eps with t and eps drawn from each sample's seed, and the target."""
-    t = law.draw(seeds, schedule)
     eps = noise.normal(seeds, noise.TRAIN, x0.shape[1:], x0.dtype)
+    return noised(x0, eps, law.draw(seeds, schedule), schedule, kind)
+
+
+def noised(x0: Tensor, eps: Tensor, t: Tensor, schedule: Schedule, kind: str) -> Noised:
+    """Return x_t = alpha x0 + sigma eps with its time, and the target of that kind."""
     x = like(schedule.alpha(t), x0) * x0 + like(schedule.sigma(t), x0) * eps
     return Noised(x, t, from_pair(kind, Pair(x0, eps), t, schedule))

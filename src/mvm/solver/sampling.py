@@ -166,16 +166,17 @@ def in_solver_time(solver: Solver, evaluate: Evaluate, x: Tensor, schedule: Sche
 def solver_for(solver: Solver | None, field: Field, size: int, nfe: int, rho: float, guidance: Rules) -> Solver:
     """Return the solver for a field's samples of so many values; None: the default, by times tuned for the field."""
     if solver is None:
-        tuned = getattr(field, "tuned", {}) if rho == 0 else {}
-        solver = tuned.get((nfe, as_rules(guidance)), adams())
+        tuned = getattr(field, "tuned", {}).get((nfe, as_rules(guidance))) if rho == 0 else None
+        solver = adams() if tuned is None else tuned.solver
     return solver.for_size(size)
 
 
-def check_request(field: Field, schedule: Schedule, nfe: int, rho: float, condition: Tensor | None) -> None:
-    """Refuse numbers out of range, labels the field does not know, and another path than the field's."""
+def check_request(field: Field, schedule: Schedule | None, nfe: int, rho: float, condition: Tensor | None) -> Schedule:
+    """Return the schedule; refuse numbers out of range, labels the field does not know, another path than its own."""
     _check_numbers(nfe, rho)
-    require_schedule(field, schedule)
+    schedule = require_schedule(field, schedule)
     _check_labels(field, condition)
+    return schedule
 
 
 def warn_of_noise(solver: Solver, nfe: int, rho: float) -> None:
@@ -234,7 +235,7 @@ def solve(
     field: Field,
     noise: Tensor,
     *,
-    schedule: Schedule = MEAN_VELOCITY,
+    schedule: Schedule | None = None,
     solver: str | Solver | None = None,
     nfe: int = DEFAULT_NFE,
     rho: float = 0.0,
@@ -255,7 +256,7 @@ def solve(
             f"noise of shape {tuple(noise.shape)}: this model takes samples {tuple(field.sample_shape)}; make it with "
             "mvm.noise.initial(seeds, model.sample_shape)"
         )
-    check_request(field, schedule, nfe, rho, condition)
+    schedule = check_request(field, schedule, nfe, rho, condition)
     chosen = None if solver is None else solver_named(solver)
     seeds = counter_noise.as_seeds(seeds, noise.shape[0], noise.device)
     if chosen is not None and chosen.by_tolerance and (on_step is not None or grad):
@@ -283,7 +284,7 @@ def sample(
     field: Field,
     noise: Tensor,
     *,
-    schedule: Schedule = MEAN_VELOCITY,
+    schedule: Schedule | None = None,
     solver: str | Solver | None = None,
     nfe: int = DEFAULT_NFE,
     rho: float = 0.0,
@@ -294,7 +295,8 @@ def sample(
 ) -> Tensor:
     """Return images x_0 from noise x_1 (B, ...), with exactly `nfe` evaluations of the field.
 
-    field: (x, t, condition) -> x0_hat, t float64 (B,). schedule: the path the field belongs to.
+    field: (x, t, condition) -> x0_hat, t float64 (B,). schedule: the path the field belongs to; None: the field's
+    own `schedule`, as trained models have one, else MeanVelocity.
     solver: a name in `mvm.solver.SOLVERS` or a solver object, used as given; None: "adams", for a model with the times
     that `mvm tune` fitted to it. "adaptive" and "dopri5" take tolerances and ignore nfe, and with "dopri5" an image
     depends on the others of its batch.

@@ -245,7 +245,7 @@ def similarity(
     """
     recording = Recording(field, condition is None)
     with shared(recording, SharingPlan(nfe, tuple(range(nfe)))) as run:
-        solve(run, noise, schedule=field.schedule, nfe=nfe, condition=condition, **options)
+        solve(run, noise, nfe=nfe, condition=condition, **options)
     batch, tokens, _ = recording.directions[0].shape
     rows = torch.stack(recording.directions).flatten(1)
     sums = torch.stack([rows @ row for row in rows])  # of products of unit vectors: cosines

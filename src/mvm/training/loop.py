@@ -17,7 +17,7 @@ from mvm.latent import RAE
 from mvm.model import Model
 from mvm.options import at_least
 from mvm.published import open_model
-from mvm.recipes import RECIPE, AnyRecipe, DecoderRecipe, Recipe, to_json
+from mvm.recipes import RECIPE, AnyRecipe, DecoderRecipe, Recipe, load_recipe, to_json
 from mvm.recipes.memory import Memory
 from mvm.training.data import completed, training_store
 from mvm.training.decoder_trainer import DecoderTrainer
@@ -192,8 +192,8 @@ def _start(
 
 
 def train(
-    recipe: AnyRecipe,
-    run: Path,
+    recipe: AnyRecipe | str | Path,
+    run: str | Path,
     *,
     resume: bool = False,
     until: int | None = None,
@@ -206,6 +206,7 @@ def train(
 ) -> Model | RAE:
     """Train to recipe.train.steps, or pause at step `until`; return the model with its averaged weights.
 
+    recipe: also the name of a shipped one, or a .toml file; run: the folder of the run, made where there is none.
     Of a DecoderRecipe: the autoencoder, which is also written to RUN/rae once all steps are done.
 
     Under torchrun every process calls it. Ctrl-C and SIGTERM save a checkpoint after the step in hand and raise
@@ -218,7 +219,8 @@ def train(
         parse_trackers(track)  # before anything is read or written
     if until is not None:
         at_least("until", until, 1)
-    recipe = completed(recipe)
+    recipe = completed(load_recipe(str(recipe)) if isinstance(recipe, str | Path) else recipe)
+    run = Path(run)
     with processes(device, recipe.engine.timeout) as group, determinism(recipe.engine), ExitStack() as stack:
         progress = progress and group.main
         trainer = _start(recipe, run, resume, allow_change, init, group, stack, progress)

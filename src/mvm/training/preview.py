@@ -12,13 +12,13 @@ from mvm import noise
 from mvm.data import Store
 from mvm.distributed.processes import Processes
 from mvm.files import put_in_place, temporary_beside
-from mvm.generate import cycle_labels, generate_all, write_images
+from mvm.generate import Sampler, cycle_labels
 from mvm.metrics.distances import Moments, frechet_distance, moments, shrunken_features
 from mvm.metrics.lpips import SMALLEST, load_lpips
 from mvm.metrics.restoration import WINDOW, psnr, ssim
 from mvm.model import Model
 from mvm.objective.reconstruction import Reconstruction
-from mvm.pictures import grid, png_bytes
+from mvm.pictures import grid, png_bytes, write_images
 from mvm.pixels import to_uint8
 from mvm.recipes import PreviewConfig
 from mvm.training.logs import warn
@@ -87,12 +87,13 @@ class FieldPreview(Preview):
         super().__init__(config, config.count, folder, processes)
         self.model, self.store = model, store
         self.reference: Moments | None = None  # read when first needed
+        self.sampler = Sampler(model, precision=None)  # what is around a preview decides
         self.labels = cycle_labels((), config.count, model.num_classes)
         self.seeds = noise.derive(model.recipe.seed, torch.arange(config.count) + (1 << 40))  # apart from training's
 
     def _images(self) -> Tensor:
         mine, settings = self.share, self.model.recipe.sample
-        made = generate_all(self.model, self.labels[mine], self.seeds[mine], settings, progress=False)
+        made = self.sampler.images(self.labels[mine], self.seeds[mine], settings, progress=False)
         return self.processes.gather(made.images)[: self.count]
 
     @torch.no_grad()

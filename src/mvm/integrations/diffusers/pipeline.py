@@ -83,7 +83,7 @@ class MVMPipeline(DiffusionPipeline):
             recipe = replace(recipe, sample=replace(recipe.sample, solver=options["solver"]))
         own = scheduler_options(recipe)
         if recipe.sample.unnamed and not {"solver", "solver_options"} & options.keys():
-            own["tuned"] = model.tuned_told or None
+            own["tuned"] = [entry.as_dict() for entry in model.tuned.values()] or None
         both = {**(own["solver_options"] or {}), **(options.get("solver_options") or {})}
         return cls._of(model, MVMScheduler(**{**own, **options, "solver_options": both or None}))
 
