@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from mvm import generate
 from mvm.cli import run
 from mvm.cli.app import app
+from mvm.generate import Sampler
 from mvm.options import meanings
 from mvm.settings import OPTIONS, SampleConfig
 
@@ -40,7 +40,7 @@ def settings_of(monkeypatch, tmp_path, capsys):
         seen.extend(each for each in (*arguments, *how.values()) if isinstance(each, SampleConfig))
         raise Seen("seen")
 
-    monkeypatch.setattr(generate, "_launch", watch)
+    monkeypatch.setattr(Sampler, "launch", watch)
     monkeypatch.setattr("mvm.integrations.onnx.write_onnx", watch)
     monkeypatch.setattr("mvm.evaluation.sweep.require_plots", lambda: None)
 
@@ -125,11 +125,11 @@ class TestWhatIsDrawn:
         monkeypatch.chdir(tmp_path)
         seen = []
 
-        def watch(model, labels, seeds, settings, precision, *more):
-            seen.append((labels.tolist(), seeds.tolist(), precision))
+        def watch(sampler, labels, seeds, *more):
+            seen.append((labels.tolist(), seeds.tolist(), sampler.precision))
             raise Seen("seen")
 
-        monkeypatch.setattr(generate, "_launch", watch)
+        monkeypatch.setattr(Sampler, "launch", watch)
         assert run([command, *COMMANDS[command], "--classes", "3,5", "--seed", "8", "--precision", "bf16"]) == 2
         assert seen.pop() == ([3, 5, 3, 5], [8, 9, 10, 11], "bf16")
         (tmp_path / "other").mkdir()
