@@ -157,7 +157,7 @@ def test_an_old_gpu_is_refused(monkeypatch, capability):
 
 
 def test_decoders_refuse_it():
-    from mvm.recipes.autoencoder import DecoderRecipe
+    from mvm.recipes import DecoderRecipe
 
     with pytest.raises(ValueError, match=r"engine\.fp8='row' is not for decoders"):
         DecoderRecipe(engine=EngineConfig(fp8="row"))

@@ -1,6 +1,5 @@
 """Recipes: what to train, on what, how long."""
 
-from mvm.recipes.autoencoder import DecoderRecipe, HeldOutConfig
 from mvm.recipes.docs import OptionDoc, option_docs
 from mvm.recipes.reading import (
     PATHS,
@@ -14,7 +13,16 @@ from mvm.recipes.reading import (
     shipped,
     to_json,
 )
-from mvm.recipes.schema import FOLDER, RECIPE, CodecConfig, DataConfig, PreviewConfig, Recipe
+from mvm.recipes.schema import (
+    FOLDER,
+    RECIPE,
+    CodecConfig,
+    DataConfig,
+    DecoderRecipe,
+    HeldOutConfig,
+    PreviewConfig,
+    Recipe,
+)
 from mvm.settings import SampleConfig
 
 __all__ = [

@@ -8,7 +8,7 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Any, get_type_hints
 
 from mvm.options import closest, meanings
-from mvm.recipes.autoencoder import TASK
+from mvm.recipes.schema import TASK
 
 TYPES: dict[Any, str] = {tuple[float, ...]: "numbers", tuple[int, ...]: "whole numbers"}
 

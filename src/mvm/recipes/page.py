@@ -8,11 +8,10 @@ from typing import Any
 from mvm.latent.decoder import decoder_cost
 from mvm.network import SIZES, parameters
 from mvm.options import meanings
-from mvm.recipes.autoencoder import TASK, DecoderRecipe
 from mvm.recipes.docs import option_docs, table_docs
 from mvm.recipes.memory import training_memory
 from mvm.recipes.reading import AnyRecipe, load_recipe, options, shipped
-from mvm.recipes.schema import Recipe
+from mvm.recipes.schema import TASK, DecoderRecipe, Recipe
 from mvm.untrusted import printable
 
 # Share of the matrix ceiling that training reached on one NVIDIA H200 (790 TFLOP/s), by network size;

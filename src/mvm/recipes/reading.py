@@ -10,9 +10,8 @@ from typing import Any, TypeVar, get_type_hints
 
 from mvm.network import DDTConfig, DiTConfig
 from mvm.options import choose
-from mvm.recipes.autoencoder import TASK, DecoderRecipe
 from mvm.recipes.docs import hint, tables, unknown_option
-from mvm.recipes.schema import Recipe
+from mvm.recipes.schema import TASK, DecoderRecipe, Recipe
 from mvm.untrusted import MOST_RECIPE, cut, parse_json, read_text
 
 BASE = "base"  # in TOML: the shipped recipe that a recipe changes
