@@ -3,6 +3,7 @@
     python benchmarks/near_reference.py MODEL --out near.json [--guided] [--device cuda]
     python benchmarks/near_reference.py tables near.json ...              every cell as Markdown, with brightness
     python benchmarks/near_reference.py short near.json ...               the rows and NFEs of results/solvers.md
+    python benchmarks/near_reference.py standing near.json ...            adams over the least, a row for each file
     python benchmarks/near_reference.py figure near.json ... --out X.png  a panel for each file
 
 MODEL: a run, an exported or a shipped model. --guided: with the guidance of the model's recipe. Besides the RMSE: the
@@ -37,7 +38,13 @@ SHORT = (
     "adams", "adams-power", "sa, t_min 1e-3", "sa, t_min 1e-4", "dpm++2m", "dpm++2m, r 0.01 to 40", "unipc", "deis",
     "ipndm",
 )  # fmt: skip
-MODELS = {"cifar10": "shipped CIFAR-10 model", "second": "second CIFAR-10 model", "ddt": "latent model"}
+MODELS = {
+    "cifar10": "shipped CIFAR-10 model",
+    "second": "second CIFAR-10 model",
+    "ddt": "latent model",
+    "third": "small CIFAR-10 model",
+    "ddt-cpu": "small latent model",
+}
 SEED = 7_000_000
 LONG = 250
 
@@ -130,6 +137,24 @@ def table(told: dict[str, Any], short: bool = False) -> str:
     return "\n".join(lines)
 
 
+def standing(files: Sequence[dict[str, Any]]) -> str:
+    """Return the RMSE of adams over the least of all solvers by file and NFE as Markdown, bold up to 1.03.
+
+    A dagger: adams is below twice the floor, so that the quotient says little.
+    """
+    nfes = sorted({cell["nfe"] for told in files for cell in told["cells"]})
+    lines = [f"| model | {' | '.join(map(str, nfes))} |", f"|---|{'---|' * len(nfes)}"]
+    for told in files:
+        row = []
+        for nfe in nfes:
+            rmse = {cell["solver"]: cell["rmse"] for cell in told["cells"] if cell["nfe"] == nfe}
+            quotient = rmse["adams"] / min(rmse.values())
+            text = f"**{quotient:.3f}**" if quotient <= 1.03 else f"{quotient:.3f}"
+            row.append(text + "†" * (rmse["adams"] < 2 * told["facts"]["floor"]))
+        lines.append(f"| {named(told['facts'])} | {' | '.join(row)} |")
+    return "\n".join(lines)
+
+
 def figure(files: Sequence[dict[str, Any]], out: Path) -> None:
     """Write RMSE against NFE, two panels a row, one legend; adams is the thick line."""
     rows = -(-len(files) // 2)
@@ -161,7 +186,7 @@ def figure(files: Sequence[dict[str, Any]], out: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", help="a model, or one of the words tables, short, figure")
+    parser.add_argument("model", help="a model, or one of the words tables, short, standing, figure")
     parser.add_argument("files", nargs="*", type=Path)
     parser.add_argument("--out", default="near.json")
     parser.add_argument("--guided", action="store_true")
@@ -179,6 +204,8 @@ def main() -> None:
             for each in told:
                 floor = f"floor {each['facts']['floor']:.4f}"
                 print(f"{named(each['facts'])}; {floor}\n\n{table(each, options.model == 'short')}\n")
+        case "standing":
+            print(standing(told))
         case "figure":
             figure(told, Path(options.out))
         case _:

@@ -73,11 +73,17 @@ def test_the_page_of_the_study_has_the_t_min_that_was_found(study):
     assert study.best_t_min(cells) == 1e-4
 
 
+NEAR = ["near-cifar10", "near-second", "near-latent", "near-cifar10-guided"]
+NEAR_CPU = ["near-third", "near-third-guided", "near-ddt-cpu-guided"]
+
+
 def test_the_page_of_the_solvers_has_the_errors_that_were_measured():
     near, page = imported("near_reference"), (RESULTS / "solvers.md").read_text("utf-8")
-    files = sorted(SOLVERS.glob("near-*.json"))
-    assert len(files) == 4
-    for told in (json.loads(path.read_text("utf-8")) for path in files):
+    files = {path.stem: json.loads(path.read_text("utf-8")) for path in sorted(SOLVERS.glob("near-*.json"))}
+    assert sorted(files) == sorted(NEAR + NEAR_CPU)
+    for names in (NEAR, NEAR_CPU):
+        assert near.standing([files[name] for name in names]) + "\n" in page
+    for told in files.values():
         assert (
             f"{near.named(told['facts'])[1:]}; floor {told['facts']['floor']:.4f}:\n\n{near.table(told, True)}\n"
             in page

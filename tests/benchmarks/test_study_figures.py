@@ -61,6 +61,18 @@ def test_figures_of_the_solvers(study, tmp_path):
     assert Image.open(tmp_path / "x.png").width > 1000
 
 
+def test_adams_over_the_least_is_bold_up_to_3_percent_and_marked_near_the_floor():
+    rmse = {4: (0.3, 0.2), 8: (0.103, 0.1), 13: (0.01, 0.02), 26: (0.0019, 0.001)}
+    cells = [
+        {"solver": solver, "nfe": nfe, "rmse": value}
+        for nfe, both in rmse.items()
+        for solver, value in zip(("adams", "unipc"), both, strict=True)
+    ]
+    facts = {"model": "third", "guided": True, "num": 8, "floor": 0.001}
+    row = imported("near_reference").standing([{"facts": facts, "cells": cells}]).splitlines()[-1]
+    assert row == "| small CIFAR-10 model, guided, 8 noises | 1.500 | **1.030** | **1.000** | 1.900† |"
+
+
 def test_seconds_that_were_not_noted_are_no_number(study, tmp_path):
     from mvm.evaluation.sweep_report import csv_text
 
