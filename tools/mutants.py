@@ -142,7 +142,7 @@ MUTANTS = [
     *of(
         "solver/sampling.py",
         "solver/test_solvers.py -k 'schedule or unscaled'",
-        ("return on_mean_velocity(evaluate, schedule), x * scale", "return on_mean_velocity(evaluate, schedule), x"),
+        ("return mapped, x * float(", "return mapped, x / float("),
         ("return evaluate(x * scale, float(", "return evaluate(x, float("),
     ),
     *of(

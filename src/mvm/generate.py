@@ -461,9 +461,7 @@ class Sampler:
         settings: those of SampleConfig (nfe, solver, rho, cfg, ...); what is not given is the recipe's own.
         """
         model = self.model
-        if interval is not None:
-            settings["low"], settings["high"] = interval
-        chosen = model.recipe.sample.asked(**settings)
+        chosen = model.recipe.sample.asked(interval=interval, **settings)
         if interval is not None and not chosen.guided:
             raise ValueError(f"interval={interval} acts on guidance; give its scale too, e.g. cfg=1.5")
         numbers = [class_numbers(each, model.classes) if isinstance(each, str) else (each,) for each in classes]

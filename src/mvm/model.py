@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from mvm import checkpoint
 from mvm.latent import Codec, Pixels, load_decoder_only, load_rae
 from mvm.network import DDT, Condition, Output, build_network
 from mvm.network.fast import cpu
@@ -188,20 +187,11 @@ class Model(nn.Module):
         return self._inner_x0(condition.inner, x, t)
 
 
-def _filled(model: Model, weights: checkpoint.Weights, source: Path) -> Model:
-    """Return the model with these weights, in float32, ready to sample."""
-    try:
-        model.network.load_state_dict({name: value.float() for name, value in weights.items()})
-    except RuntimeError as error:
-        raise ValueError(f"{source} does not fit its recipe; was that edited? ({error})") from None
-    return model.eval().requires_grad_(False)
-
-
 def is_model(name: str) -> bool:
     """Return whether `load` would take this name: a run, an exported model, a shipped one, or an id of the hub."""
-    place = Path(name)
-    known = (place / RECIPE).is_file() or is_published(place) or name in shipped_models()
-    return known or as_hub_id(name) is not None
+    folder = Path(name)
+    local = (folder / RECIPE).is_file() or is_published(folder) or name in shipped_models()
+    return local or as_hub_id(name) is not None
 
 
 def load(run_or_name: str | Path, weights: str = "ema", which: str = "latest", *, encoder: bool = False) -> Model:
@@ -220,7 +210,11 @@ def build(opened: Opened, *, encoder: bool = False) -> Model:
     """Return the model of stored weights; encoder: as in `load`."""
     recipe = require_field_recipe(opened.recipe, opened.origin["run"])
     codec = read_codec(opened.folder, recipe) if opened.config is not None else build_codec(recipe, encoder)
-    model = _filled(Model(recipe, codec), opened.weights, opened.folder)
+    model = Model(recipe, codec).eval().requires_grad_(False)
+    try:
+        model.network.load_state_dict({name: value.float() for name, value in opened.weights.items()})
+    except RuntimeError as error:
+        raise ValueError(f"{opened.folder} does not fit its recipe; was that edited? ({error})") from None
     if model.fast:
         cpu.apply(model.network)
     require_codec(opened.folder, {"codec": opened.codec}, model.codec)

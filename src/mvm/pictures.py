@@ -82,23 +82,26 @@ def class_grid(
     there are rows.
     """
     numbers = labels.tolist()
-    found = {number: [i for i, each in enumerate(numbers) if each == number] for number in dict.fromkeys(numbers)}
+    rows = {number: [i for i, each in enumerate(numbers) if each == number] for number in dict.fromkeys(numbers)}
     side, line = images.shape[-1] * scale, 18  # pixels of an image and of a line of text
-    columns = max(map(len, found.values()))
-    told = {number: _written(names[number], number, LONGEST_NAME if columns > 1 else side) for number in found}
+    columns = max(map(len, rows.values()))
+    titles = {number: _written(names[number], number, LONGEST_NAME if columns > 1 else side) for number in rows}
     if columns > 1:
-        margin = 8 + max(int(_font().getlength(text)) + 1 for text in told.values())
-        size = margin + columns * (side + gap), len(found) * (side + gap) + gap
-        places = [(number, row, column) for row, number in enumerate(found) for column in range(len(found[number]))]
-        spots = [(found[n][c], margin + c * (side + gap), gap + r * (side + gap)) for n, r, c in places]
-        words = [(text, 4, gap + r * (side + gap) + (side - line) // 2) for r, text in enumerate(told.values())]
+        margin = 8 + max(int(_font().getlength(text)) + 1 for text in titles.values())
+        size = margin + columns * (side + gap), len(rows) * (side + gap) + gap
+        spots = [
+            (i, margin + column * (side + gap), gap + row * (side + gap))
+            for row, indices in enumerate(rows.values())
+            for column, i in enumerate(indices)
+        ]
+        words = [(text, 4, gap + row * (side + gap) + (side - line) // 2) for row, text in enumerate(titles.values())]
     else:
         across = across or max(1, round(len(numbers) ** 0.5))
         size = gap + across * (side + gap), -(-len(numbers) // across) * (side + line + gap)
         spots = [
             (i, gap + i % across * (side + gap), gap + i // across * (side + line + gap)) for i in range(len(numbers))
         ]
-        words = [(told[numbers[i]], x, y + side + 1) for i, x, y in spots]
+        words = [(titles[numbers[i]], x, y + side + 1) for i, x, y in spots]
     canvas = Image.new("L" if images.shape[1] == 1 else "RGB", size, "white")
     for i, x, y in spots:
         canvas.paste(to_pillow(images[i]).resize((side, side), Image.Resampling.NEAREST), (x, y))
@@ -119,14 +122,9 @@ def channels_last(images: Tensor) -> np.ndarray:
     return np.ascontiguousarray(images.permute(0, 2, 3, 1).numpy())
 
 
-def _magnification(side: int) -> int:
-    """Small images are shown at 64 pixels or so, whole-pixel magnified."""
-    return max(1, 64 // side)
-
-
 def sample_grid(images: Tensor, labels: Tensor, names: Sequence[str] = (), across: int = 0) -> Image.Image:
     """Return samples as one picture, small ones magnified; by class where there are several, of which it has names."""
-    scale = _magnification(images.shape[-1])
+    scale = max(1, 64 // images.shape[-1])  # to 64 pixels or so
     if len(names) > 1 and len(labels.unique()) > 1:
         return class_grid(images, labels, names, scale, across=across)
     return grid(images, across or max(1, round(len(images) ** 0.5)), scale, gap=2)
@@ -164,20 +162,20 @@ def _write_npy(out: Path, stream: Stream, shape: Shape) -> None:
         _write_array(file, stream, shape)
 
 
-def picture_name(place: int) -> str:
+def picture_name(index: int) -> str:
     """Return the name of an image's file in a folder or zip."""
-    return f"{place:06d}.png"
+    return f"{index:06d}.png"
 
 
 def _pngs(stream: Stream) -> Iterator[list[tuple[str, bytes, int]]]:
     """Yield name, PNG and label of every image, batch by batch; compressed in threads, as zlib lets go of the lock."""
-    place = 0
+    start = 0
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for images, labels in stream:
-            names = [picture_name(i) for i in range(place, place + len(images))]
-            found = pool.map(lambda image: png_bytes(to_pillow(image)), images)
-            yield list(zip(names, found, labels.tolist(), strict=True))
-            place += len(images)
+            names = [picture_name(i) for i in range(start, start + len(images))]
+            pngs = pool.map(lambda image: png_bytes(to_pillow(image)), images)
+            yield list(zip(names, pngs, labels.tolist(), strict=True))
+            start += len(images)
 
 
 def _write_zip(out: Path, stream: Stream, shape: Shape) -> None:

@@ -1,4 +1,4 @@
-"""From noise to image: `sample`, and `solve`, which also tells what it cost."""
+"""From noise to image: `sample`, and `solve`, which also returns what it cost."""
 
 import math
 import warnings
@@ -73,28 +73,14 @@ def evaluator(meter: Meter, schedule: Schedule, condition: Tensor | None, guidan
 
     def evaluate(x: Tensor, t: float) -> Tensor:
         meter.evaluations += 1
-        return _as_wide(guided_at(meter, rules, t, schedule)(x, full_time(x, t), condition), x)
+        x0 = guided_at(meter, rules, t, schedule)(x, full_time(x, t), condition)
+        if x0.shape != x.shape:
+            shapes = f"x of shape {tuple(x.shape)} with shape {tuple(x0.shape)}"
+            raise ValueError(f"the field answers {shapes}; it must be x's")
+        # in no less than the state's dtype: a multistep table would multiply its rounding
+        return x0.to(torch.promote_types(x0.dtype, x.dtype))
 
     return evaluate
-
-
-def _as_wide(x0: Tensor, x: Tensor) -> Tensor:
-    """Return the field's answer in no less than the state's dtype: a multistep table would multiply its rounding."""
-    if x0.shape != x.shape:
-        raise ValueError(f"the field answers x of shape {tuple(x.shape)} with shape {tuple(x0.shape)}; it must be x's")
-    return x0.to(torch.promote_types(x0.dtype, x.dtype))
-
-
-def on_mean_velocity(evaluate: Evaluate, schedule: Schedule) -> Evaluate:
-    """Return the evaluator seen from MeanVelocity(T=1), through the equal-SNR map."""
-    if schedule == MEAN_VELOCITY:
-        return evaluate
-
-    def mapped(x: Tensor, t: float) -> Tensor:
-        scale = float(equal_snr_scale(t, MEAN_VELOCITY, schedule))
-        return evaluate(x * scale, float(equal_snr_time(t, MEAN_VELOCITY, schedule)))
-
-    return mapped
 
 
 Draw = Callable[[Tensor, int, Sequence[int], torch.dtype], Tensor]
@@ -115,52 +101,16 @@ class Solution:
     seeds: Tensor
 
 
-def _check_numbers(nfe: int, rho: float) -> None:
-    if not isinstance(nfe, Integral) or isinstance(nfe, bool):
-        raise ValueError(f"nfe={nfe!r} must be a whole number, at least 1")
-    at_least("nfe", nfe, 1)
-    if not isinstance(rho, Real) or not math.isfinite(rho):
-        raise ValueError(f"rho={rho!r} must be a finite number, at least 0")
-    between("rho", rho, 0, MAX_RHO)
-
-
-def _check_noise(noise: Tensor) -> None:
-    if not isinstance(noise, Tensor) or not noise.is_floating_point() or noise.ndim < 2:
-        raise ValueError("noise must be a floating-point tensor of shape (B, ...)")
-    if not noise.numel():
-        raise ValueError(f"noise of shape {tuple(noise.shape)} is empty; give one sample of one value at least")
-    if not bool(torch.isfinite(noise).all()):
-        raise ValueError("noise must be finite; it holds NaN or Inf")
-
-
-def _condition_for(field: Field, noise: Tensor, condition: Condition) -> Condition:
-    """Return the condition with one row per sample: labels for a trained model, else what the field itself takes."""
-    if condition is None:
-        return None
-    if isinstance(field, ConditionedField):
-        return field.check_condition(condition, noise)
-    if not isinstance(field, TrainedField):
-        return batched(condition, noise)
-    if not isinstance(condition, Tensor) or condition.shape != noise.shape[:1]:
-        raise ValueError(f"condition must be an int64 tensor of shape ({noise.shape[0]},), one label per sample")
-    return condition
-
-
-def _check_labels(field: Field, condition: Tensor | None) -> None:
-    if not isinstance(field, TrainedField) or isinstance(field, ConditionedField) or condition is None:
-        return
-    if field.num_classes == 0:
-        raise ValueError("condition is given, but this model knows no classes; leave it out")
-    if not bool(((condition >= 0) & (condition < field.num_classes)).all()):
-        raise ValueError(f"condition holds labels outside 0 to {field.num_classes - 1}, the classes of this model")
-
-
 def in_solver_time(solver: Solver, evaluate: Evaluate, x: Tensor, schedule: Schedule) -> tuple[Evaluate, Tensor]:
     """Return the evaluation and the noise in the solver's coordinates: the schedule's own, or MeanVelocity(T=1)'s."""
-    if solver.own_time:
+    if solver.own_time or schedule == MEAN_VELOCITY:
         return evaluate, x
-    scale = float(equal_snr_scale(schedule.end, schedule, MEAN_VELOCITY))
-    return on_mean_velocity(evaluate, schedule), x * scale
+
+    def mapped(x: Tensor, t: float) -> Tensor:
+        scale = float(equal_snr_scale(t, MEAN_VELOCITY, schedule))
+        return evaluate(x * scale, float(equal_snr_time(t, MEAN_VELOCITY, schedule)))
+
+    return mapped, x * float(equal_snr_scale(schedule.end, schedule, MEAN_VELOCITY))
 
 
 def solver_for(solver: Solver | None, field: Field, size: int, nfe: int, rho: float, guidance: Rules) -> Solver:
@@ -173,17 +123,26 @@ def solver_for(solver: Solver | None, field: Field, size: int, nfe: int, rho: fl
 
 def check_request(field: Field, schedule: Schedule | None, nfe: int, rho: float, condition: Tensor | None) -> Schedule:
     """Return the schedule; refuse numbers out of range, labels the field does not know, another path than its own."""
-    _check_numbers(nfe, rho)
+    if not isinstance(nfe, Integral) or isinstance(nfe, bool):
+        raise ValueError(f"nfe={nfe!r} must be a whole number, at least 1")
+    at_least("nfe", nfe, 1)
+    if not isinstance(rho, Real) or not math.isfinite(rho):
+        raise ValueError(f"rho={rho!r} must be a finite number, at least 0")
+    between("rho", rho, 0, MAX_RHO)
     schedule = require_schedule(field, schedule)
-    _check_labels(field, condition)
+    if condition is not None and isinstance(field, TrainedField) and not isinstance(field, ConditionedField):
+        if field.num_classes == 0:
+            raise ValueError("condition is given, but this model knows no classes; leave it out")
+        if not bool(((condition >= 0) & (condition < field.num_classes)).all()):
+            raise ValueError(f"condition holds labels outside 0 to {field.num_classes - 1}, the classes of this model")
     return schedule
 
 
 def warn_of_noise(solver: Solver, nfe: int, rho: float) -> None:
     """Warn where rho > 1 and nfe < 10 rho^2: noise then inflates the spread of samples by 5 % and more.
 
-    Found exactly on Gaussian data of std 0.5 and 2 in samples of 3,072 values, for adams and adams-power, and for sa
-    from rho = 2 on. Euler-maruyama needs more still. Published samplers mean other noise by rho and are not judged.
+    Computed exactly for Gaussian data of std 0.5 and 2 in samples of 3,072 values: for adams and adams-power, and for
+    sa from rho = 2 on. Euler-maruyama needs more still. Published samplers mean other noise by rho and are not judged.
     """
     if rho <= 1 or nfe >= NOISE_NFE * rho**2 or solver.name in PEERS:
         return
@@ -249,8 +208,19 @@ def solve(
 
     on_step sees the state after every step; a multistep solver's is in the coordinates of MeanVelocity(T=1).
     """
-    _check_noise(noise)
-    condition = _condition_for(field, noise, condition)
+    if not isinstance(noise, Tensor) or not noise.is_floating_point() or noise.ndim < 2:
+        raise ValueError("noise must be a floating-point tensor of shape (B, ...)")
+    if not noise.numel():
+        raise ValueError(f"noise of shape {tuple(noise.shape)} is empty; give one sample of one value at least")
+    if not bool(torch.isfinite(noise).all()):
+        raise ValueError("noise must be finite; it holds NaN or Inf")
+    if condition is not None:  # one row per sample
+        if isinstance(field, ConditionedField):
+            condition = field.check_condition(condition, noise)
+        elif not isinstance(field, TrainedField):
+            condition = batched(condition, noise)
+        elif not isinstance(condition, Tensor) or condition.shape != noise.shape[:1]:
+            raise ValueError(f"condition must be an int64 tensor of shape ({noise.shape[0]},), one label per sample")
     if isinstance(field, SizedField) and tuple(noise.shape[1:]) != tuple(field.sample_shape):
         raise ValueError(
             f"noise of shape {tuple(noise.shape)}: this model takes samples {tuple(field.sample_shape)}; make it with "

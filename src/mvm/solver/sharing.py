@@ -67,13 +67,9 @@ class SharingPlan:
         return self.steps[bisect_right(self.steps, evaluation) - 1]
 
 
-def _check_count(nfe: int, count: int) -> None:
-    between("sharing count", count, 1, nfe)
-
-
 def uniform_steps(nfe: int, count: int) -> tuple[int, ...]:
     """Return `count` of the evaluations 0 to nfe - 1, evenly spread from the first."""
-    _check_count(nfe, count)
+    between("sharing count", count, 1, nfe)
     return tuple(i * nfe // count for i in range(count))
 
 
@@ -86,7 +82,7 @@ def best_steps(similarity: Tensor, count: int) -> tuple[int, ...]:
     if similarity.ndim != 2 or similarity.shape[0] != similarity.shape[1] or not bool(similarity.isfinite().all()):
         raise ValueError(f"similarity must be finite and of shape (nfe, nfe); it is of shape {tuple(similarity.shape)}")
     nfe = len(similarity)
-    _check_count(nfe, count)
+    between("sharing count", count, 1, nfe)
     served = similarity.double().triu().cumsum(1).tolist()  # [i][j]: what step i gives to steps i to j
     totals = [0.0, *served[0]]  # [end]: the greatest total of steps 0 to end - 1, by one stretch, then by two, ...
     last_starts: list[dict[int, int]] = []
@@ -97,11 +93,6 @@ def best_steps(similarity: Tensor, count: int) -> tuple[int, ...]:
         }
         last_starts.append({end: start for end, (_, start) in gains.items()})
         totals = [gains[end][0] if end in gains else 0.0 for end in range(nfe + 1)]
-    return _traced(last_starts, nfe)
-
-
-def _traced(last_starts: list[dict[int, int]], nfe: int) -> tuple[int, ...]:
-    """Return where the stretches start, from where the last of two, three, ... starts for every end."""
     steps, end = [], nfe
     for starts in reversed(last_starts):
         end = starts[end]
@@ -158,7 +149,11 @@ class SharedRun:
         kept = self._kept.get(labels is None)
         if kept is None:
             return None
-        if x.shape != kept.x.shape or not _same(labels, kept.labels):
+        # the same tensor, as a solver hands it on, is not read from the device
+        same = labels is kept.labels or (
+            labels is not None and kept.labels is not None and torch.equal(labels, kept.labels)
+        )
+        if x.shape != kept.x.shape or not same:
             raise ValueError("sharing: batch or labels changed inside a run; begin a new run for every batch")
         return kept if kept.evaluation >= self.plan.source(self.evaluations - 1) else None
 
@@ -189,10 +184,13 @@ class SharedRun:
             return outer, inner
         return outer, outer - (kept.outer - inner)
 
-
-def _same(labels: Tensor | None, others: Tensor | None) -> bool:
-    """Return whether labels are equal; the same tensor, as a solver hands it on, is not read from the device."""
-    return labels is others or (labels is not None and others is not None and torch.equal(labels, others))
+    def finish(self) -> None:
+        """Raise where a run made fewer evaluations than planned."""
+        if self.evaluations != self.plan.nfe:
+            raise ValueError(
+                f"sharing was planned for nfe={self.plan.nfe}, and this run made {self.evaluations} evaluations; "
+                "plan for that"
+            )
 
 
 @contextmanager
@@ -200,39 +198,22 @@ def shared(field: SharedField, plan: SharingPlan) -> Generator[SharedRun]:
     """Give a field for one run over one batch; a run of fewer evaluations than planned is an error at the end."""
     run = SharedRun(field, plan)
     yield run
-    if run.evaluations != plan.nfe:
-        raise ValueError(
-            f"sharing was planned for nfe={plan.nfe}, and this run made {run.evaluations} evaluations; plan for that"
-        )
+    run.finish()
 
 
 @dataclass
-class Recording:
-    """A SharedField that remembers the directions of its tokens: of the null branch, or of the labels'."""
+class RecordedRun(SharedRun):
+    """A run that computes at every evaluation and keeps its tokens' directions: of the null branch, or the labels'."""
 
-    field: SharedField
-    null: bool
+    null: bool = False
     directions: list[Tensor] = dataclasses.field(default_factory=list)
 
-    @property
-    def schedule(self) -> Schedule:
-        return self.field.schedule
-
-    @property
-    def num_classes(self) -> int:
-        return self.field.num_classes
-
-    def condition(self, x: Tensor, t: Tensor, labels: Tensor | None) -> SharedCondition:
-        said = self.field.condition(x, t, labels)
+    def _compute(self, x: Tensor, t: Tensor, labels: Tensor | None) -> Tensor:
+        outer = super()._compute(x, t, labels)
         if (labels is None) == self.null:
-            self.directions.append(normalize(said.tokens.float(), dim=-1))
-        return said
-
-    def head(self, x: Tensor, t: Tensor, labels: Tensor | None, condition: Any) -> Tensor:
-        return self.field.head(x, t, labels, condition)
-
-    def inner(self, x: Tensor, t: Tensor, labels: Tensor | None, condition: Any) -> Tensor:
-        return self.field.inner(x, t, labels, condition)
+            tokens = self._kept[self.null].condition.tokens
+            self.directions.append(normalize(tokens.float(), dim=-1))
+        return outer
 
 
 def similarity(
@@ -243,10 +224,10 @@ def similarity(
     One run without sharing over the noise, a few samples: it keeps the tokens of all evaluations. condition: labels,
     whose branch alone is compared. options: those of `solve` (solver, rho, seeds, guidance), best as used later.
     """
-    recording = Recording(field, condition is None)
-    with shared(recording, SharingPlan(nfe, tuple(range(nfe)))) as run:
-        solve(run, noise, nfe=nfe, condition=condition, **options)
-    batch, tokens, _ = recording.directions[0].shape
-    rows = torch.stack(recording.directions).flatten(1)
+    run = RecordedRun(field, SharingPlan(nfe, tuple(range(nfe))), null=condition is None)
+    solve(run, noise, nfe=nfe, condition=condition, **options)
+    run.finish()
+    batch, tokens, _ = run.directions[0].shape
+    rows = torch.stack(run.directions).flatten(1)
     sums = torch.stack([rows @ row for row in rows])  # of products of unit vectors: cosines
     return (sums.double() / (batch * tokens)).cpu()
