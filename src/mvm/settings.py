@@ -84,6 +84,11 @@ class SampleConfig:
             given["low"], given["high"] = given.pop("interval")
         return replace(self, **({"tuned": False} if "solver" in given else {}), **given)
 
+    def canonical(self) -> "SampleConfig":
+        """Return the settings with the defaults of what has no effect: equal where the samples are."""
+        unused = [name for option, needed in NEEDS.items() if not getattr(self, needed) for name in OPTIONS[option]]
+        return replace(self, **{name: getattr(SampleConfig, name) for name in unused})
+
     @property
     def unnamed(self) -> bool:
         """Whether the solver is the default that nobody asked for: its times may be those fitted to a model."""
@@ -122,3 +127,5 @@ class SampleConfig:
 OPTIONS: dict[str, tuple[str, ...]] = {
     entry.name: (entry.name,) for entry in fields(SampleConfig) if entry.name not in ("low", "high", "tuned")
 } | {"interval": ("low", "high")}
+# What must hold of settings for an option to have an effect; others always have one.
+NEEDS = {"interval": "guided", "nfe": "takes_nfe", "tolerance": "takes_tolerance", "t_min": "takes_t_min"}

@@ -76,3 +76,12 @@ def test_results_of_older_sweeps_are_read_and_written_alike(name):
 def test_a_solver_in_other_words_is_refused(solver):
     with pytest.raises((ValueError, TypeError), match=r"solver=|end|could not convert"):
         Result.read({**result(SampleConfig()).as_dict(), "solver": solver})
+
+
+def test_what_has_no_effect_goes_back_to_its_default():
+    """Settings that give the same samples are one cell."""
+    same = SampleConfig("heun", cfg=1.0, low=0.25, high=0.75, tolerance=1e-3, t_min=1e-4).canonical()
+    assert same == SampleConfig("heun")
+    for other in (SampleConfig(cfg=2.0, low=0.25), SampleConfig("sa", t_min=1e-4), SampleConfig("dopri5", tolerance=1)):
+        assert other.canonical() == other
+    assert SampleConfig("dopri5", nfe=8).canonical().nfe == SampleConfig.nfe

@@ -12,7 +12,7 @@ from cyclopts import App, Parameter, Token
 import mvm
 from mvm.options import meanings
 from mvm.process import INTERRUPTED as INTERRUPTED
-from mvm.settings import OPTIONS, SampleConfig
+from mvm.settings import NEEDS, OPTIONS, SampleConfig
 
 if TYPE_CHECKING:
     from mvm.distributed.processes import Processes
@@ -83,20 +83,19 @@ def with_sampler_options(kinds: Mapping[str, Any]) -> Callable[[type[T]], type[T
     return add
 
 
-# What must hold of a cell for an option to have an effect on it, and what is said where it has none on any.
-_USED = {
-    "interval": ("guided", "--interval {value} acts on guidance; give its scale too, e.g. --cfg 1.5"),
-    "nfe": ("takes_nfe", "--nfe {value}: the {solver} solver takes --tolerance and reports what it used"),
-    "tolerance": ("takes_tolerance", "--tolerance {value} belongs to --solver adaptive or dopri5"),
-    "t_min": ("takes_t_min", "--t-min {value} belongs to --solver sa"),
+_UNUSED = {  # what is said of an option without effect
+    "interval": "--interval {value} acts on guidance; give its scale too, e.g. --cfg 1.5",
+    "nfe": "--nfe {value}: the {solver} solver takes --tolerance and reports what it used",
+    "tolerance": "--tolerance {value} belongs to --solver adaptive or dopri5",
+    "t_min": "--t-min {value} belongs to --solver sa",
 }
 
 
 def require_used(given: Mapping[str, Any], cells: Sequence[SampleConfig]) -> None:
     """Refuse an option that has no effect on any of the settings that were made with it."""
-    for name, (needed, words) in _USED.items():
+    for name, needed in NEEDS.items():
         if name in given and not any(getattr(cell, needed) for cell in cells):
-            raise ValueError(words.format(value=given[name], solver=cells[0].solver))
+            raise ValueError(_UNUSED[name].format(value=given[name], solver=cells[0].solver))
 
 
 class GivenOptions:

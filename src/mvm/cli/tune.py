@@ -49,7 +49,6 @@ def tune(
     device
         cpu, cuda, or auto: cuda where there is one.
     """
-    from dataclasses import replace
     from pathlib import Path
 
     import torch
@@ -79,8 +78,7 @@ def tune(
             f"'{model}' is sampled by '{settings.solver}' with sample.tuned={settings.tuned}, as its recipe says, and "
             "fitted times are for adams alone; sample it with --solver adams instead"
         )
-    settings = guidance.settings(settings)
-    settings = settings if settings.guided else replace(settings, low=0.0, high=1.0)
+    settings = guidance.settings(settings).canonical()
     loaded.recipe.objective.require_guidance("cfg", settings.cfg)
     labels = cycle_labels((), 2 * num, loaded.num_classes).to(loaded.device)
     x = noise.initial(noise.derive(seed, torch.arange(2 * num)).to(loaded.device), loaded.sample_shape)

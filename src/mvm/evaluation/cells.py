@@ -1,7 +1,7 @@
 """The cells of a sweep: combinations of sampler settings, what they are called, and what was measured of each."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from itertools import product
 from typing import Any
 
@@ -23,21 +23,13 @@ def combinations(**given: Sequence[Any]) -> list[SampleConfig]:
         settings = SampleConfig().asked(**dict(zip(names, values, strict=True)))
         if settings.rho and 0 in axes["rho"] and not settings.takes_noise:
             continue
-        unused = {
-            "low": not settings.guided,
-            "high": not settings.guided,
-            "t_min": not settings.takes_t_min,
-            "nfe": not settings.takes_nfe,
-            "tolerance": not settings.takes_tolerance,
-        }
-        found.append(replace(settings, **{name: getattr(SampleConfig, name) for name in unused if unused[name]}))
+        found.append(settings.canonical())
     return list(dict.fromkeys(found))
 
 
 def file_name(settings: SampleConfig, tuned: bool = False) -> str:
     """Return the name of a cell's files: adams-nfe26-rho0.75-cfg1.2-0.6-0.8; tuned: by times fitted to the model."""
     cost = "tolerance" if settings.takes_tolerance else "nfe"
-    # all that always counts, in between what is told where it is not the default
     parts = [settings.solver + "-tuned" * tuned]
     for name, label in (("t_min", "end"), ("share", ""), (cost, ""), ("rho", ""), ("cfg", ""), ("internal", "")):
         value = getattr(settings, name)
