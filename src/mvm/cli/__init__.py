@@ -7,10 +7,8 @@ import sys
 
 from cyclopts import CycloptsError, UnknownOptionError, UnusedCliTokensError
 
-from mvm.cli import data, judge, look, publish, sample, speed, sweep, train  # noqa: F401 (their commands)
+from mvm.cli import data, judge, look, publish, sample, sweep, train, tune  # noqa: F401 (their commands)
 from mvm.cli.app import INTERRUPTED, USAGE_ERROR, Overrides, app
-from mvm.cli.export_onnx import onnx as onnx
-from mvm.cli.tune import tune as tune
 from mvm.process import keep_freed_memory, share_cores
 
 

@@ -1,15 +1,13 @@
-"""Commands that show: demo, verify, recipes, options, report, app."""
+"""Commands that show: demo, verify, recipes, options, report, app, bench."""
 
 import json
 import sys
 import textwrap
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
 
-from cyclopts import Parameter
-
-from mvm.cli.app import Whole, app
+from mvm.cli.app import Device, Dotted, JsonFile, SamplerOptions, Whole, app, say_from_first
 
 MOST_PORT = 65_535
 
@@ -36,14 +34,8 @@ def demo(*, out: Path = Path("runs/demo"), quick: bool = False, seed: Whole = 0)
 
 
 @app.command
-def verify(*, json_file: Annotated[Path | None, Parameter(name="--json")] = None) -> int:
-    """Check the mathematics on exact oracles, on the CPU, in under a minute; exit code 1 if a check fails.
-
-    Parameters
-    ----------
-    json_file
-        Write the results there as well.
-    """
+def verify(*, json_file: JsonFile = None) -> int:
+    """Check the mathematics on exact oracles, on the CPU, in under a minute; exit code 1 if a check fails."""
     from mvm.files import write_text
     from mvm.verify import as_json
     from mvm.verify import verify as run_checks
@@ -158,7 +150,7 @@ def web(
     host: str = "127.0.0.1",
     port: Whole | None = None,
     queue: Whole = 8,
-    device: str = "auto",
+    device: Device = "auto",
     open: bool = True,
 ) -> int:
     """Open a local page: pictures by ODE and SDE side by side, and the field on the plane. Needs no network.
@@ -173,8 +165,6 @@ def web(
         Port to listen on; the first free one from 7860 on when not given.
     queue
         Visitors served at once; more are asked to come again.
-    device
-        cpu, cuda, or auto: cuda where there is one.
     open
         Show the page in the browser of this machine; --no-open only serves it.
     """
@@ -192,4 +182,65 @@ def web(
             raise
         raise ValueError(needs("the page", "gradio", "web")) from None
     serve(Shelf(offered(models), choose_device(device)), queue, host, port, inbrowser=open)
+    return 0
+
+
+@app.command
+def bench(
+    recipe: str,
+    /,
+    *,
+    steps: Whole = 30,
+    samples: Whole = 64,
+    sampler: SamplerOptions = SamplerOptions(),
+    grow: bool = False,
+    device: Device = "auto",
+    json_file: JsonFile = None,
+    overrides: Dotted = None,
+) -> int:
+    """Measure a recipe's speed here: images/s, MFU and memory of training and sampling, on random images.
+
+    MFU is 6 x multiply-adds of one forward pass per image, nothing computed twice, over the speed of a large
+    matrix product measured beside it (GPU alone). Options of the recipe can be changed as in `mvm train`.
+
+    Parameters
+    ----------
+    recipe
+        A shipped recipe (see: mvm recipes) or a .toml file.
+    steps
+        Training steps timed, after a warm-up; 0: none.
+    samples
+        Images sampled; 0: none.
+    grow
+        Also double resolution, depth and batch, each alone: how the cost grows.
+    """
+    from mvm.bench import bench as run_bench
+    from mvm.bench import growth, table
+    from mvm.distributed.processes import processes
+    from mvm.files import write_text
+    from mvm.model import choose_device
+    from mvm.options import at_least
+    from mvm.recipes import load_recipe, override, require_field_recipe
+    from mvm.training.data import completed
+
+    at_least("steps", steps, 0)
+    at_least("samples", samples, 0)
+    chosen = completed(override(require_field_recipe(load_recipe(recipe), recipe), overrides or {}))
+    chosen = replace(chosen, sample=sampler.settings(chosen.sample))
+    if json_file is not None:
+        json_file.parent.mkdir(parents=True, exist_ok=True)  # if that fails, before the work
+    with processes(choose_device(device)) as place:
+        found = run_bench(chosen, place, steps=steps, num=samples, progress=place.main)
+        if steps:
+            say_from_first(table([{"training": chosen.name, **found["training"]}], "training"))
+        memory = found["memory_estimate_gb"]
+        say_from_first(f"memory estimated beforehand: {memory:.4g} GB (bf16, compiled, on one GPU)")
+        if samples:
+            made = found["sampling"]
+            say_from_first(f"sampling: {made['images_per_second']:.4g} images/s at {made['nfe']} evaluations")
+        if grow:
+            found["growth"] = growth(chosen, place, progress=place.main)
+            say_from_first(table(found["growth"], "change"))
+    if json_file is not None and place.main:
+        write_text(json_file, json.dumps(found, indent=2) + "\n")
     return 0
