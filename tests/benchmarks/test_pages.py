@@ -74,7 +74,7 @@ def test_the_page_of_the_study_has_the_t_min_that_was_found(study):
 
 
 NEAR = ["near-cifar10", "near-second", "near-latent", "near-cifar10-guided"]
-NEAR_CPU = ["near-third", "near-third-guided", "near-ddt-cpu-guided"]
+NEAR_CPU = ["near-third", "near-third-guided", "near-ddt-cpu", "near-ddt-cpu-guided"]
 
 
 def test_the_page_of_the_solvers_has_the_errors_that_were_measured():
