@@ -89,6 +89,7 @@ DAMAGE = st.tuples(st.just("spoil"), st.integers(0, 2), st.sampled_from(("cut", 
 @settings(max_examples=40, deadline=None)
 @given(events=st.lists(st.one_of(STRIKES, DAMAGE), min_size=1, max_size=5))
 @example(events=[("kill", 6, 1), ("spoil", 0, "bit"), ("kill", 12, 2)])
+@example(events=[("kill", 11, 1), ("spoil", 0, "cut"), ("kill", 8, 1)])  # while a note is written again
 def test_any_sequence_of_kills_and_damage_ends_with_the_same_bytes(whole, events):
     with TemporaryDirectory() as name:
         folder = Path(name) / "out"

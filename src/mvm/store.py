@@ -23,7 +23,7 @@ from numpy.typing import DTypeLike
 from torch import Tensor
 from tqdm import tqdm
 
-from mvm.files import atomic, locked, sha256, write_text
+from mvm.files import atomic, locked, recover_all, sha256, write_text
 from mvm.untrusted import cut, map_npy, read_json, refusal
 
 INDEX = "index.json"
@@ -234,6 +234,8 @@ class PartedArray(ArrayStore):
         require_space(f"the {self.what}", self.bytes, free, f"for '{self.folder}'", smaller or self.other)
         self.folder.mkdir(parents=True, exist_ok=True)
         with self.lock() if share.rank == 0 else nullcontext():
+            if share.rank == 0:
+                recover_all(self.folder)  # a note that was being written again, beside the old one of equal contents
             listed, made = self.listed(), []
             share.meet()  # nobody writes before the folder is locked
             mine = list(self.parts.items())[share.rank :: share.world]

@@ -72,7 +72,7 @@ def test_with_dopri5_a_sample_depends_on_its_batch() -> None:
 def test_a_model_refuses_another_schedule_and_unknown_labels() -> None:
     model = mvm.load("digits")
     x = noise.initial(torch.arange(2), model.sample_shape)
-    with pytest.raises(ValueError, match=r"schedule=model\.schedule"):
+    with pytest.raises(ValueError, match=r"schedule=LinearFlow\(\).*leave schedule out"):
         sample(model, x, schedule=LinearFlow())
     with pytest.raises(ValueError, match="0 to 9"):
         sample(model, x, condition=torch.tensor([3, 10]))
@@ -97,7 +97,7 @@ def test_likelihood_refuses_another_schedule() -> None:
 
     model = mvm.load("digits")
     images = torch.zeros(1, 1, 8, 8, dtype=torch.uint8)
-    with pytest.raises(ValueError, match=r"schedule=model\.schedule"):
+    with pytest.raises(ValueError, match=r"schedule=LinearFlow\(\).*leave schedule out"):
         likelihood.bits_per_dim(model, images, schedule=LinearFlow(), steps=2)
-    with pytest.raises(ValueError, match=r"schedule=model\.schedule"):
+    with pytest.raises(ValueError, match=r"schedule=LinearFlow\(\).*leave schedule out"):
         likelihood.encode(model, torch.zeros(1, 1, 8, 8), schedule=LinearFlow(), nfe=2)
