@@ -87,11 +87,11 @@ def load_vae(name: str, size: int) -> VAE:
     try:
         from diffusers import AutoencoderKL
     except ImportError as error:
-        raise ValueError(needs(f"codec.vae='{name}'", "diffusers", "diffusers")) from error
+        raise ValueError(needs(f"load_vae(name='{name}')", "diffusers", "diffusers")) from error
     try:
         network = AutoencoderKL.from_pretrained(name)
     except (OSError, ValueError) as error:
-        raise ValueError(f"codec.vae='{name}' could not be read ({error}); give a local folder") from error
+        raise ValueError(f"load_vae(name='{name}') could not be read ({error}); give a local folder") from error
     return VAE(network, size)
 
 

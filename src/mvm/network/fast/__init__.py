@@ -1,4 +1,4 @@
-"""What makes networks fast, from outside: the files above show the architecture in plain torch and know none of it.
+"""What makes networks fast, from outside: network/*.py show the architecture in plain torch and know none of it.
 
 Each part swaps modules of a network for subclasses that compute the same by other means, under the same state dict:
 
