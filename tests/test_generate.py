@@ -647,3 +647,15 @@ def test_guidance_needs_what_it_goes_between(drop, words):
     with pytest.raises(ValueError, match=rf"cfg=2.0: objective.label_drop={drop} trains {words}; use cfg 1"):
         Sampler(model).images(labels, seeds, SampleConfig(nfe=1, cfg=2.0), progress=False)
     assert Sampler(model).images(labels, seeds, SampleConfig(nfe=1), progress=False).nfe == 1
+
+
+def test_a_compiled_network_stays_compiled_for_later_samplers(monkeypatch):
+    model, compiled = load("digits"), []
+    monkeypatch.setattr("torch.nn.Module.compile", lambda network, **how: compiled.append(network))
+    Sampler(model, compile=True)
+    Sampler(model, compile=True)
+    assert compiled == [model.network]
+    assert Sampler(model, "bf16").facts()["compiled"] is True
+    with pytest.raises(ValueError, match=r"precision='int8' .* leave out --compile"):
+        Sampler(model, "int8")
+    assert Sampler(load("digits"), "int8").facts() == {"precision": "int8", "compiled": False}

@@ -1,6 +1,7 @@
 """`import mvm` is light, and says what it has."""
 
 import json
+import pickle
 import re
 import subprocess
 import sys
@@ -132,3 +133,8 @@ def test_no_text_sends_users_to_another_project_s_package():
     assert bad == []
     written = [path for path in (ROOT / "src").rglob("*.py") if "pip install" in path.read_text()]
     assert [path.name for path in written] == ["options.py"]
+
+
+def test_modules_that_may_be_called_are_pickled_by_name():
+    for module in (mvm.generate, mvm.likelihood):
+        assert pickle.loads(pickle.dumps(module)) is module

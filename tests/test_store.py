@@ -123,6 +123,19 @@ def test_every_moment_of_a_kill(whole, tmp_path, notes):
     assert {3, 2, 1, 0} == set(made)
 
 
+def test_an_index_lists_no_part_that_is_missing(tmp_path):
+    """The other process has not written its share: whatever `meet` said, the set is not finished."""
+    with pytest.raises(ValueError, match=r"part-00001\.npy' was not written by the process whose share it is; start"):
+        write(tmp_path, share=Share(0, 2))
+    assert not (tmp_path / "index.json").exists()
+
+
+def test_a_source_with_too_few_images_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"2 of the 4 images of part-00000\.npy were made"):
+        parted(tmp_path).write_missing(lambda part: [VALUES[:, :2]], progress=False)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_processes_share_the_parts(whole, tmp_path):
     assert write(tmp_path, share=Share(1, 2)) == NAMES[1:2]
     with pytest.raises(ValueError, match=r"not finished \(part-00000\.npy is not in index\.json\)"):

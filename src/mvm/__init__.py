@@ -18,11 +18,17 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:
-    from mvm import bridge, generate, likelihood, noise, oracle, path, solver
+    from mvm import bridge, noise, oracle, path, solver
+    from mvm.generate import Front as _Generate
+    from mvm.likelihood import Front as _Likelihood
     from mvm.model import Model, load
     from mvm.objective.matching import loss
     from mvm.solver.sampling import sample
     from mvm.training.loop import train
+
+    # modules that may be called, which type checkers would not know
+    generate: _Generate  # ty: ignore[invalid-declaration]
+    likelihood: _Likelihood  # ty: ignore[invalid-declaration]
 
 _LAZY = {
     "Model": "mvm.model",

@@ -7,6 +7,7 @@ A Sampler holds how the network is computed (precision, compilation) and what is
 """
 
 import hashlib
+import importlib
 import math
 import re
 import sys
@@ -18,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from PIL import Image
@@ -296,6 +298,9 @@ def to_host(images: Tensor) -> Callable[[], Tensor]:
 OnStep = Callable[[int, int], None]  # steps done of a batch, and of how many
 
 
+_COMPILED: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()  # in place, and whether kernels are in them
+
+
 def compile_network(model: Model, kernels: bool = True) -> bool:
     """Compile the network in place, once per shape of a batch; return whether hand-written kernels are in it.
 
@@ -303,6 +308,8 @@ def compile_network(model: Model, kernels: bool = True) -> bool:
     bf16 on a GPU, norm and positions of queries and keys by a kernel written by hand, and a SwiGLU's product with its
     gate by another, on Hopper; the compiler does the rest.
     """
+    if model.network in _COMPILED:
+        return _COMPILED[model.network]
     found = gpu.gpu_kernels() if kernels and model.device.type == "cuda" else None
     if found is not None:
         gpu.apply(model.network, found, sampling=True)
@@ -311,7 +318,8 @@ def compile_network(model: Model, kernels: bool = True) -> bool:
             setattr(model.network, half, torch.compile(getattr(model.network, half), dynamic=False))
     else:
         model.network.compile(dynamic=False)
-    return found is not None
+    _COMPILED[model.network] = found is not None
+    return _COMPILED[model.network]
 
 
 class Sampler:
@@ -333,11 +341,12 @@ class Sampler:
     ) -> None:
         if precision is not None:
             choose("precision", precision, PRECISIONS)
-        if precision == "int8" and compile:
+        compiled = compile or model.network in _COMPILED
+        if precision == "int8" and compiled:
             raise ValueError("precision='int8' is for a network that is not compiled; leave out --compile")
-        self.model, self.precision, self.compiled = model, precision, compile
-        self.kernels = compile and compile_network(model, kernels)
-        self.replays = Replays() if compile and replay else None
+        self.model, self.precision, self.compiled = model, precision, compiled
+        self.kernels = compiled and compile_network(model, kernels)
+        self.replays = Replays() if compiled and replay else None
         self.plans: dict[Hashable, SharingPlan] = {}  # of encoder sharing, by settings
         self.costs: dict[SampleConfig, tuple[int, int]] = {}  # evaluations and passes of an image
         self.ahead = int(model.device.type == "cuda")  # batches in the making beside the one asked for
@@ -513,6 +522,9 @@ class Front(ModuleType):
 
     def __call__(self, model: Model | str | Path, num: int = 16, **options: Any) -> Generated:
         return (model if isinstance(model, Model) else load(model)).generate(num, **options)
+
+    def __reduce__(self) -> tuple[Any, ...]:  # a subclass of modules is not pickled by name otherwise
+        return importlib.import_module, (self.__name__,)
 
 
 sys.modules[__name__].__class__ = Front

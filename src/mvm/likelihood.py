@@ -5,6 +5,7 @@ the field's schedule, as `mvm.sample` does: a path that stops short of pure nois
 state there is N(0, (alpha^2 + sigma^2) I): N(0, I) on every path but `mvm.bridge.VarianceExploding`.
 """
 
+import importlib
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -195,6 +196,9 @@ class Front(ModuleType):
 
     def __call__(self, field: Field, x: Tensor, **options: Any) -> Tensor:
         return log_likelihood(field, x, **options)
+
+    def __reduce__(self) -> tuple[Any, ...]:  # a subclass of modules is not pickled by name otherwise
+        return importlib.import_module, (self.__name__,)
 
 
 sys.modules[__name__].__class__ = Front

@@ -85,7 +85,7 @@ class SampleConfig:
         return replace(self, **({"tuned": False} if "solver" in given else {}), **given)
 
     def canonical(self) -> "SampleConfig":
-        """Return the settings with the defaults of what has no effect: equal where the samples are."""
+        """Return the settings with the defaults of what has no effect on them."""
         unused = [name for option, needed in NEEDS.items() if not getattr(self, needed) for name in OPTIONS[option]]
         return replace(self, **{name: getattr(SampleConfig, name) for name in unused})
 

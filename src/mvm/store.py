@@ -249,6 +249,10 @@ class PartedArray(ArrayStore):
                     bar.update(len(part))
             share.meet()  # all parts are whole
             sums = {name: self._sum(name, listed) for name in self.parts} if share.rank == 0 else listed
+            if lost := [name for name, total in sums.items() if not total]:
+                raise ValueError(
+                    f"'{self.folder / lost[0]}' was not written by the process whose share it is; start again"
+                )
             if sums != listed:
                 self.write_table(INDEX, {**self.head, "key": self.key, "sha256": sums})
             for name in self.parts if share.rank == 0 and not self.notes else ():
@@ -264,6 +268,8 @@ class PartedArray(ArrayStore):
             for array in source(part):
                 start, stop = stop, stop + array.shape[1]
                 mapped[:, start:stop] = array
+            if stop != len(part):
+                raise ValueError(f"{stop} of the {len(part)} images of {name} were made")
             mapped.flush()
             del mapped
         self.write_table(_note(name), {"key": self.key, "sha256": sha256(path)})

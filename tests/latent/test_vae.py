@@ -55,5 +55,5 @@ def test_missing_package(monkeypatch):
         return real(wanted, *rest, **named)
 
     monkeypatch.setattr(builtins, "__import__", refuse)
-    with pytest.raises(ValueError, match=r"codec\.vae='x/y' needs diffusers; install"):
+    with pytest.raises(ValueError, match=r"load_vae\(name='x/y'\) needs diffusers; install"):
         load_vae("x/y", 16)

@@ -238,15 +238,6 @@ def _store(folder: Path) -> ArrayStore:
     return ArrayStore(folder, "a sweep", "remove it, and it is computed again", "give another --out")
 
 
-def _check_folder(folder: Path) -> None:
-    """Refuse a folder of something else, such as a run, among whose files a sweep would lie."""
-    if folder.is_dir() and not (folder / SHARED).is_file():
-        names = sorted(entry.name for entry in folder.iterdir())
-        other = [name for name in names if name not in (CELLS, WORK) and not name.startswith(".")]
-        if other:
-            raise ValueError(f"{folder} is a folder with other files in it ({other[0]}); give another --out")
-
-
 def _damaged(path: Path) -> AbstractContextManager[None]:
     return _store(path.parent).reading(path.name)
 

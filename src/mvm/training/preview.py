@@ -151,12 +151,14 @@ class DecoderPreview(Preview):
         """Return the means of the figures of all images."""
         device = self.processes.device
         self.figures = self.figures or known_figures(self.trainer.objective, originals.shape[-1], device)
-        parts = [
-            (a.to(device), b.to(device)) for a, b in zip(originals.split(BATCH), restored.split(BATCH), strict=True)
-        ]
-        means = {
-            name: float(torch.cat([figure(*part) for part in parts]).mean()) for name, figure in self.figures.items()
-        }
+        values: dict[str, list[Tensor]] = {name: [] for name in self.figures}
+        for pair in zip(
+            originals.split(BATCH), restored.split(BATCH), strict=True
+        ):  # one batch on the device at a time
+            pair = tuple(half.to(device) for half in pair)
+            for name, figure in self.figures.items():
+                values[name].append(figure(*pair))
+        means = {name: float(torch.cat(each).mean()) for name, each in values.items()}
         if self.count >= 2:  # a covariance needs two
             means[RFD] = frechet_distance(*(moments(self._class_tokens(images)) for images in (restored, originals)))
         return means
