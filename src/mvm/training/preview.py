@@ -152,10 +152,8 @@ class DecoderPreview(Preview):
         device = self.processes.device
         self.figures = self.figures or known_figures(self.trainer.objective, originals.shape[-1], device)
         values: dict[str, list[Tensor]] = {name: [] for name in self.figures}
-        for pair in zip(
-            originals.split(BATCH), restored.split(BATCH), strict=True
-        ):  # one batch on the device at a time
-            pair = tuple(half.to(device) for half in pair)
+        for original, made in zip(originals.split(BATCH), restored.split(BATCH), strict=True):
+            pair = original.to(device), made.to(device)  # one batch on the device at a time
             for name, figure in self.figures.items():
                 values[name].append(figure(*pair))
         means = {name: float(torch.cat(each).mean()) for name, each in values.items()}
