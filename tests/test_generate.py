@@ -659,3 +659,8 @@ def test_a_compiled_network_stays_compiled_for_later_samplers(monkeypatch):
     with pytest.raises(ValueError, match=r"precision='int8' .* leave out --compile"):
         Sampler(model, "int8")
     assert Sampler(load("digits"), "int8").facts() == {"precision": "int8", "compiled": False}
+
+
+def test_an_unknown_option_of_generate_is_named_with_the_nearest():
+    with pytest.raises(ValueError, match=r"option='nef' is unknown \(did you mean 'nfe'\?\)"):
+        load("digits").generate(1, nef=3)

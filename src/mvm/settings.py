@@ -82,6 +82,8 @@ class SampleConfig:
         given = {name: value for name, value in given.items() if value is not None}
         if "interval" in given:
             given["low"], given["high"] = given.pop("interval")
+        for name in given:
+            choose("option", name, dict.fromkeys(field.name for field in fields(self)))
         return replace(self, **({"tuned": False} if "solver" in given else {}), **given)
 
     def canonical(self) -> "SampleConfig":
