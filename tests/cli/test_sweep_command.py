@@ -176,7 +176,7 @@ def test_a_model_and_itself(here, done):
     rows = table(done("compare", "digits", "digits", "--num", "40", "--nfe", "2", "--blocks", "4"))
     assert [row[0] for row in rows] == ["fd-pixels"]
     assert rows[0][1] == rows[0][2]
-    assert rows[0][3:] == ["+0", "+0 to +0", "not told apart"]
+    assert rows[0][3:] == ["+0", "+0 to +0", "no significant difference"]
 
 
 def test_two_models(trained, here, done):

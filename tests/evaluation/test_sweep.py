@@ -284,7 +284,7 @@ def test_a_cell_by_another_solver_is_refused(model, tmp_path, finished, told):
     cell = read_json(path)
     assert cell["solver"].startswith("Adams(name='adams'")
     path.write_text(json.dumps({name: value for name, value in {**cell, "solver": told}.items() if value is not None}))
-    with pytest.raises(ValueError, match=re.escape(f"made by another solver ({told or 'not told'}, now Adams(")):
+    with pytest.raises(ValueError, match=re.escape(f"made by another solver ({told or 'not recorded'}, now Adams(")):
         sweep(model, folder).run(CELLS)
     path.unlink()
     sweep(model, folder).run(CELLS)

@@ -187,7 +187,7 @@ def _as_text(found: "Evaluation") -> str:
     sides = {"images": found.images, "reference": found.reference}
     for role, facts in sides.items():
         if facts:
-            count = f"{facts['count']:,} images" if facts.get("count") else "how many images is not told"
+            count = f"{facts['count']:,} images" if facts.get("count") else "the number of images is not recorded"
             lines.append(f"{role:<10} {facts.get('name')}, {count}")
     lines.append(f"{'seconds':<10} {found.seconds:.1f} on {found.software['device']}")
     return "\n".join(lines)

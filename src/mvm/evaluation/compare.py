@@ -112,7 +112,7 @@ def as_table(found: Sequence[Difference]) -> str:
     """Return the differences as a Markdown table; with whether the interval leaves zero out."""
     lines = ["| figure | A | B | B - A | 95 % interval | |", "|---|---|---|---|---|---|"]
     for row in found:
-        verdict = "differs" if row.significant else "not told apart"
+        verdict = "differs" if row.significant else "no significant difference"
         cells = (f"{row.a:.5g}", f"{row.b:.5g}", f"{row.difference:+.3g}", f"{row.low:+.3g} to {row.high:+.3g}")
         lines.append(f"| {row.name} | {' | '.join(cells)} | {verdict} |")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Images against a reference: features of both sides gathered once, compared, and told with all that made them."""
+"""Images against a reference: features of both sides gathered once, compared, and recorded with all that made them."""
 
 import platform
 import time

@@ -162,7 +162,7 @@ class Sweep:
         solver = solver_record(self.model, settings)
         if kept and kept.get("solver") != solver:
             raise ValueError(
-                f"{path} was made by another solver ({kept.get('solver', 'not told')}, now {solver}); "
+                f"{path} was made by another solver ({kept.get('solver', 'not recorded')}, now {solver}); "
                 "remove it, and it is computed again, or give another --out"
             )
         there = kept["result"]["metrics"] if kept else {}

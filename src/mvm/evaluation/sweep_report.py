@@ -203,7 +203,7 @@ def _grids_section(page: Page, folder: Path, results: Sequence[Result], metric: 
 
 
 def _image_count(facts: Mapping[str, Any]) -> int:
-    """Return facts["images"], the number of images of every cell; 0 where it is not told."""
+    """Return facts["images"], the number of images of every cell; 0 where it is not recorded."""
     images = facts.get("images", 0)
     return images if isinstance(images, int) and images > 0 else 0
 

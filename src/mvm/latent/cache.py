@@ -28,7 +28,7 @@ SHARD = 512  # images per file: about 0.2 GB for 384 x 16 x 16 latents, little t
 
 
 class LatentCodec(Protocol):
-    """What latents are made with: a codec that can be told from any other."""
+    """What latents are made with: a codec with a fingerprint of its own."""
 
     latent_shape: tuple[int, ...]
 

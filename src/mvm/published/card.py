@@ -72,7 +72,7 @@ def _against(reference: Mapping[str, Any]) -> str:
     if not reference:
         return "none"
     parts = [str(reference.get("name")), *([str(reference["split"])] if reference.get("split") else [])]
-    return ", ".join([*parts, f"{reference['count']:,} images" if reference.get("count") else "count not told"])
+    return ", ".join([*parts, f"{reference['count']:,} images" if reference.get("count") else "count not recorded"])
 
 
 def read_figures(path: Path, weights: Collection[str]) -> Figures:
@@ -186,7 +186,7 @@ def _what(config: Config, facts: CardFacts) -> str:
         + (f"Classes: {len(config.classes)} ({names})." if recipe.objective.conditional else "No classes."),
         f"- Network: {recipe.network.kind}, {count / 1e6:.2f} M parameters, stored in {config.source.dtype}.",
         f"- Path: {recipe.path.schedule}{end}; the network learns {recipe.objective.kind}.",
-        f"- Sampler, unless told otherwise: {sampler_words(asdict(recipe.sample))}.",
+        f"- Sampler by default: {sampler_words(asdict(recipe.sample))}.",
     ]
     if facts.encoder:
         lines.append(

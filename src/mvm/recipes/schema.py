@@ -305,7 +305,7 @@ class DecoderRecipe(BaseRecipe):
             )
         if self.data.augment:
             raise ValueError(
-                f"data.augment={self.data.augment} is not for decoders, which are told of none; set it to 0"
+                f"data.augment={self.data.augment} is not for decoders, which have no input for it; set it to 0"
             )
         require_previews(self.train, self.preview)
         engine = self.engine  # what is made for the networks of stage 2 alone is refused, not ignored
