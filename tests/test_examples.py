@@ -155,7 +155,7 @@ def test_loss_and_gradient(page, dtype):
     x0, labels, t, eps = drawn(dtype)
     objective = Matching(ObjectiveConfig(), MEAN_VELOCITY, TimeLaw())
     batch = Batch(x0, labels, SEEDS)
-    kept = objective.drop_labels(batch, theirs.null)
+    kept = objective.drop(batch, theirs.null)
     assert (kept != labels).any()
     assert (kept == labels).any()
     expected = objective(theirs, batch).total

@@ -1,7 +1,8 @@
 """Mean Velocity Matching: one learned field drives both a reverse SDE and a deterministic ODE.
 
     mvm.sample(field, noise, ...)       images from any callable (x, t, condition) -> x0_hat
-    mvm.loss(network, x0, labels)       the training loss of any callable (x, t, condition)
+    mvm.loss(network, x0, condition)    the training loss of any callable (x, t, condition)
+    mvm.wrap(network)                   the same as a field, for mvm.sample
     mvm.load(run_or_name)               a trained model: a field, with its recipe
     mvm.generate(run_or_name, num=16)   its images by its own settings: mvm.load(run_or_name).generate(num=16)
     mvm.train(recipe, run)              a trained model from a recipe, by name or as an object
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from mvm.objective.matching import loss
     from mvm.solver.sampling import sample
     from mvm.training.loop import train
+    from mvm.wrapped import wrap
 
     # modules that may be called, which type checkers would not know
     generate: _Generate  # ty: ignore[invalid-declaration]
@@ -36,6 +38,7 @@ _LAZY = {
     "loss": "mvm.objective.matching",
     "sample": "mvm.solver.sampling",
     "train": "mvm.training.loop",
+    "wrap": "mvm.wrapped",
 }
 _MODULES = ("bridge", "generate", "likelihood", "noise", "oracle", "path", "solver")
 
@@ -53,6 +56,7 @@ __all__ = [
     "sample",
     "solver",
     "train",
+    "wrap",
 ]
 
 

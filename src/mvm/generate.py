@@ -31,6 +31,8 @@ from mvm.model import Model, load
 from mvm.network import DDT
 from mvm.network.fast import cpu, gpu, int8
 from mvm.options import at_least, choose, nearest
+from mvm.path import Condition
+from mvm.path.condition import batched, rows
 from mvm.pictures import MOST_IN_GRID, png_bytes, sample_grid, to_pillow, write_images
 from mvm.precision import PRECISIONS, arithmetic
 from mvm.recipes import SampleConfig
@@ -380,17 +382,19 @@ class Sampler:
         return self.plans[key]
 
     def launch(
-        self, labels: Tensor, seeds: Tensor, settings: SampleConfig, on_step: OnStep | None = None
+        self, condition: Condition, seeds: Tensor, settings: SampleConfig, on_step: OnStep | None = None
     ) -> Callable[[], Generated]:
         """Begin a batch; return what waits for its images. By a solver of fixed steps the loop waits for no device."""
         model, solver = self.model, solver_of(self.model, settings)
-        check_request(model, model.schedule, settings.nfe, settings.rho, labels)
-        noise.as_seeds(seeds, len(labels))
+        condition = model.check_condition(condition, seeds)
+        labels = condition if model.labelled else torch.zeros(len(seeds), dtype=torch.int64)
+        check_request(model, model.schedule, settings.nfe, settings.rho)
+        noise.as_seeds(seeds, len(seeds))
         plan = self.sharing_plan(settings) if settings.share else None  # looks at the device, once
         draw = noise.normal_compiled if self.compiled and model.device.type == "cuda" else noise.normal
         show = None if on_step is None or solver.by_tolerance else lambda state: on_step(state.index, settings.nfe)
 
-        def images_of(labels: Tensor, seeds: Tensor) -> Tensor:
+        def images_of(condition: Condition, seeds: Tensor) -> Tensor:
             x = draw(seeds, noise.INITIAL, model.sample_shape)
             with nullcontext(model) if plan is None else shared(model, plan) as field:
                 solution = integrate(
@@ -401,7 +405,7 @@ class Sampler:
                     schedule=model.schedule,
                     nfe=settings.nfe,
                     rho=settings.rho,
-                    condition=labels,
+                    condition=condition,
                     guidance=settings.guidance(),
                     draw=draw,
                     on_step=show,
@@ -410,8 +414,8 @@ class Sampler:
             return model.codec.decode(solution.x)
 
         with self.computing():
-            inputs = labels.to(model.device), seeds.to(model.device)
-            if self.replays is None or solver.by_tolerance:
+            inputs = batched(condition, seeds.to(model.device)), seeds.to(model.device)
+            if self.replays is None or solver.by_tolerance or not model.labelled:
                 images = images_of(*inputs)
             else:
                 images = self.replays((settings, recording_key(model, model.device)), images_of, *inputs)
@@ -419,9 +423,9 @@ class Sampler:
         return lambda: Generated(wait(), labels, seeds, nfe, passes, model.classes)
 
     def batches(
-        self, batches: Iterable[tuple[Tensor, Tensor]], settings: SampleConfig, on_step: OnStep | None = None
+        self, batches: Iterable[tuple[Condition, Tensor]], settings: SampleConfig, on_step: OnStep | None = None
     ) -> Iterator[Generated]:
-        """Yield the images of each (labels, seeds), in order. on_step: called after every step, on a CPU alone.
+        """Yield the images of each (condition, seeds), in order. on_step: called after every step, on a CPU alone.
 
         A GPU works on the next batch while the host has the last one in hand, to write it or to hand it on. Too much
         noise is warned of here, once for all batches: every stream of images passes.
@@ -429,33 +433,34 @@ class Sampler:
         warn_of_noise(solver_of(self.model, settings), settings.nfe, settings.rho)
         on_step = on_step if self.model.device.type == "cpu" else None  # a GPU's launches run ahead of its steps
         begun: deque[Callable[[], Generated]] = deque()
-        for labels, seeds in batches:
-            begun.append(self.launch(labels, seeds, settings, on_step))
+        for condition, seeds in batches:
+            begun.append(self.launch(condition, seeds, settings, on_step))
             if len(begun) > self.ahead:
                 yield begun.popleft()()
         while begun:
             yield begun.popleft()()
 
-    def batch(self, labels: Tensor, seeds: Tensor, settings: SampleConfig) -> Generated:
-        """Return the images of these labels and seeds, made together."""
-        return self.launch(labels, seeds, settings)()
+    def batch(self, condition: Condition, seeds: Tensor, settings: SampleConfig) -> Generated:
+        """Return the images of these labels, or another condition, and seeds, made together."""
+        return self.launch(condition, seeds, settings)()
 
     def images(
-        self, labels: Tensor, seeds: Tensor, settings: SampleConfig, *, batch: int = 256, progress: bool = True
+        self, condition: Condition, seeds: Tensor, settings: SampleConfig, *, batch: int = 256, progress: bool = True
     ) -> Generated:
-        """Return the images of these labels and seeds; nfe and passes are their mean.
+        """Return the images of these labels, or another condition, and seeds; nfe and passes are their mean.
 
-        An image depends on its own seed and label, not on the batch.
+        An image depends on its own seed and condition, not on the batch.
         """
         at_least("batch", batch, 1)
-        spans = [slice(start, min(start + batch, len(labels))) for start in range(0, len(labels), batch)]
-        return self._joined(labels, seeds, settings, spans, [torch.arange(s.start, s.stop) for s in spans], progress)
+        spans = [slice(start, min(start + batch, len(seeds))) for start in range(0, len(seeds), batch)]
+        return self._joined(condition, seeds, settings, spans, [torch.arange(s.start, s.stop) for s in spans], progress)
 
     def generate(
         self,
         num: int = 16,
         *,
         classes: Sequence[int | str] = (),
+        condition: Condition = None,
         seed: int = 0,
         labels: str = "balanced",
         batch: int = 256,
@@ -465,6 +470,7 @@ class Sampler:
     ) -> Generated:
         """Return `num` images: those of `mvm sample` with the same options, bit for bit.
 
+        condition: of a model that has another than class labels: `num` rows, or one for all.
         classes: numbers or names, to go round (labels="balanced") or to draw from ("random"); all when empty. seed:
         image i has seed `seed + i`, and is the same picture whatever num and batch. interval: where guidance acts.
         settings: those of SampleConfig (nfe, solver, rho, cfg, ...); what is not given is the recipe's own.
@@ -473,31 +479,35 @@ class Sampler:
         chosen = model.recipe.sample.asked(interval=interval, **settings)
         if interval is not None and not chosen.guided:
             raise ValueError(f"interval={interval} acts on guidance; give its scale too, e.g. cfg=1.5")
+        if condition is not None and (model.labelled or classes):
+            raise ValueError("condition is for models of another condition than class labels; give classes=[...] here")
         numbers = [class_numbers(each, model.classes) if isinstance(each, str) else (each,) for each in classes]
         draw = Draw(num, seed, labels, tuple(int(n) for some in numbers for n in some), batch)
         spans = draw.spans()
-        rows = [draw.filled(span, chosen) for span in spans]
-        return self._joined(draw.chosen_labels(model.num_classes), draw.chosen_seeds(), chosen, spans, rows, progress)
+        indices = [draw.filled(span, chosen) for span in spans]
+        given = draw.chosen_labels(model.num_classes) if condition is None else condition
+        return self._joined(given, draw.chosen_seeds(), chosen, spans, indices, progress)
 
     def _joined(
         self,
-        labels: Tensor,
+        condition: Condition,
         seeds: Tensor,
         settings: SampleConfig,
         spans: Sequence[slice],
-        rows: Sequence[Tensor],
+        indices: Sequence[Tensor],
         progress: bool,
     ) -> Generated:
-        """Return all images, made in batches of `rows`, each of which begins with its span's images."""
+        """Return all images, made in batches of `indices`, each of which begins with its span's images."""
         check_settings(self.model, settings)
+        condition = self.model.check_condition(condition, seeds)
         parts: list[Generated] = []
-        with tqdm(total=len(labels), desc="sample", unit="image", disable=not progress, leave=None) as bar:
-            made = self.batches(((labels[i], seeds[i]) for i in rows), settings, steps_of(bar))
+        with tqdm(total=len(seeds), desc="sample", unit="image", disable=not progress, leave=None) as bar:
+            made = self.batches(((rows(condition, i), seeds[i]) for i in indices), settings, steps_of(bar))
             for span, part in zip(spans, made, strict=True):
                 parts.append(part.first(span.stop - span.start))
                 bar.update(span.stop - span.start)
         nfe, passes = mean_cost((len(part), part.nfe, part.passes) for part in parts)
-        images = torch.cat([part.images for part in parts])
+        images, labels = (torch.cat([getattr(part, name) for part in parts]) for name in ("images", "labels"))
         return Generated(images, labels, seeds, nfe, passes, self.model.classes)
 
 

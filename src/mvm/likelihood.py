@@ -21,6 +21,7 @@ from mvm.latent.codec import Pixels
 from mvm.options import at_least, choose
 from mvm.path import (
     MEAN_VELOCITY,
+    Condition,
     Field,
     Schedule,
     equal_snr,
@@ -29,6 +30,7 @@ from mvm.path import (
     full_time,
     require_schedule,
 )
+from mvm.path.field import checked_condition
 from mvm.pixels import GREY_SCALE
 from mvm.solver import PredictorCorrector, adams_power, no_noise, run
 from mvm.solver.variants import GRID_POWER, START_POWER, power_times
@@ -48,11 +50,11 @@ def _times(schedule: Schedule, steps: int) -> tuple[float, ...]:
 
 @torch.no_grad()
 def _transport(
-    field: Field, x: Tensor, schedule: Schedule | None, nfe: int, condition: Tensor | None, to_noise: bool
+    field: Field, x: Tensor, schedule: Schedule | None, nfe: int, condition: Condition, to_noise: bool
 ) -> Tensor:
     """Return x carried along the ODE, from data to noise or back, through the same times."""
     at_least("nfe", nfe, 1)
-    schedule = require_schedule(field, schedule)
+    schedule, condition = require_schedule(field, schedule), checked_condition(field, condition, x)
     seen, times = equal_snr(field, schedule, MEAN_VELOCITY), _times(schedule, nfe)
     scale = float(equal_snr_scale(schedule.end, schedule, MEAN_VELOCITY))  # from the schedule's noise to MeanVelocity's
     plan = SOLVER.plan_times(MEAN_VELOCITY, times if to_noise else times[::-1], rho=0.0)
@@ -62,14 +64,14 @@ def _transport(
 
 
 def encode(
-    field: Field, x0: Tensor, *, schedule: Schedule | None = None, nfe: int = 100, condition: Tensor | None = None
+    field: Field, x0: Tensor, *, schedule: Schedule | None = None, nfe: int = 100, condition: Condition = None
 ) -> Tensor:
     """Return the noise that the ODE connects with x0: from it `decode` and `mvm.sample` make x0 again."""
     return _transport(field, x0, schedule, nfe, condition, to_noise=True)
 
 
 def decode(
-    field: Field, noise: Tensor, *, schedule: Schedule | None = None, nfe: int = 100, condition: Tensor | None = None
+    field: Field, noise: Tensor, *, schedule: Schedule | None = None, nfe: int = 100, condition: Condition = None
 ) -> Tensor:
     """Return the image the ODE connects with noise: `encode` undone, over the same times."""
     return _transport(field, noise, schedule, nfe, condition, to_noise=False)
@@ -122,7 +124,7 @@ def log_likelihood(
     method: str = "hutchinson",
     probes: int = 1,
     seeds: Sequence[int] | Tensor | None = None,
-    condition: Tensor | None = None,
+    condition: Condition = None,
 ) -> Tensor:
     """Return log p(x) in nats, float64 (B,): classical Runge-Kutta of order 4 on (x, log p), 4 passes a step.
 
@@ -134,7 +136,7 @@ def log_likelihood(
     at_least("probes", probes, 1)
     seeds = noise.as_seeds(seeds, x.shape[0], x.device)
     x = x.double()
-    schedule = require_schedule(field, schedule)
+    schedule, condition = require_schedule(field, schedule), checked_condition(field, condition, x)
     seen, times, evaluation = equal_snr(field, schedule, MEAN_VELOCITY), _times(schedule, steps), count()
 
     def rates(state: Tensor, c: float) -> tuple[Tensor, Tensor]:
@@ -175,7 +177,7 @@ def bits_per_dim(
     method: str = "hutchinson",
     probes: int = 1,
     seeds: Sequence[int] | Tensor | None = None,
-    condition: Tensor | None = None,
+    condition: Condition = None,
 ) -> Tensor:
     """Return bits per dimension of uint8 images, float64 (B,); an upper bound by uniform dequantisation."""
     if images.dtype != torch.uint8:

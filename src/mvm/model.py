@@ -8,9 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from mvm.latent import Codec, Pixels, load_decoder_only, load_rae
-from mvm.network import DDT, Condition, Output, build_network
+from mvm.network import DDT, Output, build_network
+from mvm.network import Condition as Backbone
 from mvm.network.fast import cpu
-from mvm.path import Schedule, to_x0
+from mvm.path import Condition, Schedule, to_x0
+from mvm.path.condition import batched, cat, check_labels, null_of, require_finite
+from mvm.path.field import network_time
 from mvm.published import Opened, is_published, open_model, read_codec, shipped_models
 from mvm.published.hub import as_hub_id
 from mvm.published.tuned import Entry, Key
@@ -81,12 +84,13 @@ class Model(nn.Module):
 
     A JoinedField: few images on a GPU are guided in one call of the network.
     Of a DDT also a SharedField: its backbone may be computed on some evaluations only (mvm.solver.sharing).
-    codec: in place of the recipe's own. fast: False samples on a CPU by the plain formulas (mvm.network.fast.cpu).
+    codec, network: in place of the recipe's own. fast: False samples on a CPU by the plain formulas
+    (mvm.network.fast.cpu).
     """
 
     fast = True
 
-    def __init__(self, recipe: Recipe, codec: Codec | None = None) -> None:
+    def __init__(self, recipe: Recipe, codec: Codec | None = None, network: nn.Module | None = None) -> None:
         super().__init__()
         self.recipe = recipe
         self.schedule: Schedule = recipe.path.build()
@@ -96,7 +100,7 @@ class Model(nn.Module):
         self.origin: dict[str, Any] = {}  # where the weights came from, of a model that was loaded
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(recipe.seed)
-            self.network = build_network(*recipe.blueprint)
+            self.network: Any = network or build_network(*recipe.blueprint)
 
     def generate(self, num: int = 16, *, precision: str = "fp32", **options: Any) -> "Generated":
         """Return `num` uint8 images, with labels and cost: those of `mvm sample` with the same options, bit for bit.
@@ -117,50 +121,66 @@ class Model(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        return self.network.embed.weight.device
+        return next(self.network.parameters()).device
 
     @property
     def num_classes(self) -> int:
         return len(self.classes)
 
-    def _labels(self, x: Tensor, condition: Tensor | None) -> Tensor:
-        """Return the labels, or the null class for all where there are none or the model knows none."""
-        objective = self.recipe.objective
-        if condition is not None and objective.conditional:
-            return condition
-        if not objective.has_null:
+    def check_condition(self, condition: Condition, x: Tensor) -> Condition:
+        """Return the condition with one row per sample of x: labels of the model's classes, or another."""
+        if self.labelled:
+            return check_labels(condition, x, self.num_classes)
+        return require_finite(batched(condition, x))
+
+    @property
+    def labelled(self) -> bool:
+        """Whether its condition is class labels."""
+        return isinstance(self.network.null, int)
+
+    def _given(self, x: Tensor, condition: Condition) -> Condition:
+        """Return the condition, or the null condition for all where there is none or the model knows none."""
+        known = condition is not None and self.recipe.objective.conditional
+        return condition if known else self._null(x, condition)
+
+    def _null(self, x: Tensor, condition: Condition) -> Condition:
+        """Return the null condition for the rows of x."""
+        if not self.recipe.objective.has_null:
             raise ValueError(
                 "condition=None is the null class, and objective.label_drop=0 trained none; give class labels, "
                 "without classifier-free guidance"
             )
-        return torch.full((x.shape[0],), self.network.null, dtype=torch.int64, device=x.device)
+        return null_of(self.network.null, condition, x)
 
     def _input(self, x: Tensor) -> Tensor:
-        return x.to(self.network.embed.weight.dtype)
+        return x.to(next(self.network.parameters()).dtype)
 
-    def _predict(self, x: Tensor, t: Tensor, condition: Tensor | None) -> Output:
-        return self.network(self._input(x), self.schedule.level(t), self._labels(x, condition))
+    def _time(self, t: Tensor) -> Tensor:
+        return network_time(self.network.time, t, self.schedule)
+
+    def _predict(self, x: Tensor, t: Tensor, condition: Condition) -> Output:
+        return self.network(self._input(x), self._time(t), self._given(x, condition))
 
     def _x0(self, prediction: Tensor, x: Tensor, t: Tensor) -> Tensor:
         return to_x0(self.recipe.objective.kind, prediction.to(x.dtype), x, t, self.schedule)
 
-    def forward(self, x: Tensor, t: Tensor, condition: Tensor | None = None) -> Tensor:
-        """Return x0_hat; condition None is the null class."""
+    def forward(self, x: Tensor, t: Tensor, condition: Condition = None) -> Tensor:
+        """Return x0_hat; condition None is the null condition."""
         return self._x0(self._predict(x, t, condition).prediction, x, t)
 
-    def pair(self, x: Tensor, t: Tensor, condition: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def pair(self, x: Tensor, t: Tensor, condition: Condition = None) -> tuple[Tensor, Tensor]:
         """Return (outer, inner) x0_hat from one pass."""
         output = self._predict(x, t, condition)
         return self._x0(output.prediction, x, t), self._inner_x0(output.inner, x, t)
 
     def joins(self, x: Tensor) -> bool:
-        """Return whether `both` is meant to be faster than two calls."""
-        return one_pass_pays(x.device, x.shape[0])
+        """Return whether `both` is meant to be faster than two calls; a null that is a function needs the condition."""
+        return callable(self.network.null) or one_pass_pays(x.device, x.shape[0])
 
-    def both(self, x: Tensor, t: Tensor, condition: Tensor) -> tuple[Tensor, Tensor]:
-        """Return x0_hat of the null class and of the labels from one call of the network with twice the rows."""
-        labels = torch.cat((self._labels(x, None), self._labels(x, condition)))
-        null, conditional = self(torch.cat((x, x)), torch.cat((t, t)), labels).chunk(2)
+    def both(self, x: Tensor, t: Tensor, condition: Condition) -> tuple[Tensor, Tensor]:
+        """Return x0_hat of the null condition and of the condition from one call of the network with twice the rows."""
+        pair = cat(self._null(x, condition), self._given(x, condition))
+        null, conditional = self(torch.cat((x, x)), torch.cat((t, t)), pair).chunk(2)
         return null, conditional
 
     def _inner_x0(self, inner: Tensor | None, x: Tensor, t: Tensor) -> Tensor:
@@ -174,15 +194,15 @@ class Model(nn.Module):
             raise ValueError("encoder sharing needs network.kind='ddt'; a DiT is one piece")
         return self.network
 
-    def condition(self, x: Tensor, t: Tensor, labels: Tensor | None) -> Condition:
+    def condition(self, x: Tensor, t: Tensor, labels: Tensor | None) -> Backbone:
         """Return what the backbone says."""
-        return self._ddt.condition(self._input(x), self.schedule.level(t), self._labels(x, labels))
+        return self._ddt.condition(self._input(x), self._time(t), self._given(x, labels))
 
-    def head(self, x: Tensor, t: Tensor, labels: Tensor | None, condition: Condition) -> Tensor:
+    def head(self, x: Tensor, t: Tensor, labels: Tensor | None, condition: Backbone) -> Tensor:
         """Return x0_hat by a condition that may be of an earlier evaluation."""
-        return self._x0(self._ddt.head(self._input(x), self.schedule.level(t), condition), x, t)
+        return self._x0(self._ddt.head(self._input(x), self._time(t), condition), x, t)
 
-    def inner(self, x: Tensor, t: Tensor, labels: Tensor | None, condition: Condition) -> Tensor:
+    def inner(self, x: Tensor, t: Tensor, labels: Tensor | None, condition: Backbone) -> Tensor:
         """Return the inner head's x0_hat at the very x and t of the condition."""
         return self._inner_x0(condition.inner, x, t)
 

@@ -7,7 +7,7 @@ from mvm import noise
 from mvm.bridge import from_diffusers, from_edm, from_flow, from_model
 from mvm.oracle import gaussian
 from mvm.path import MEAN_VELOCITY, LinearFlow, joined_for
-from mvm.path.field import cat, map_tensors
+from mvm.path.condition import cat, map_tensors
 from mvm.solver import Adaptive, ClassifierFree, Interval, guided, sample, solve
 
 STD, SHAPE = 0.4, (3,)

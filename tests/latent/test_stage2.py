@@ -102,7 +102,7 @@ def test_batches_are_latents_of_mirrored_images(recipe):
     for cache in ("device", "disk"):
         chosen = replace(recipe, codec=replace(recipe.codec, cache=cache))
         batch = FieldTrainer(chosen, training_store(chosen, torch.device("cpu"))).batch()
-        assert torch.equal(batch.labels, live.labels)
+        assert torch.equal(batch.condition, live.condition)
         assert torch.equal(batch.seeds, live.seeds)
         assert torch.allclose(batch.x0, live.x0, rtol=2e-3, atol=2e-3)  # float16
 

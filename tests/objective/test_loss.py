@@ -37,7 +37,7 @@ def bent(x, t, condition):
 class AsTrained:
     """The same network as `Matching` calls one: by noise level, for an Output."""
 
-    null = -1
+    null, time = -1, "level"
 
     def __init__(self, times):
         self.times = times
@@ -57,9 +57,9 @@ def test_it_is_the_loss_of_training_at_equal_times_and_noise(monkeypatch, path, 
         return bent(x, t, condition)
 
     share, eps = noise.uniform(seeds, noise.TIME, (1,))[:, 0], noise.normal(seeds, noise.TRAIN, (3, 4, 4), x0.dtype)
-    monkeypatch.setattr(torch, "rand", lambda *_, **__: share)
+    monkeypatch.setattr(torch, "rand", lambda *_, **__: torch.stack((share, share)))
     monkeypatch.setattr(torch, "randn", lambda *_, **__: eps)
-    found = mvm.loss(seen, x0, labels, schedule=schedule, kind=kind, law=law, weight=weight)
+    found = mvm.loss(seen, x0, labels, path=schedule, kind=kind, timesteps=law, weight=weight)
     objective = Matching(ObjectiveConfig(kind, label_drop=0.0, weight=weight), schedule, law)
     want = objective(AsTrained(times), Batch(x0, labels, seeds)).total
     assert torch.isfinite(want)
@@ -87,7 +87,7 @@ def test_times_and_noise_are_new_at_every_call_and_repeat_with_a_generator():
     plain = mvm.loss(network, x0)
     torch.manual_seed(5)
     assert plain == mvm.loss(network, x0)
-    assert seen[0][1].dtype == torch.float64
+    assert seen[0][1].dtype == torch.float32
     assert seen[0][0].dtype == x0.dtype
 
 
@@ -127,10 +127,10 @@ def test_gradients_reach_the_network_alone():
     [
         (torch.zeros(2, 3, dtype=torch.uint8), {}, r"x0 is torch.uint8 of shape \(2, 3\); give floating-point samples"),
         (torch.zeros(2), {}, r"x0 is torch.float32 of shape \(2,\)"),
-        (torch.zeros(2, 3), {"kind": "w"}, "objective.kind='w' is unknown"),
+        (torch.zeros(2, 3), {"kind": "w"}, "kind='w' is unknown"),
         (torch.zeros(2, 3), {"weight": "heavy"}, "objective.weight='heavy' is unknown"),
         (torch.zeros(2, 3), {"weight": "likelihood"}, "mean is infinite"),
-        (torch.zeros(2, 3), {"law": TimeLaw("lam-uniform", t_min=1e-3)}, "lam has no lower end"),
+        (torch.zeros(2, 3), {"timesteps": TimeLaw("lam-uniform", t_min=1e-3)}, "lam has no lower end"),
     ],
     ids=str,
 )
@@ -140,5 +140,7 @@ def test_what_is_refused(x0, options, words):
 
 
 def test_an_answer_of_another_shape_is_refused():
-    with pytest.raises(ValueError, match=r"the network answers x of shape \(2, 3\) with \(2, 1\); give x's"):
+    with pytest.raises(
+        ValueError, match=r"the network answers x of shape \(2, 3\) with \(2, 1\); it must be x's shape"
+    ):
         mvm.loss(lambda x, t, condition: x[:, :1], torch.zeros(2, 3))

@@ -18,7 +18,7 @@ PATH = MeanVelocity()
 class Stub:
     """A network that answers with a function of what it sees, and remembers it; tokens: what each block puts out."""
 
-    null = 10
+    null, time = 10, "level"
 
     def __init__(self, answer, inner=None, tokens=None):
         self.answer, self.inner, self.tokens = answer, inner, tokens
@@ -164,10 +164,10 @@ def test_gradient_flows_through_total_only():
 def test_share_of_dropped_labels(share):
     count = 20_000
     b = Batch(torch.zeros(count, 1), torch.arange(count) % 10, torch.arange(count))
-    labels = matching(label_drop=share).drop_labels(b, null=10)
+    labels = matching(label_drop=share).drop(b, null=10)
     dropped = labels == 10
     assert float(dropped.double().mean()) == pytest.approx(share, abs=4 * math.sqrt(share * (1 - share) / count))
-    assert torch.equal(labels[~dropped], b.labels[~dropped])
+    assert torch.equal(labels[~dropped], b.condition[~dropped])
     for digit in range(10):  # and without regard to the label
         assert float(dropped[digit::10].double().mean()) == pytest.approx(share, abs=0.06)
 
@@ -175,18 +175,18 @@ def test_share_of_dropped_labels(share):
 def test_dropping_is_decided_by_the_seed_alone():
     objective = matching(label_drop=0.3)
     b = batch(count=50, shape=(1,))
-    together = objective.drop_labels(b, null=10)
+    together = objective.drop(b, null=10)
     order = torch.randperm(50, generator=torch.Generator().manual_seed(1))
-    shuffled = objective.drop_labels(Batch(b.x0[order], b.labels[order], b.seeds[order]), null=10)
+    shuffled = objective.drop(Batch(b.x0[order], b.condition[order], b.seeds[order]), null=10)
     assert torch.equal(shuffled, together[order])
-    assert not torch.equal(objective.drop_labels(b._replace(seeds=b.seeds + 1000), null=10), together)
+    assert not torch.equal(objective.drop(b._replace(seeds=b.seeds + 1000), null=10), together)
 
 
 def test_network_is_given_the_dropped_labels():
     b = batch(count=40)
     objective, network = matching(label_drop=0.4), Stub(zero)
     objective(network, b)
-    assert torch.equal(network.condition, objective.drop_labels(b, null=Stub.null))
+    assert torch.equal(network.condition, objective.drop(b, null=Stub.null))
     assert 0 < int((network.condition == Stub.null).sum()) < 40
 
 
@@ -338,7 +338,7 @@ def test_a_batch_is_cut_with_its_features():
     part = b.cut(slice(2, 5))
     assert part.features.flatten().tolist() == [2, 3, 4]
     assert part.seeds.tolist() == [102, 103, 104]
-    assert part.labels.tolist() == [2, 3, 4]
+    assert part.condition.tolist() == [2, 3, 4]
     assert torch.equal(part.x0, b.x0[2:5])
     assert batch().cut(slice(2)).features is None
     assert batch().cut(slice(2)).augment is None

@@ -136,7 +136,7 @@ def test_flow_weight_makes_the_error_one_of_the_linear_path_s_velocity(schedule,
 class Stub:
     """A network that answers with a function of (x, t)."""
 
-    null = 10
+    null, time = 10, "level"
 
     def __init__(self, answer, t, inner=None):
         self.answer, self.t, self.inner = answer, t, inner

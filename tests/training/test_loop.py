@@ -389,7 +389,7 @@ def test_batch_is_a_pure_function_of_the_step():
         positions = torch.arange(step * 8, step * 8 + 8)
         assert torch.equal(a.seeds, noise.derive(0, positions))
         chosen = data[one.order.indices(positions)]
-        assert torch.equal(a.labels, chosen.labels)
+        assert torch.equal(a.condition, chosen.labels)
         assert torch.allclose(a.x0, chosen.images.double().div(127.5).sub(1).float(), atol=1e-6)
 
 

@@ -11,7 +11,7 @@ from mvm.bridge.incoming import BridgedField, Network, fits, from_edm, from_flow
 from mvm.bridge.paths import BetaTable
 from mvm.options import choose
 from mvm.path import Condition, LinearFlow, like
-from mvm.path.field import map_tensors
+from mvm.path.condition import map_tensors
 
 # A table of betas; how a scheduler steps through it is no matter of the model.
 BETA_SCHEDULERS = (

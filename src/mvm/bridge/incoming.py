@@ -40,7 +40,7 @@ from mvm.path import (
     like,
     to_x0,
 )
-from mvm.path.field import batched, cat
+from mvm.path.condition import batched, cat, check_labels, require_finite
 from mvm.solver import Multistep, adams
 
 # (x, timestep (B,)) and the condition -> a prediction of x's shape. Labels (B,), None where there are classes but no
@@ -77,18 +77,9 @@ class BridgedField:
 
     def check_condition(self, condition: Condition, x: Tensor) -> Condition:
         """Return the condition with one row per sample of x: labels of the model's classes, or any structure."""
-        condition = self._rows(condition, x)
-        labels = isinstance(condition, Tensor) and self.num_classes
-        if labels and not bool(((condition >= 0) & (condition < self.num_classes)).all()):
-            raise ValueError(f"condition holds labels outside 0 to {self.num_classes - 1}, the classes of this model")
-        return condition
-
-    def _rows(self, condition: Condition, x: Tensor) -> Condition:
-        if not self.num_classes or isinstance(condition, Mapping):
-            return batched(condition, x)
-        if not isinstance(condition, Tensor) or condition.shape != x.shape[:1] or condition.is_floating_point():
-            raise ValueError(f"condition must be an int64 tensor of shape ({x.shape[0]},), one label per sample")
-        return condition
+        if self.num_classes and not isinstance(condition, Mapping):
+            return check_labels(condition, x, self.num_classes)
+        return require_finite(batched(condition, x))
 
     def _null(self, x: Tensor) -> Condition:
         """Return the condition of the unconditional branch; None where nothing is known of it."""
@@ -102,7 +93,7 @@ class BridgedField:
         own_time = t if self.schedule is self.own else equal_snr_time(t, self.schedule, self.own)
         level = own_time.clamp(self.first, self.last)
         seen = x * like(self.own.norm(level) / self.schedule.norm(t), x)
-        condition = self._null(x) if condition is None else self._rows(condition, x)
+        condition = self._null(x) if condition is None else batched(condition, x)
         if isinstance(condition, Mapping):
             value = self.network(seen, self.clock(level), **condition)
         elif self.num_classes or condition is not None:
@@ -122,7 +113,7 @@ class BridgedField:
         null = self._null(x)
         if null is None:
             raise ValueError("null_arguments=None: joined=True needs it, or null_label, for the unconditional branch")
-        pair = cat(null, self._rows(condition, x))
+        pair = cat(null, batched(condition, x))
         without, conditional = self(torch.cat((x, x)), torch.cat((t, t)), pair).chunk(2)
         return without, conditional
 

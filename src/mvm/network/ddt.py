@@ -88,6 +88,7 @@ class DDT(nn.Module):
     network.head(x, level, network.condition(x, level, labels)) is the same prediction, to the bit.
     """
 
+    time = "level"
     cos: Tensor
     sin: Tensor
 

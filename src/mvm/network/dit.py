@@ -31,6 +31,7 @@ class DiT(nn.Module):
     (B, augment_size), what was done to the images; seeds (B,), from which dropout is drawn. None: neither.
     """
 
+    time = "level"  # what it receives for time: the schedule's noise level
     cos: Tensor
     sin: Tensor
     positions: Tensor | None

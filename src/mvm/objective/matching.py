@@ -12,36 +12,39 @@ from mvm.network import Output
 from mvm.objective.repa import RepaConfig, alignment, match_grid, spatial_norm
 from mvm.objective.weights import WEIGHTS
 from mvm.options import between, choose
-from mvm.path import KINDS, MEAN_VELOCITY, Schedule, TimeLaw, like, noised, perturb
+from mvm.path import KINDS, MEAN_VELOCITY, Condition, Noised, Null, Schedule, TimeLaw, like, noised, perturb
+from mvm.path.condition import batched, dropped, null_of, require_finite, rows
+from mvm.path.field import network_time
+from mvm.wrapped import NetworkField, wrap
 
 
 class Network(Protocol):
-    """What an objective asks of a network."""
+    """What an objective asks of a network: time and null are what it receives for t, and for no condition."""
 
-    @property
-    def null(self) -> int: ...
+    time: Any
+    null: Any
 
     def __call__(
-        self, x: Tensor, level: Tensor, condition: Tensor, taps: Sequence[int] = (), **inputs: Tensor
+        self, x: Tensor, time: Tensor, condition: Condition, taps: Sequence[int] = (), **inputs: Tensor
     ) -> Output: ...
 
 
 class Batch(NamedTuple):
-    """Encoded samples (B, ...), int64 labels (B,), and one seed per sample for everything random.
+    """Encoded samples (B, ...), their condition (labels, or any structure), one seed each for everything random.
 
     features (B, M, z): tokens of a frozen encoder (the teacher) on its own grid; None: no alignment.
     augment (B, 8): the parameters of mvm.data.augmentation for each image; None: there is no augmentation.
     """
 
     x0: Tensor
-    labels: Tensor
+    condition: Condition
     seeds: Tensor
     features: Tensor | None = None
     augment: Tensor | None = None
 
     def cut(self, part: slice) -> "Batch":
         """Return some of the samples."""
-        return Batch._make(None if value is None else value[part] for value in self)
+        return Batch._make(rows(value, part) for value in self)
 
 
 class Loss(NamedTuple):
@@ -122,11 +125,6 @@ class Matching:
                 f"path.law.t_min={self.law.t_min}; use a t_min above 0, e.g. 1e-5"
             )
 
-    def drop_labels(self, batch: Batch, null: int) -> Tensor:
-        """Return labels with a share replaced by the null class, decided by each sample's seed."""
-        dropped = noise.uniform(batch.seeds, noise.LABEL, (1,))[:, 0] < self.config.label_drop
-        return torch.where(dropped, null, batch.labels)
-
     def weigh(self, t: Tensor) -> Tensor | None:
         """Return the weight of each sample's squared error; None: 1."""
         weight = WEIGHTS[self.config.weight]
@@ -144,10 +142,30 @@ class Matching:
 
     def __call__(self, network: Network, batch: Batch, projector: Callable[[Tensor], Tensor] | None = None) -> Loss:
         noised = perturb(batch.x0, batch.seeds, self.schedule, self.law, self.config.kind)
-        level = self.schedule.level(noised.t)
+        return self.judge(network, batch, noised, None, projector)
+
+    def drop(self, batch: Batch, null: Null, drawn: Tensor | None = None) -> Condition:
+        """Return the condition with the null one in a share of the rows: where drawn (B,), by default a function of
+        each sample's seed, is below label_drop."""
+        if batch.condition is None or not self.config.has_null:
+            return batch.condition
+        drawn = noise.uniform(batch.seeds, noise.LABEL, (1,))[:, 0] if drawn is None else drawn
+        return dropped(batch.condition, null_of(null, batch.condition, batch.x0), drawn < self.config.label_drop)
+
+    def judge(
+        self,
+        network: Network,
+        batch: Batch,
+        noised: Noised,
+        drawn: Tensor | None = None,
+        projector: Callable[[Tensor], Tensor] | None = None,
+    ) -> Loss:
+        """Return the loss of noised samples; drawn: see `drop`."""
         aligns = projector is not None and batch.features is not None
-        labels, taps = self.drop_labels(batch, network.null), (self.block,) if aligns else ()
-        output = network(noised.x, level, labels, taps, **self.training_inputs(batch))
+        taps = (self.block,) if aligns else ()
+        time = network_time(network.time, noised.t, self.schedule)
+        condition = self.drop(batch, network.null, drawn)
+        output = network(noised.x, time, condition, taps, **self.training_inputs(batch))
         weight = self.weigh(noised.t)
         total = _square_error(output.prediction, noised.target, weight)
         parts = {"loss": total.detach()}
@@ -160,36 +178,56 @@ class Matching:
         return Loss(total, parts)
 
 
-UNIFORM = TimeLaw()
-
-
 def loss(
-    network: Callable[[Tensor, Tensor, Any], Tensor],
+    network: Callable[..., Any],
     x0: Tensor,
-    condition: Any = None,
+    condition: Condition = None,
     *,
-    schedule: Schedule = MEAN_VELOCITY,
-    kind: str = "u",
-    law: TimeLaw = UNIFORM,
+    path: Schedule | str | None = None,
+    kind: str | None = None,
+    null: Null = None,
+    drop: float = 0.0,
+    timesteps: TimeLaw | str = "uniform",
     weight: str = "none",
     generator: torch.Generator | None = None,
+    seeds: Sequence[int] | Tensor | None = None,
+    step: int | None = None,
 ) -> Tensor:
-    """Return the training loss of any callable network(x, t, condition) on clean samples x0 (B, ...): a scalar.
+    """Return the training loss of any network(x, t, condition) on clean samples x0 (B, ...): a scalar.
 
         mvm.loss(network, x0, labels).backward()
 
-    network: returns its prediction of `kind`, of x's shape, at t float64 (B,); condition is handed on as it is.
-    law: the timestep distribution. weight: over timesteps, a name in WEIGHTS. generator: of times and noise, which
-    are new at every call; None: torch's own. `mvm.path.to_x0` turns a prediction into x0_hat, which a field returns.
+    network: see `mvm.wrap`, which also says what path, kind and null are; or what that returns, with its own.
+    condition: a tensor (B, ...), or mappings, lists and tuples of them, e.g. {"text": (B, N, d), "mask": (B, N)}.
+    drop: the share of samples that are given the null condition, for classifier-free guidance. timesteps: their
+    distribution, a TimeLaw or its name. weight: over timesteps, a name in mvm.objective.weights.WEIGHTS. Times and
+    noise are new at every call, by torch's generator or the one given; or a function of (seeds, step), one seed for
+    each sample.
     """
-    if not x0.is_floating_point() or x0.ndim < 2:
-        raise ValueError(f"x0 is {x0.dtype} of shape {tuple(x0.shape)}; give floating-point samples (B, ...)")
-    objective = Matching(ObjectiveConfig(kind, weight=weight), schedule, law)  # which refuses what has no finite loss
+    if not isinstance(x0, Tensor) or not x0.is_floating_point() or x0.ndim < 2:
+        shape = f"{x0.dtype} of shape {tuple(x0.shape)}" if isinstance(x0, Tensor) else type(x0).__name__
+        raise ValueError(f"x0 is {shape}; give floating-point samples (B, ...)")
+    law = TimeLaw(timesteps) if isinstance(timesteps, str) else timesteps
+    if not isinstance(network, NetworkField):
+        network = wrap(network, kind=kind or "u", path=path or MEAN_VELOCITY, null=null)
+    elif not (path is None and kind is None and null is None):
+        raise ValueError("path, kind and null are those of mvm.wrap's call; leave them out here")
+    if condition is not None:
+        condition = batched(condition, x0)
+        if not x0.is_cuda:  # on a GPU a look at values would wait for all that was launched
+            require_finite(condition)
+    if drop and (condition is None or network.network.null is None):
+        missing = "condition is None" if condition is None else "null is None"
+        raise ValueError(f"drop={drop}: {missing}, and drop puts the null condition in its place; give both")
+    schedule = network.schedule
+    objective = Matching(ObjectiveConfig(network.kind, label_drop=drop, weight=weight), schedule, law)
+    if (seeds is None) != (step is None):
+        raise ValueError("seeds and step go together: by seeds alone every step would have the same times and noise")
+    if seeds is not None and step is not None:
+        own = noise.derive(step, noise.as_seeds(seeds, len(x0), x0.device))
+        return objective(network.network, Batch(x0, condition, own)).total
     device = x0.device if generator is None else generator.device
-    share = torch.rand(len(x0), dtype=torch.float64, device=device, generator=generator).to(x0.device)
+    share, drawn = torch.rand(2, len(x0), dtype=torch.float64, device=device, generator=generator).to(x0.device)
     eps = torch.randn(x0.shape, dtype=x0.dtype, device=device, generator=generator).to(x0.device)
-    x, t, target = noised(x0, eps, law.quantile(share, schedule), schedule, kind)
-    prediction = network(x, t, condition)
-    if prediction.shape != x.shape:
-        raise ValueError(f"the network answers x of shape {tuple(x.shape)} with {tuple(prediction.shape)}; give x's")
-    return _square_error(prediction, target, objective.weigh(t))
+    states = noised(x0, eps, law.quantile(share, schedule), schedule, network.kind)
+    return objective.judge(network.network, Batch(x0, condition, share), states, drawn).total

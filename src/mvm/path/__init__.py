@@ -1,8 +1,8 @@
 """The Gaussian path between data and noise: schedules, prediction kinds, fields, training noise."""
 
+from mvm.path.condition import Condition, Null
 from mvm.path.convert import KINDS, MEAN_VELOCITY_KINDS, NOISE_KINDS, Pair, convert, from_pair, to_pair, to_x0
 from mvm.path.field import (
-    Condition,
     ConditionedField,
     Field,
     JoinedField,
@@ -42,6 +42,7 @@ __all__ = [
     "LinearFlow",
     "MeanVelocity",
     "Noised",
+    "Null",
     "Pair",
     "PairedField",
     "Schedule",

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mvm.options import choose, finite
 from mvm.path import MEAN_VELOCITY, Condition, Field, PairedField, Schedule, as_time, joined_for
-from mvm.path.field import batched, rows
+from mvm.path.condition import batched, rows
 
 # Log-SNR progress runs from 0 at t = 0.999 to 1 at t = 0.001 of MeanVelocity(T=1), for every solver and schedule.
 _PROGRESS = tuple(float(MEAN_VELOCITY.lam(t)) for t in (0.999, 0.001))

@@ -14,17 +14,16 @@ from mvm.options import DEFAULT_NFE, MAX_RHO, at_least, between, choose
 from mvm.path import (
     MEAN_VELOCITY,
     Condition,
-    ConditionedField,
     Field,
     Schedule,
     SizedField,
-    TrainedField,
     equal_snr_scale,
     equal_snr_time,
     full_time,
     require_schedule,
 )
-from mvm.path.field import batched, rows
+from mvm.path.condition import rows
+from mvm.path.field import checked_condition
 from mvm.solver.adams import adams
 from mvm.solver.adaptive import Adaptive, dopri5
 from mvm.solver.base import Evaluate, NoiseSource, Solver, State, run
@@ -121,21 +120,15 @@ def solver_for(solver: Solver | None, field: Field, size: int, nfe: int, rho: fl
     return solver.for_size(size)
 
 
-def check_request(field: Field, schedule: Schedule | None, nfe: int, rho: float, condition: Tensor | None) -> Schedule:
-    """Return the schedule; refuse numbers out of range, labels the field does not know, another path than its own."""
+def check_request(field: Field, schedule: Schedule | None, nfe: int, rho: float) -> Schedule:
+    """Return the schedule; refuse numbers out of range, and another path than the field's own."""
     if not isinstance(nfe, Integral) or isinstance(nfe, bool):
         raise ValueError(f"nfe={nfe!r} must be a whole number, at least 1")
     at_least("nfe", nfe, 1)
     if not isinstance(rho, Real) or not math.isfinite(rho):
         raise ValueError(f"rho={rho!r} must be a finite number, at least 0")
     between("rho", rho, 0, MAX_RHO)
-    schedule = require_schedule(field, schedule)
-    if condition is not None and isinstance(field, TrainedField) and not isinstance(field, ConditionedField):
-        if field.num_classes == 0:
-            raise ValueError("condition is given, but this model knows no classes; leave it out")
-        if not bool(((condition >= 0) & (condition < field.num_classes)).all()):
-            raise ValueError(f"condition holds labels outside 0 to {field.num_classes - 1}, the classes of this model")
-    return schedule
+    return require_schedule(field, schedule)
 
 
 def warn_of_noise(solver: Solver, nfe: int, rho: float) -> None:
@@ -214,19 +207,13 @@ def solve(
         raise ValueError(f"noise of shape {tuple(noise.shape)} is empty; give one sample of one value at least")
     if not bool(torch.isfinite(noise).all()):
         raise ValueError("noise must be finite; it holds NaN or Inf")
-    if condition is not None:  # one row per sample
-        if isinstance(field, ConditionedField):
-            condition = field.check_condition(condition, noise)
-        elif not isinstance(field, TrainedField):
-            condition = batched(condition, noise)
-        elif not isinstance(condition, Tensor) or condition.shape != noise.shape[:1]:
-            raise ValueError(f"condition must be an int64 tensor of shape ({noise.shape[0]},), one label per sample")
+    condition = checked_condition(field, condition, noise)
     if isinstance(field, SizedField) and tuple(noise.shape[1:]) != tuple(field.sample_shape):
         raise ValueError(
             f"noise of shape {tuple(noise.shape)}: this model takes samples {tuple(field.sample_shape)}; make it with "
             "mvm.noise.initial(seeds, model.sample_shape)"
         )
-    schedule = check_request(field, schedule, nfe, rho, condition)
+    schedule = check_request(field, schedule, nfe, rho)
     chosen = None if solver is None else solver_named(solver)
     seeds = counter_noise.as_seeds(seeds, noise.shape[0], noise.device)
     if chosen is not None and chosen.by_tolerance and (on_step is not None or grad):
@@ -271,8 +258,8 @@ def sample(
     that `mvm tune` fitted to it. "adaptive" and "dopri5" take tolerances and ignore nfe, and with "dopri5" an image
     depends on the others of its batch.
     rho: 0 is the probability-flow ODE, 1 the paper's reverse SDE, 0.75 its best result.
-    condition: int64 labels (B,) of a trained model; of another field a tensor (B, ...) or a structure of them, in
-    which one row serves all samples; or None. seeds: one per sample, for the SDE's noise; drawn once when None.
+    condition: a tensor (B, ...), as labels are, or mappings, lists and tuples of them, in which one row serves all
+    samples; None: the null condition. seeds: one per sample, for the SDE's noise; drawn once when None.
     guidance: a rule of `mvm.solver` or several, the first applied innermost.
     grad: keep the graph, for gradients of the images with respect to the noise and to the field's parameters, through
     every step; memory then grows with nfe. The SDE's own noise counts as constant. Not for adaptive solvers.

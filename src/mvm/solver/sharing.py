@@ -21,7 +21,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from mvm.options import between
-from mvm.path import Schedule, TrainedField
+from mvm.path import Condition, Schedule, TrainedField
+from mvm.path.field import checked_condition
 from mvm.solver.sampling import solve
 
 
@@ -130,9 +131,8 @@ class SharedRun:
     def schedule(self) -> Schedule:
         return self.field.schedule
 
-    @property
-    def num_classes(self) -> int:
-        return self.field.num_classes
+    def check_condition(self, condition: Condition, x: Tensor) -> Condition:
+        return checked_condition(self.field, condition, x)
 
     def _count(self, x: Tensor, t: Tensor) -> None:
         if self._at is not None and self._at[0] is x and self._at[1] is t:

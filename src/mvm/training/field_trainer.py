@@ -44,7 +44,7 @@ class Learner(nn.Module):
         self.objective = objective
 
     def forward(self, batch: Batch) -> Loss:
-        return self.objective(self.network, batch, self.projector)  # ty: ignore[invalid-argument-type]
+        return self.objective(self.network, batch, self.projector)
 
     def named(self) -> list[tuple[str, nn.Parameter]]:
         """Return all parameters by the names that checkpoints use."""

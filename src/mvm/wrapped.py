@@ -1,0 +1,88 @@
+"""Any network as a field: `wrap`."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from mvm.network.own import Own
+from mvm.options import choose
+from mvm.path import KINDS, MEAN_VELOCITY, Condition, Null, Schedule, schedule_named, to_x0
+from mvm.path.condition import batched, null_of, require_finite
+from mvm.path.field import network_time
+
+Time = str | Callable[[Tensor], Tensor]
+
+
+class NetworkField(nn.Module):
+    """A field by a network on a path of its own; see `wrap`."""
+
+    def __init__(self, network: Own, kind: str, schedule: Schedule) -> None:
+        super().__init__()
+        self.network, self.kind, self.schedule = network, kind, schedule
+
+    def check_condition(self, condition: Condition, x: Tensor) -> Condition:
+        """Return the condition with one row per sample of x; one that does not fit is refused."""
+        return require_finite(batched(condition, x))
+
+    def _both(self, x: Tensor, t: Tensor, condition: Condition) -> tuple[Tensor, Tensor | None]:
+        """Return x0_hat of the network and of its inner head, if it has one."""
+        if condition is None and not callable(self.network.null):
+            condition = null_of(self.network.null, None, x)
+        output = self.network(x, network_time(self.network.time, t, self.schedule), condition)
+        parts = (output.prediction, output.inner)
+        outer, inner = (None if v is None else to_x0(self.kind, v.to(x.dtype), x, t, self.schedule) for v in parts)
+        assert outer is not None
+        return outer, inner
+
+    def forward(self, x: Tensor, t: Tensor, condition: Condition = None) -> Tensor:
+        """Return x0_hat; condition None is the null condition."""
+        return self._both(x, t, condition)[0]
+
+    def pair(self, x: Tensor, t: Tensor, condition: Condition = None) -> tuple[Tensor, Tensor]:
+        """Return (outer, inner) x0_hat from one pass."""
+        outer, inner = self._both(x, t, condition)
+        if inner is None:
+            raise ValueError("internal guidance: the network returns no inner prediction; have it return a pair")
+        return outer, inner
+
+    def joins(self, x: Tensor) -> bool:
+        """Return whether `both` is to be asked: a null that is a function needs the condition."""
+        return callable(self.network.null)
+
+    def both(self, x: Tensor, t: Tensor, condition: Condition) -> tuple[Tensor, Tensor]:
+        """Return x0_hat of the null condition and of the condition."""
+        null = null_of(self.network.null, condition, x)
+        return self(x, t, null), self(x, t, condition)
+
+
+def wrap(
+    network: Callable[..., Any],
+    *,
+    kind: str = "u",
+    path: Schedule | str = MEAN_VELOCITY,
+    null: Null = None,
+    time: Time = "t",
+) -> NetworkField:
+    """Return any network as a field, which mvm.loss trains and mvm.sample, solve, likelihood and edit take.
+
+        field = mvm.wrap(network, null=torch.zeros(1, 16))
+        mvm.loss(field, x0, condition, drop=0.1).backward()
+        mvm.sample(field, noise, condition=condition, guidance=ClassifierFree(2.0))
+
+    network: (x, t, condition) -> its prediction of `kind` (a name in mvm.path.KINDS), for x of any shape (B, ...) and
+    t (B,) of x's dtype; one of (x, t) takes no condition. See mvm.network.own.Own for what else it may return. path: a
+    schedule of mvm.path, or its name. null: what stands for no condition, in training and in guidance: a condition of
+    one row for all, a whole number for labels, or a function condition -> null condition; None: the network gets
+    None. time: what the network receives for t: "t", "level" (the noise level in [0, 1], sqrt(t) on mean velocity),
+    or a function of t, float64 (B,).
+    """
+    schedule = schedule_named(path) if isinstance(path, str) else path
+    if not isinstance(schedule, Schedule):
+        raise ValueError(f"path={path!r} must be a schedule of mvm.path, e.g. mvm.path.LinearFlow(), or its name")
+    choose("kind", kind, KINDS)
+    if not callable(time):
+        choose("time", time, dict.fromkeys(("t", "level")))
+    if isinstance(network, NetworkField):
+        raise ValueError("network is wrapped already; use it as it is")
+    return NetworkField(Own(network, null, time), kind, schedule)
