@@ -1,6 +1,6 @@
 """Networks: network(x, level, condition, taps) -> Output. They know nothing of paths or solvers."""
 
-from mvm.network.config import SIZES, DDTConfig, DiTConfig
+from mvm.network.config import SIZES, ConditionConfig, DDTConfig, DiTConfig
 from mvm.network.cost import multiply_adds, parameters
 from mvm.network.ddt import DDT, Condition, blocks_of, build_network
 from mvm.network.dit import AUGMENT_MAP, DiT, Output
@@ -10,6 +10,7 @@ __all__ = [
     "DDT",
     "SIZES",
     "Condition",
+    "ConditionConfig",
     "DDTConfig",
     "DiT",
     "DiTConfig",

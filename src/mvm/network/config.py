@@ -116,3 +116,32 @@ class DDTConfig(DiTConfig):
         """(depth, width, heads) of the head, overrides applied."""
         depth, width, heads = HEAD_SIZES[self.size]
         return self.head_depth or depth, self.head_width or width, self.head_heads or heads
+
+
+CONDITIONS = ("labels", "vector", "tokens", "image", "none")
+
+
+@dataclass(frozen=True)
+class ConditionConfig:
+    """What a sample is conditioned on."""
+
+    kind: str = "labels"
+    """Condition: class labels, a vector, tokens (embedded text), an image (more input channels), or none.
+    One of: labels, vector, tokens, image, none."""
+    width: int = 0
+    """Length of the vector, width of a token, or channels of the image; of labels and none 0."""
+    length: int = 0
+    """Number of tokens, shorter texts padded; of condition.kind tokens only."""
+    encoder: str = ""
+    """Folder of the transformers text encoder that embeds captions as tokens; empty: the data hold embeddings."""
+
+    def __post_init__(self) -> None:
+        choose("condition.kind", self.kind, dict.fromkeys(CONDITIONS))
+        at_least("condition.width", self.width, 0)
+        at_least("condition.length", self.length, 0)
+        if self.width and self.kind in ("labels", "none"):
+            raise ValueError(f"condition.width={self.width} is for vectors, tokens and images, not '{self.kind}'")
+        if self.kind != "tokens" and (self.length or self.encoder):
+            raise ValueError(
+                f"condition.length and condition.encoder are for tokens, not '{self.kind}'; leave them out"
+            )

@@ -9,7 +9,7 @@ from mvm.data import AUGMENT_SIZE, DATA_SETS
 from mvm.distributed.processes import EngineConfig
 from mvm.latent import DecoderConfig, EncoderConfig
 from mvm.latent.decoder import decoder_cost
-from mvm.network import DiTConfig, multiply_adds
+from mvm.network import ConditionConfig, DiTConfig, multiply_adds
 from mvm.objective import ObjectiveConfig, RepaConfig
 from mvm.objective.reconstruction import ReconstructionConfig
 from mvm.optim.optimizers import TrainConfig
@@ -42,6 +42,11 @@ class DataConfig:
     size: int = 0
     """Side of the square images in pixels, of data.name "folder" only; set by `mvm data prepare --size`.
     0: read from the folder."""
+    space: tuple[int, ...] = ()
+    """Extent of each axis beside the channels, of data.name "folder" only, e.g. 32,64 for height and width, or 1024 for
+    a signal. Empty: data.size by data.size, or read from the folder."""
+    values: str = "uint8"
+    """What the samples are: uint8 images, or float arrays. One of: uint8, float."""
     classes: int = 0
     """Number of classes, of data.name "folder" only. 0: read from the folder."""
     names: tuple[str, ...] = ()
@@ -50,6 +55,7 @@ class DataConfig:
     def __post_init__(self) -> None:
         choose("data.name", self.name, {**DATA_SETS, FOLDER: None})
         between("data.augment", self.augment, 0, 1)
+        choose("data.values", self.values, dict.fromkeys(("uint8", "float")))
         for option in ("channels", "size", "classes"):
             at_least(f"data.{option}", getattr(self, option), 0)
             if self.name != FOLDER and getattr(self, option):
@@ -72,9 +78,11 @@ class DataConfig:
         return Path(self.path or f"data/{self.name}")
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """(C, H, W) of an image."""
-        return (self.channels, self.size, self.size) if self.name == FOLDER else DATA_SETS[self.name].shape
+    def shape(self) -> tuple[int, ...]:
+        """(C, H, W) of an image, (C, *space) of any sample."""
+        if self.name != FOLDER:
+            return DATA_SETS[self.name].shape
+        return (self.channels, *(self.space or (self.size, self.size)))
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -198,6 +206,7 @@ class Recipe(BaseRecipe):
     task: ClassVar[str] = "field"
     codec: CodecConfig = field(default_factory=CodecConfig)
     path: PathConfig = field(default_factory=PathConfig)
+    condition: ConditionConfig = field(default_factory=ConditionConfig)
     network: DiTConfig = field(default_factory=DiTConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     repa: RepaConfig = field(default_factory=RepaConfig)
@@ -249,13 +258,13 @@ class Recipe(BaseRecipe):
             raise ValueError(f"{said} is for network.kind='dit'; a {self.network.kind} has no input for it")
 
     @property
-    def sample_shape(self) -> tuple[int, int, int]:
-        """(C, H, W) of what the path works on."""
+    def sample_shape(self) -> tuple[int, ...]:
+        """(C, *space) of what the path works on: (C, H, W) of images."""
         codec = self.codec
         return self.data.shape if codec.kind == "pixels" else (codec.channels, codec.side, codec.side)
 
     @property
-    def blueprint(self) -> tuple[DiTConfig, tuple[int, int, int], int, int]:
+    def blueprint(self) -> tuple[DiTConfig, tuple[int, ...], int, int]:
         """Network config, sample shape, number of classes, augment_size: what build_network and parameters take."""
         augment_size = AUGMENT_SIZE if self.data.augment else 0
         return self.network, self.sample_shape, len(self.data.class_names), augment_size
