@@ -24,7 +24,7 @@ from mvm.files import put_in_place, temporary_beside
 from mvm.options import needs
 
 Stream = Iterable[tuple[Tensor, Tensor]]
-Shape = tuple[int, int, int, int]  # N, C, H, W of a whole stream
+Shape = tuple[int, ...]  # N, C, H, W of a whole stream
 MOST_IN_GRID = 1024
 LONGEST_NAME = 160  # pixels of a grid's margin
 

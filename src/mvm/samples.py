@@ -43,7 +43,7 @@ class Parts:
 
     folder: Path
     count: int
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     nfe: int
     passes: int
 
@@ -192,7 +192,7 @@ def sample_parts(
         return place.broadcast(_read(folder, draw.num, len(spans), shape) if place.main else None)
 
 
-def _read(folder: Path, count: int, parts: int, shape: tuple[int, int, int]) -> Parts:
+def _read(folder: Path, count: int, parts: int, shape: tuple[int, ...]) -> Parts:
     costs = (_read_cost(_store(folder), number) for number in range(parts))
     nfe, passes = mean_cost((len(cost.labels), cost.nfe, cost.passes) for cost in costs)
     return Parts(folder, count, shape, nfe, passes)

@@ -33,7 +33,7 @@ GREY = {"1", "L", "LA", "I", "I;16", "I;16B", "I;16L"}
 DATA = "data:"  # before the name of a set in the package
 EMBEDDED = {name: known.load for name, known in DATA_SETS.items() if known.load is not None}  # sets in the package
 
-Shape = tuple[int, int, int]
+Shape = tuple[int, ...]
 Chunk = tuple[int, Tensor]  # index of the first image, uint8 images (B, C, H, W)
 Wanted = Callable[[int], bool]  # whether this process takes batch number n
 
