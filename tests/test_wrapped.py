@@ -168,19 +168,19 @@ def test_loss_drops_a_share_of_conditions_for_the_null():
     assert torch.equal(seen[1]["v"], rows["v"])
 
 
-def test_ten_lines_learn_two_moons_of_one_dimension():
+def test_ten_lines_learn_two_points():
     """The loss falls to its floor: two points at -1 and 1 are sampled where they are."""
     torch.manual_seed(0)
     layers = nn.Sequential(nn.Linear(2, 64), nn.SiLU(), nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 1))
     field = mvm.wrap(lambda x, level: layers(torch.cat((x, level[:, None]), 1)), time="level")
-    optimizer = torch.optim.Adam(layers.parameters(), 3e-3)
+    optimizer = torch.optim.Adam(layers.parameters(), 1e-2)
     for _ in range(400):
         optimizer.zero_grad()
         mvm.loss(field, torch.randint(2, (256, 1)) * 2.0 - 1).backward()
         optimizer.step()
     with torch.no_grad():
         found = mvm.sample(field, torch.randn(500, 1))
-    assert float((found.abs() - 1).abs().mean()) < 0.2
+    assert float((found.abs() - 1).abs().mean()) < 0.15
     assert 0.4 < float((found > 0).float().mean()) < 0.6
 
 
@@ -195,7 +195,7 @@ class Diffusers(nn.Module):
 def test_a_mapping_of_the_networks_own_arguments_is_given_by_name():
     condition = {"encoder_hidden_states": torch.ones(4, 2, 1), "attention_mask": torch.tensor([[1.0, 0.0]])}
     field = mvm.wrap(Diffusers(), kind="x0", time=lambda t: 1000 * t)
-    assert torch.equal(mvm.sample(field, NOISE, nfe=2, condition=condition), torch.ones_like(NOISE))
+    assert torch.allclose(mvm.sample(field, NOISE, nfe=2, condition=condition), torch.ones_like(NOISE), atol=1e-12)
 
 
 def refused(words, call):

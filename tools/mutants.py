@@ -201,7 +201,7 @@ MUTANTS = [
         "objective/test_matching.py",
         ("< self.config.label_drop", "> self.config.label_drop"),
         ("self.config.inner_weight * inner", "inner"),
-        ("level = self.schedule.level(noised.t)", "level = noised.t"),
+        ("time = network_time(network.time, noised.t, self.schedule)", "time = noised.t"),
     ),
     *of(
         "objective/matching.py",

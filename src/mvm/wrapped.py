@@ -27,7 +27,7 @@ class NetworkField(nn.Module):
 
     def _both(self, x: Tensor, t: Tensor, condition: Condition) -> tuple[Tensor, Tensor | None]:
         """Return x0_hat of the network and of its inner head, if it has one."""
-        if condition is None and not callable(self.network.null):
+        if condition is None:
             condition = null_of(self.network.null, None, x)
         output = self.network(x, network_time(self.network.time, t, self.schedule), condition)
         parts = (output.prediction, output.inner)

@@ -86,7 +86,7 @@ def test_a_batch_is_the_same_on_any_number_of_processes():
     for share in (slice(0, 3), slice(3, 8)):
         trainer.mine = share
         parts.append(trainer.batch())
-    for name in ("x0", "augment", "seeds", "labels"):
+    for name in ("x0", "augment", "seeds", "condition"):
         assert torch.equal(torch.cat([getattr(part, name) for part in parts]), getattr(whole, name))
 
 
