@@ -1,0 +1,17 @@
+import torch
+from networks import STEPS, Convolutions, sines
+from torchcfm.conditional_flow_matching import ConditionalFlowMatcher
+from torchdiffeq import odeint
+
+network, matcher = Convolutions(), ConditionalFlowMatcher(sigma=0.0)
+optimizer = torch.optim.Adam(network.parameters(), 1e-3)
+for _ in range(STEPS):
+    x1 = sines(256)
+    t, xt, ut = matcher.sample_location_and_conditional_flow(torch.randn_like(x1), x1)
+    loss = (network(xt, t) - ut).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+with torch.no_grad():
+    times = torch.linspace(0, 1, 21)
+    signals = odeint(lambda t, x: network(x, t.expand(len(x))), torch.randn(16, 1, 64), times, method="midpoint")[-1]
