@@ -4,8 +4,9 @@
     OMP_NUM_THREADS=2 python benchmarks/two_trees.py OLD NEW --command "sample cifar10 --num 16 --nfe 13" --rounds 5
 
 OLD and NEW: checkouts. --gpu: cases of the tree's own benchmarks/training_speed.py, CASE:BATCH for another batch, and
-sample:BATCH of sampling_speed.py with kernels. All compile at once, a process each (--stagger, where the GPU's
-memory does not hold all of them: finished cases leave it); as soon as both trees are ready for a case, they are timed in turns of about a second (OLD, NEW, NEW, OLD, ...), while all other processes are stopped.
+sample:BATCH of sampling_speed.py with kernels. All compile at once, a process each (--stagger, where the GPU's memory
+does not hold all of them: finished cases leave it). As soon as both trees are ready for a case, they are timed in turns
+of about a second (OLD, NEW, NEW, OLD, ...), while all other processes are stopped.
 --command: an `mvm` command, start and loading included, and whether the files it wrote are equal; a round is OLD, NEW,
 NEW, OLD. Turns cancel a machine that slows down evenly. The figure is new over old of the medians; the range is the
 smallest and largest ratio of neighbouring turns.
@@ -30,6 +31,7 @@ from typing import Any
 TURN = 1.0  # seconds
 ORDER = (0, 1, 1, 0) * 3  # the first turn of each is not counted
 READY = "ready"
+STDERR = 2  # the file descriptor: stdout is for the table
 
 
 def environment(tree: Path) -> dict[str, str]:
@@ -192,7 +194,7 @@ def command(tree: Path, text: str) -> tuple[float, bytes]:
         out = Path(folder) / "out.npy"
         start = time.perf_counter()
         arguments = [sys.executable, "-m", "mvm", *shlex.split(text), "--out", str(out)]
-        subprocess.run(arguments, cwd=tree, env=environment(tree), check=True, stdout=sys.stderr)
+        subprocess.run(arguments, cwd=tree, env=environment(tree), check=True, stdout=STDERR)
         return 1 / (time.perf_counter() - start), out.read_bytes()
 
 
