@@ -1,4 +1,4 @@
-"""Codecs: between uint8 images, or float arrays, and what the path works on. Of mvm.latent it alone imports diffusers."""
+"""Codecs: between uint8 images or float arrays and what the path works on. Nothing else here imports diffusers."""
 
 from abc import ABC, abstractmethod
 from typing import Any
