@@ -132,11 +132,12 @@ class FieldTrainer(Trainer[Recipe]):
         indices, seeds = self.order.indices(positions), self.order.seeds(positions)
         flipped = mirrored(seeds) if self.recipe.data.mirror else torch.zeros(len(seeds), dtype=torch.bool)
         latents = None if self.latents is None else self.latents.gather(indices, flipped)
-        if latents is not None and self.teacher is None:  # no image is needed
+        kind = self.recipe.condition.kind
+        if latents is not None and self.teacher is None and kind in ("labels", "none"):  # no image is needed
             labels = self.store.labels
             chosen = send(labels[send(indices, labels.device)], latents.device)
-            return Batch(latents, chosen, send(seeds, latents.device))
-        images, labels = self.images(indices)
+            return Batch(latents, chosen if kind == "labels" else None, send(seeds, latents.device))
+        images, condition = self.images(indices)
         device = images.device
         if self.recipe.data.mirror:
             images = mirror(images, send(flipped, device))
@@ -147,7 +148,7 @@ class FieldTrainer(Trainer[Recipe]):
             parameters = augmentation(seeds, self.recipe.data.augment)
             images, augment = augmented(images, parameters), send(parameters, device)
         x0 = self.model.codec.encode(images) if latents is None else latents
-        return Batch(x0, labels, send(seeds, device), features, augment)
+        return Batch(x0, None if kind == "none" else condition, send(seeds, device), features, augment)
 
     def learn(self, rate: float) -> Figures:
         with self.at_once():
