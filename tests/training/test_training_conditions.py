@@ -1,5 +1,7 @@
 """A recipe's condition and shapes come from its folder; memory and disk give the same; what contradicts is refused."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from mvm.data.prepare import prepare
 from mvm.data.text import TextEncoder
 from mvm.recipes import load_recipe, override
 from mvm.training.data import completed, training_data, training_store
+from mvm.training.loop import train
 from text_encoders import WIDTH, tiny_encoder
 
 COUNT = 10
@@ -129,6 +132,32 @@ def test_captions_are_embedded(folders, encoder, length, tokens):
     assert same(condition, other)
     assert torch.equal(condition["mask"], made["mask"][rows])
     assert torch.equal(condition["tokens"], made["tokens"][rows].half().float())
+
+
+TINY = {
+    "network.depth": "1", "network.heads": "2", "network.width": "16", "network.inner_block": "0",
+    "train.batch": "4", "train.steps": "3", "train.save_every": "3", "train.log_every": "1", "sample.nfe": "2",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", [*WANT, "caption:text"])
+def test_a_prepared_folder_trains_and_is_sampled(folders, encoder, text, tmp_path):
+    """From the folder alone: memory and disk train the same weights, whatever the condition."""
+    losses = []
+    for where in ("device", "host"):
+        if text == "caption:text":
+            chosen = captioned(folders, encoder, engine_resident=where)
+        else:
+            chosen = recipe(folders[text], engine_resident=where)
+        model = train(override(chosen, TINY), tmp_path / where, progress=False)
+        lines = [json.loads(line) for line in (tmp_path / where / "metrics.jsonl").open()]
+        losses.append([line["loss"] for line in lines if "loss" in line])
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == 3
+    given = {"captions": ["a red circle"]} if text == "caption:text" else {}
+    made = model.generate(2, progress=False, **given)
+    assert made.images.shape == (2, 2, 16)
+    assert made.images.dtype == torch.float32
 
 
 def test_what_contradicts_the_folder_is_named(folders, encoder):

@@ -186,12 +186,11 @@ def completed(recipe: R) -> R:
     config, known = recipe.data, DATA_SETS.get(recipe.data.name)
     incomplete = known is None and not ((config.size or config.space) and config.names)
     condition = recipe.condition if isinstance(recipe, Recipe) else ConditionConfig()
-    sizes = {"vector": (condition.width,), "tokens": (condition.width, condition.length), "image": (condition.width,)}
     prepared = None
     if known is not None and known.load is None and config.folder.exists():
         config = replace(config, path=str(config.folder))
         prepared = open_prepared(config.folder) if (config.folder / INDEX).is_file() else None
-    elif known is None and (incomplete or not all(sizes.get(condition.kind, ()))):
+    elif known is None and (incomplete or condition.missing):
         prepared = open_prepared(config.folder)
     if prepared is not None and incomplete:
         config = _filled(config, prepared)
