@@ -139,6 +139,12 @@ class Model(nn.Module):
             require_like(condition, null)
         return require_finite(batched(condition, x))
 
+    def require_labels(self, what: str) -> None:
+        """Refuse a model of another condition than class labels where something is for these alone."""
+        if not self.labelled:
+            kind = self.recipe.condition.kind
+            raise ValueError(f"{what} is for models of class labels; this one has condition.kind='{kind}'")
+
     @property
     def labelled(self) -> bool:
         """Whether its condition is class labels."""

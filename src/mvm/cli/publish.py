@@ -1,6 +1,7 @@
 """mvm export, mvm onnx, mvm push, mvm models."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -70,7 +71,6 @@ def _draw(folder: Path) -> bytes | None:
 
     from mvm.generate import Sampler
     from mvm.model import choose_device, load
-    from mvm.network import multiply_adds
     from mvm.pictures import png_bytes, sample_grid
     from mvm.published import read_config
     from mvm.published.card import SAMPLES
@@ -78,16 +78,23 @@ def _draw(folder: Path) -> bytes | None:
     config, device = read_config(folder), choose_device("auto")
     recipe, count = config.recipe, len(config.classes)
     passes = recipe.sample.nfe * (1 if recipe.sample.cfg == 1 else 2)
-    work = SAMPLES * passes * multiply_adds(recipe.network, recipe.sample_shape, count)
+    work = SAMPLES * passes * recipe.multiply_adds
     if work > MOST_WORK * (GPU if device.type == "cuda" else 1):
         where = "this GPU" if device.type == "cuda" else "a CPU"
         why = f"{SAMPLES} images take {work / 1e12:,.0f} T multiply-adds, too many for {where}"
         print(f"mvm: the card has no samples: {why}", file=sys.stderr)
         return None
+    if not recipe.data.pictured or not (recipe.condition.kind in ("labels", "none") or recipe.objective.has_null):
+        print("mvm: the card has no samples: they are no pictures, or need a condition", file=sys.stderr)
+        return None
     seeds = torch.arange(SAMPLES)
-    labels = seeds * count // SAMPLES  # all over the classes
-    images = Sampler(load(folder).to(device)).images(labels, seeds, recipe.sample).images
-    return png_bytes(sample_grid(images, labels, config.classes if recipe.objective.conditional else (), SAMPLES // 2))
+    model = load(folder).to(device)
+    labels = seeds * count // SAMPLES if model.labelled else None  # all over the classes
+    settings = recipe.sample if model.labelled else replace(recipe.sample, cfg=1.0)
+    made = Sampler(model).images(labels, seeds, settings)
+    return png_bytes(
+        sample_grid(made.images, made.labels, config.classes if recipe.objective.conditional else (), SAMPLES // 2)
+    )
 
 
 def _megabytes(folder: Path) -> float:

@@ -60,6 +60,7 @@ def export_network(model: Model) -> ExportedProgram:
 
     level (B,) float32: the schedule's noise level; label (B,) int64: the number of classes is the null class.
     """
+    model.require_labels("an exported network")
     batch = {0: Dim("batch", min=1)}
     return torch.export.export(
         Prediction(model.network).eval(), _example(model), dynamic_shapes=tuple(batch for _ in INPUTS)
@@ -94,6 +95,7 @@ def sampler_tables(model: Model, settings: SampleConfig) -> dict[str, Any]:
         raise ValueError(f"internal={settings.internal}: the exported network has no inner head; use internal 1")
     if settings.share:
         raise ValueError(f"share={settings.share}: the exported network is one piece; use share 0")
+    model.require_labels("mvm onnx")
     require_unit_scale(model.codec, "the exported sampler")
     build_solver(settings.solver, {})  # refuses what evaluates more than once a step
     solver = solver_of(model, settings)

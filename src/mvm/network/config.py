@@ -147,6 +147,13 @@ class ConditionConfig:
             )
 
     @property
+    def words(self) -> str:
+        """Kind and shape, as a reader wants them."""
+        shapes = {"vector": f" of {self.width}", "image": f" of {self.width} channels"}
+        shapes["tokens"] = f" of width {self.width}, {self.length} at most"
+        return f"{self.kind}{shapes.get(self.kind, '')}"
+
+    @property
     def channels(self) -> int:
         """Channels that join those of a network's input."""
         return self.width if self.kind == "image" else 0

@@ -180,10 +180,15 @@ def _what(config: Config, facts: CardFacts) -> str:
     count = parameters(*recipe.blueprint)
     size, space = "x".join(map(str, recipe.data.shape)), "x".join(map(str, recipe.sample_shape))
     names = ", ".join(config.classes[:SHOWN]) + (", ..." if len(config.classes) > SHOWN else "")
+    what = (
+        f"Images: {size} (channels x height x width)" if recipe.data.pictured else f"Samples: {size} (channels first)"
+    )
     end = f", T = {recipe.path.T:g}" if recipe.path.T != 1 else ""
     lines = [
-        f"- Images: {size} (channels x height x width). "
-        + (f"Classes: {len(config.classes)} ({names})." if recipe.objective.conditional else "No classes."),
+        f"- {what}. "
+        + (f"Classes: {len(config.classes)} ({names})." if recipe.objective.conditional else "No classes.")
+        if recipe.condition.kind == "labels"
+        else f"- {what}. Condition: {recipe.condition.words}.",
         f"- Network: {recipe.network.kind}, {count / 1e6:.2f} M parameters, stored in {config.source.dtype}.",
         f"- Path: {recipe.path.schedule}{end}; the network learns {recipe.objective.kind}.",
         f"- Sampler by default: {sampler_words(asdict(recipe.sample))}.",

@@ -106,6 +106,11 @@ class DataConfig:
         space = self.shape[1:]
         return self.values == "uint8" and len(space) == 2 and space[0] == space[1]
 
+    @property
+    def pictured(self) -> bool:
+        """Whether samples are uint8 images, square or not, of grey levels or colours."""
+        return self.values == "uint8" and len(self.shape) == 3 and self.shape[0] in (1, 3)
+
     def require_square(self, option: str) -> None:
         """Refuse an option that is for square uint8 images alone."""
         if not self.square:
