@@ -60,7 +60,7 @@ def run(tmp_path_factory):
     data = Images(data.images, torch.zeros_like(data.labels), (), embedded(captions(data.labels)))
     folder = tmp_path_factory.mktemp("runs") / "text"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "training_store", lambda recipe, device: Resident(data, device))
+        patch.setattr(loop, "training_store", lambda recipe, device, _: Resident(data, device))
         loop.train(override(load_recipe("digits"), OPTIONS), folder, progress=False)
     return folder
 
