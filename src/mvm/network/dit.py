@@ -7,10 +7,10 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from mvm import noise
-from mvm.network.blocks import BLOCKS, Head, SharedBlock, Stack, initialise
+from mvm.network.blocks import BLOCKS, DESIGNS, Head, SharedBlock, Stack, initialise
 from mvm.network.config import DiTConfig
-from mvm.network.extras import AugmentMap, Local, Skip, sine_positions
-from mvm.network.layers import LevelEmbedding, patchify, rotary_table, rotary_waves, unpatchify
+from mvm.network.extras import TIMES, AugmentMap, Local, Skip, sine_positions
+from mvm.network.layers import patchify, rotary_table, rotary_waves, unpatchify
 
 AUGMENT_MAP = "augment.weight"  # the one weight that only training reads
 
@@ -31,7 +31,7 @@ class DiT(nn.Module):
     (B, augment_size), what was done to the images; seeds (B,), from which dropout is drawn. None: neither.
     """
 
-    time = "level"  # what it receives for time: the schedule's noise level
+    time: str  # what it receives for time, of mvm.path.field.network_time: by default the noise level
     cos: Tensor
     sin: Tensor
     positions: Tensor | None
@@ -46,20 +46,21 @@ class DiT(nn.Module):
         self.num_classes, self.inner_block, self.dropout = num_classes, config.inner_block, config.dropout
         pixels = channels * config.patch**2
         self.embed = nn.Linear(pixels, dim)
-        self.level = LevelEmbedding(dim)
+        self.time, embedding = TIMES[config.time]
+        self.level = embedding(dim)
         self.label = nn.Embedding(num_classes + 1, dim)  # the last is the null class
         self.augment = AugmentMap(augment_size, dim) if augment_size else None
-        block = BLOCKS[config.modulation]
+        block, design = BLOCKS[config.modulation], DESIGNS[config.design]
         self.shared = nn.Linear(dim, 6 * dim) if block is SharedBlock else None
         self.blocks = Stack(block(dim, heads, config.design) for _ in range(depth))
         self.skips = nn.ModuleList(Skip(dim, dim, bias=False) for _ in range(depth // 2)) if config.skip else None
         self.locals = nn.ModuleList(Local(dim, self.side) for _ in range(depth)) if config.local else None
         self.head = Head(dim, pixels, config.design)
         self.inner_head = Head(dim, pixels, config.design) if config.inner_block else None
-        cos, sin = rotary_waves(rotary_table(self.side, dim // heads))
+        cos, sin = rotary_waves(rotary_table(self.side, dim // heads, design.base))
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
-        positions = sine_positions(self.side, dim) if config.design == "classic" else None
+        positions = sine_positions(self.side, dim) if design.sines else None
         self.register_buffer("positions", positions, persistent=False)  # modern ones are in attention
         self.reset()
 

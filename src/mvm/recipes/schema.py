@@ -238,6 +238,10 @@ class Recipe(BaseRecipe):
                 f"objective.kind='{kind}' gives no x0 where sampling starts on path.schedule='{name}', as "
                 "alpha = 0 there; use another kind, or variance-preserving"
             )
+        if self.network.time == "step" and name != "variance-preserving":
+            raise ValueError(
+                f"network.time='step' is of path.schedule='variance-preserving', not of '{name}'; use level"
+            )
         law = self.path.law
         if self.objective.weight == "likelihood" and (law.name != "uniform" or not law.t_min):
             raise ValueError(
