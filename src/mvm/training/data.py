@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mvm.data import DATA_SETS, Images, OnHost, Prepared, Resident, Store, open_prepared
 from mvm.distributed.processes import Processes
-from mvm.latent import RAE, Codec, Latents, LoadedLatents, open_latents, write_latents
+from mvm.latent import RAE, VAE, Codec, Latents, LoadedLatents, open_latents, write_latents
 from mvm.recipes import AnyRecipe, DataConfig, Recipe, located
 from mvm.recipes.memory import free_memory
 from mvm.store import Share
@@ -97,7 +97,7 @@ def training_latents(
 
     Every process writes its share; shards of an earlier run are checked and kept.
     """
-    if not isinstance(codec, RAE) or recipe.codec.cache == "none":
+    if not isinstance(codec, RAE | VAE) or recipe.codec.cache == "none":
         return None
     folder = Path(recipe.codec.latents or f"{recipe.data.folder}-latents-{codec.fingerprint[:8]}")
     stamp = store.stamp or recipe.data.name
