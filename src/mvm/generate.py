@@ -184,7 +184,7 @@ def embedded(model: Model, captions: Sequence[str]) -> Condition:
             "captions need a text encoder, and condition.encoder is empty: this model learned from embeddings; give "
             "condition={'tokens': ..., 'mask': ...}"
         )
-    from mvm.data.text import TextEncoder  # ty: ignore[import-not-found]  # and transformers with it
+    from mvm.data.text import TextEncoder  # and transformers with it
 
     return TextEncoder(kind.encoder).embed(list(captions), kind.length)
 

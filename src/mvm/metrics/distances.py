@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import adaptive_avg_pool2d
+from torch.nn.functional import adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d
 
 from mvm.metrics.moments import Accumulator, Moments, merged, random_blocks
 from mvm.metrics.moments import moments as moments  # one import for those who have features and want a figure
@@ -308,6 +308,12 @@ SHRUNKEN_SIDE = 8
 
 
 def shrunken_features(images: Tensor) -> Tensor:
-    """Return uint8 images (N, C, H, W) as vectors of at most 8x8 means per channel: layout and colour, no detail."""
-    unit = to_unit(images)
-    return adaptive_avg_pool2d(unit, min(SHRUNKEN_SIDE, unit.shape[-1])).flatten(1).double()
+    """Return uint8 images (N, C, H, W) as vectors of at most 8x8 means per channel: layout and colour, no detail.
+
+    Samples of one or three axes, and float arrays, likewise; those of other axes as they are.
+    """
+    unit = to_unit(images) if images.dtype == torch.uint8 else images.float()
+    pool = {3: adaptive_avg_pool1d, 4: adaptive_avg_pool2d, 5: adaptive_avg_pool3d}.get(unit.ndim)
+    if pool is not None:
+        unit = pool(unit, tuple(min(SHRUNKEN_SIDE, extent) for extent in unit.shape[2:]))
+    return unit.flatten(1).double()

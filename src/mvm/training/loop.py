@@ -19,6 +19,7 @@ from mvm.options import at_least
 from mvm.published import open_model
 from mvm.recipes import RECIPE, AnyRecipe, DecoderRecipe, Recipe, load_recipe, to_json
 from mvm.recipes.memory import Memory
+from mvm.store import Share
 from mvm.training.data import completed, training_store
 from mvm.training.decoder_trainer import DecoderTrainer
 from mvm.training.field_trainer import FieldTrainer
@@ -97,7 +98,8 @@ class Saver:
 
 def _build(recipe: AnyRecipe, run: Path, processes: Processes, progress: bool) -> Trainer:
     """Return the trainer of a recipe at step 0."""
-    store = training_store(recipe, processes.device)
+    share = Share(processes.rank, processes.world, lambda: processes.any(False))
+    store = training_store(recipe, processes.device, share)
     return TRAINERS[recipe.task].open(recipe, store, run, processes, progress)
 
 

@@ -18,7 +18,9 @@ from mvm.metrics.lpips import SMALLEST, load_lpips
 from mvm.metrics.restoration import WINDOW, psnr, ssim
 from mvm.model import Model
 from mvm.objective.reconstruction import Reconstruction
-from mvm.pictures import grid, png_bytes, write_images
+from mvm.path import Condition
+from mvm.path.condition import map_tensors, rows
+from mvm.pictures import grid, is_image, png_bytes, write_images
 from mvm.pixels import to_uint8
 from mvm.recipes import PreviewConfig
 from mvm.training.logs import warn
@@ -81,26 +83,36 @@ def reference_moments(store: Store) -> Moments:
 
 
 class FieldPreview(Preview):
-    """Samples, always from the same seeds and classes, and the Frechet distance of their shrunken pixels."""
+    """Samples, always from the same seeds and classes, or conditions of the data; and the Frechet distance of their
+    shrunken pixels.
+    """
 
     def __init__(self, config: PreviewConfig, model: Model, store: Store, folder: Path, processes: Processes) -> None:
         super().__init__(config, config.count, folder, processes)
         self.model, self.store = model, store
         self.reference: Moments | None = None  # read when first needed
         self.sampler = Sampler(model, precision=None)  # what is around a preview decides
-        self.labels = cycle_labels((), config.count, model.num_classes)
+        self.labels, self.names = torch.zeros(config.count, dtype=torch.int64), model.classes
+        self.condition: Condition = None
+        if model.labelled:
+            self.condition = self.labels = cycle_labels((), config.count, model.num_classes)
+        elif model.recipe.condition.kind != "none":  # conditions of the data, spread evenly
+            spread = torch.linspace(0, len(store) - 1, config.count, dtype=torch.float64).long()
+            self.condition, self.names = map_tensors(lambda _, tensor: tensor.cpu(), store.gather(spread)[1]), ()
         self.seeds = noise.derive(model.recipe.seed, torch.arange(config.count) + (1 << 40))  # apart from training's
 
     def _images(self) -> Tensor:
         mine, settings = self.share, self.model.recipe.sample
-        made = self.sampler.images(self.labels[mine], self.seeds[mine], settings, progress=False)
+        made = self.sampler.images(rows(self.condition, mine), self.seeds[mine], settings, progress=False)
         return self.processes.gather(made.images)[: self.count]
 
     @torch.no_grad()
     def __call__(self, step: int) -> dict[str, float]:
         images = self._images()
         shown = images[: self.config.grid]
-        self.save(step, lambda path: write_images(path, shown, self.labels[: len(shown)], self.model.classes))
+        pictures = is_image(shown.shape[1:], shown.dtype) and shown.shape[1] in (1, 3)
+        labels, suffix = self.labels[: len(shown)], ".png" if pictures else ".npy"
+        self.save(step, lambda path: write_images(path.with_suffix(suffix), shown, labels, self.names))
         self.reference = self.reference or reference_moments(self.store)
         return {QUALITY: frechet_distance(moments(shrunken_features(images)), self.reference)}
 
