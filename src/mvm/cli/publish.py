@@ -1,4 +1,4 @@
-"""mvm export, mvm onnx, mvm push, mvm models."""
+"""mvm export, mvm convert, mvm onnx, mvm push, mvm models."""
 
 import sys
 from dataclasses import replace
@@ -62,6 +62,78 @@ def export(
     config = write_export(model, out, words=words, figures=figures, draw=_draw if grid else None, **options)
     print(f"wrote {out}: {config.source.weights} of step {config.source.step}, {_megabytes(out):.1f} MB; ", end="")
     print(f"sample: mvm sample {out} --out grid.png; send: mvm push {out} OWNER/NAME")
+    return 0
+
+
+@app.command
+def convert(
+    file: Path,
+    /,
+    *,
+    as_: Annotated[str, Parameter(name="--as")],
+    out: Path,
+    codec: Path | None = None,
+    stats: Path | None = None,
+    pixels: str = "imagenet",
+    encoder: str = "unknown",
+    heads: int = 0,
+    classes: int = 0,
+    inner_block: int = 8,
+    weights: str = "ema",
+    dtype: str = "float32",
+    license: str = "unknown",
+) -> int:
+    """Write a published checkpoint of another project as a folder that mvm.load opens. Nothing in it is executed.
+
+    Sizes are read from the tensors. A decoder of RAE or RAEv2 (stage 1) becomes an autoencoder for --codec.
+
+    Parameters
+    ----------
+    file
+        A .safetensors, or a .pt, .pth or .ckpt of torch.
+    as_
+        The format: sit, dit, repa, lightningdit, rae or raev2.
+    out
+        Folder to write.
+    codec
+        The autoencoder of the latents, copied into the folder: a VAE (AutoencoderKL) in diffusers' format, or a
+        decoder that was converted before. Without one the folder makes latents alone.
+    stats
+        Of a decoder: the file with mean and var of the latents. Without one they are not normalised.
+    pixels
+        Of a decoder of RAE: how its encoder scales pixels, imagenet (DINOv2, MAE) or half (SigLIP2).
+    encoder
+        Of a decoder: the name of its encoder, for people.
+    heads
+        Attention heads, where the file does not say them and the width is not a published one.
+    classes
+        Number of classes; 0: all rows of the label table but the null class.
+    inner_block
+        Of RAEv2: the block after which the inner head stands; a file does not say it.
+    weights
+        ema, or model (the raw weights) where the file has both.
+    dtype
+        Of the stored weights: float16, bfloat16 or float32.
+    license
+        Of the weights, as the hub names licences; their authors say which.
+    """
+    from mvm.published import Options, convert_decoder, export, is_decoder, open_foreign, read_tensors
+
+    if as_ in ("rae", "raev2") and is_decoder(read_tensors(file, weights)):
+        convert_decoder(as_, file, stats=stats, pixels=pixels, encoder=encoder, weights=weights).save(out)
+        print(f"wrote {out}: the decoder of {file.name}; use it with: mvm convert FILE --as {as_} --codec {out}")
+        return 0
+    options = Options(heads=heads, classes=classes, inner_block=inner_block)
+    opened = open_foreign(as_, file, weights, options=options)
+    if codec is not None:
+        opened = opened.with_codec(codec)
+    config = export(opened, out, dtype=dtype, license=license)
+    kind = config.recipe.codec.kind
+    print(f"wrote {out}: {config.recipe.network.kind}, {_megabytes(out):.1f} MB; ", end="")
+    if kind == "pixels" or codec is not None:
+        print(f"sample: mvm sample {out} --out grid.png")
+    else:
+        print(f"it makes latents {config.recipe.sample_shape} alone; give their autoencoder with --codec")
     return 0
 
 

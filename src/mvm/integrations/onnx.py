@@ -21,7 +21,8 @@ from mvm.integrations.course import Course, build_solver, course_of
 from mvm.latent.codec import require_unit_scale
 from mvm.model import Model
 from mvm.options import needs
-from mvm.path import to_x0
+from mvm.path import as_time, to_x0
+from mvm.path.field import network_time
 from mvm.settings import SampleConfig
 from mvm.solver.base import TablePlan
 from mvm.solver.guidance import Interval
@@ -77,7 +78,7 @@ def _step(model: Model, course: Course, index: int, row: Row, guided: bool) -> d
     kind = model.recipe.objective.kind
     return {
         "t": t,
-        "level": float(model.schedule.level(t)),
+        "level": float(network_time(model.network.time, as_time(t), model.schedule)),
         "scale": course.scales[index],
         "from_x": float(to_x0(kind, zero, one, t, model.schedule)),
         "from_prediction": float(to_x0(kind, one, zero, t, model.schedule)),

@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeGuard, runtime_checkable
 import torch
 from torch import Tensor
 
+from mvm.path.betas import ddpm
 from mvm.path.condition import Condition, batched, check_labels, require_finite
 from mvm.path.schedule import MEAN_VELOCITY, Schedule, equal_snr_scale, equal_snr_time, like
 
@@ -99,10 +100,18 @@ def equal_snr(field: Field, source: Schedule, target: Schedule) -> Field:
 
 
 def network_time(what: str | Callable[[Tensor], Tensor], t: Tensor, schedule: Schedule) -> Tensor:
-    """Return what a network receives at times t (B,): "t", the noise "level", or a function of t."""
-    if isinstance(what, str):
-        return schedule.level(t) if what == "level" else t
-    return what(t)
+    """Return what a network receives at times t (B,).
+
+    what: "t", "1-t", the noise "level", the training "step" of DDPM at equal SNR (fractional), or a function of t.
+    """
+    if not isinstance(what, str):
+        return what(t)
+    if what == "level":
+        return schedule.level(t)
+    if what == "step":
+        table = ddpm()
+        return table.timestep(table.t_from_lam(schedule.lam(t)))
+    return 1 - t if what == "1-t" else t
 
 
 def checked_condition(field: Any, condition: Condition, x: Tensor) -> Condition:

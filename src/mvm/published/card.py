@@ -206,6 +206,11 @@ def _training(config: Config, facts: CardFacts) -> str:
     shown = f"a folder of pictures, `{data.path}`" if data.name == FOLDER else f"`{data.name}`"
     stamp = f", stamp `{source.data_stamp}`" if source.data_stamp else ""
     loss = "not logged" if facts.loss is None else f"{facts.loss:.4g}"
+    if not source.step:
+        return (
+            f"Converted from weights of another project, `{source.run}` (`{source.weights}`, sha256 of the file "
+            f"`{source.sha256[:16]}`) by mvm {source.mvm}; how they were trained, their authors say."
+        )
     lines = [
         f"- Data: {shown}{stamp}"
         + (", mirrored at random" if data.mirror else "")
