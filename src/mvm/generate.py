@@ -386,8 +386,8 @@ class Sampler:
     ) -> Callable[[], Generated]:
         """Begin a batch; return what waits for its images. By a solver of fixed steps the loop waits for no device."""
         model, solver = self.model, solver_of(self.model, settings)
-        condition = model.check_condition(condition, seeds)
-        labels = condition if model.labelled else torch.zeros(len(seeds), dtype=torch.int64)
+        condition = None if condition is None else model.check_condition(condition, seeds)
+        labels: Any = condition if model.labelled else torch.zeros(len(seeds), dtype=torch.int64)
         check_request(model, model.schedule, settings.nfe, settings.rho)
         noise.as_seeds(seeds, len(seeds))
         plan = self.sharing_plan(settings) if settings.share else None  # looks at the device, once
@@ -414,7 +414,8 @@ class Sampler:
             return model.codec.decode(solution.x)
 
         with self.computing():
-            inputs = batched(condition, seeds.to(model.device)), seeds.to(model.device)
+            placed = seeds.to(model.device)
+            inputs: Any = (None if condition is None else batched(condition, placed)), placed
             if self.replays is None or solver.by_tolerance or not model.labelled:
                 images = images_of(*inputs)
             else:
@@ -485,7 +486,7 @@ class Sampler:
         draw = Draw(num, seed, labels, tuple(int(n) for some in numbers for n in some), batch)
         spans = draw.spans()
         indices = [draw.filled(span, chosen) for span in spans]
-        given = draw.chosen_labels(model.num_classes) if condition is None else condition
+        given = draw.chosen_labels(model.num_classes) if condition is None and model.labelled else condition
         return self._joined(given, draw.chosen_seeds(), chosen, spans, indices, progress)
 
     def _joined(
@@ -499,7 +500,7 @@ class Sampler:
     ) -> Generated:
         """Return all images, made in batches of `indices`, each of which begins with its span's images."""
         check_settings(self.model, settings)
-        condition = self.model.check_condition(condition, seeds)
+        condition = None if condition is None else self.model.check_condition(condition, seeds)
         parts: list[Generated] = []
         with tqdm(total=len(seeds), desc="sample", unit="image", disable=not progress, leave=None) as bar:
             made = self.batches(((rows(condition, i), seeds[i]) for i in indices), settings, steps_of(bar))

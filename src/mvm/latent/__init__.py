@@ -1,7 +1,7 @@
 """Codecs between images and the space the path works in."""
 
 from mvm.latent.cache import Latents, LoadedLatents, open_latents, write_latents
-from mvm.latent.codec import VAE, Codec, Pixels, load_vae
+from mvm.latent.codec import VAE, Arrays, Codec, Pixels, load_vae
 from mvm.latent.decoder import Decoder, DecoderConfig
 from mvm.latent.encoder import EncoderConfig, LatentEncoder, load_latent_encoder
 from mvm.latent.rae import RAE, DecoderOnly, LatentDecoder, is_rae, load_decoder_only, load_rae
@@ -10,6 +10,7 @@ from mvm.latent.statistics import LatentMoments, Statistics, load_statistics, me
 __all__ = [
     "RAE",
     "VAE",
+    "Arrays",
     "Codec",
     "Decoder",
     "DecoderConfig",

@@ -43,6 +43,19 @@ class Pixels(Codec):
         return to_uint8(samples / self.scale)
 
 
+class Arrays(Codec):
+    """Float arrays as they are, divided by a scale."""
+
+    def __init__(self, shape: tuple[int, ...], scale: float = 1.0) -> None:
+        self.latent_shape, self.scale = shape, scale
+
+    def encode(self, images: Tensor) -> Tensor:
+        return images if self.scale == 1 else images / self.scale
+
+    def decode(self, samples: Tensor) -> Tensor:
+        return samples if self.scale == 1 else samples * self.scale
+
+
 class VAE(nn.Module, Codec):
     """Any AutoencoderKL of diffusers.
 

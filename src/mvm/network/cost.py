@@ -10,27 +10,34 @@ from mvm.network.config import DiTConfig
 from mvm.network.ddt import DDT, PlainBlock, build_network
 from mvm.network.dit import DiT
 from mvm.network.extras import Skip
+from mvm.network.own import OwnConfig
 
 HEAD = "head "  # begins the names of a DDT's head's parts; what has another name is the backbone's
 
 
-def _shapes(config: DiTConfig, sample_shape: Sequence[int], num_classes: int, augment_size: int = 0) -> DiT | DDT:
+def _shapes(
+    config: DiTConfig | OwnConfig, sample_shape: Sequence[int], num_classes: int, augment_size: int = 0
+) -> DiT | DDT:
     """Return the network on the meta device: shapes alone, so that no width is worked out a second time here."""
     with torch.device("meta"):
         return build_network(config, sample_shape, num_classes, augment_size)
 
 
-def parameters(config: DiTConfig, sample_shape: Sequence[int], num_classes: int, augment_size: int = 0) -> int:
+def parameters(
+    config: DiTConfig | OwnConfig, sample_shape: Sequence[int], num_classes: int, augment_size: int = 0
+) -> int:
     """Return the number of learned values."""
     return sum(p.numel() for p in _shapes(config, sample_shape, num_classes, augment_size).parameters())
 
 
-def multiply_adds(config: DiTConfig, sample_shape: Sequence[int], num_classes: int) -> int:
+def multiply_adds(config: DiTConfig | OwnConfig, sample_shape: Sequence[int], num_classes: int) -> int:
     """Return the multiply-adds of one image's forward pass: 2 FLOPs each, and 6 in training, backward included."""
     return sum(multiply_adds_by_part(config, sample_shape, num_classes).values())
 
 
-def multiply_adds_by_part(config: DiTConfig, sample_shape: Sequence[int], num_classes: int) -> dict[str, int]:
+def multiply_adds_by_part(
+    config: DiTConfig | OwnConfig, sample_shape: Sequence[int], num_classes: int
+) -> dict[str, int]:
     """Return the multiply-adds of one image by part: matrix products alone; norms, gates and look-ups are left out.
 
     So is the input for augmentation, a small map that training alone has. The parts of a DDT's head have names that

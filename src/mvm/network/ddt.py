@@ -23,6 +23,7 @@ from mvm.network.layers import (
     rotary_waves,
     unpatchify,
 )
+from mvm.network.own import OwnConfig
 
 Condition = Passed  # the backbone's output: tokens (B, N, d) for the head, the inner head's prediction, block outputs
 
@@ -173,8 +174,12 @@ def blocks_of(network: DiT | DDT) -> list[nn.Module]:
     return [*network.blocks, *(network.wide.blocks if isinstance(network, DDT) else ())]
 
 
-def build_network(config: DiTConfig, sample_shape: Sequence[int], num_classes: int, augment_size: int = 0) -> DiT | DDT:
+def build_network(
+    config: DiTConfig | OwnConfig, sample_shape: Sequence[int], num_classes: int, augment_size: int = 0
+) -> DiT | DDT:
     """Return the network of a configuration: a DDT of a DDTConfig, else a DiT; augment_size: see there."""
+    if isinstance(config, OwnConfig):
+        raise ValueError(f"{config.described} is not part of this package; give it as network=")
     if not isinstance(config, DDTConfig):
         return DiT(config, sample_shape, num_classes, augment_size)
     if augment_size:
