@@ -252,8 +252,12 @@ MUTANTS = [
         ("* (1 + scale) + shift", "* scale + shift"),
         ("1000 * rates", "rates"),
         ("torch.cat((-sin, sin), dim=-1)", "torch.cat((sin, -sin), dim=-1)"),
-        ("torch.cat((rows, columns), dim=-1)", "torch.cat((columns, rows), dim=-1)"),
-        ("x.permute(0, 2, 4, 1, 3, 5)", "x.permute(0, 2, 4, 1, 5, 3)"),
+        ("axis < count % len(grid)", "axis > count % len(grid)"),
+        (
+            "torch.cat(axis_angles(grid, head_width // 2, base)",
+            "torch.cat(axis_angles(grid, head_width // 2, base)[::-1]",
+        ),
+        ("1, *(3 + 2 * axis for axis in axes)", "1, *(3 + 2 * axis for axis in axes[::-1])"),
     ),
     *of(
         "network/extras.py",

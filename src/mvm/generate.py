@@ -1,4 +1,4 @@
-"""Images of a trained model: seeds -> noise -> field -> solver -> decode, batch by batch.
+"""Images, or other samples, of a trained model: seeds -> noise -> field -> solver -> decode, batch by batch.
 
     samples = mvm.load("digits").generate(16, classes=[3, 5], rho=1.0)  # or mvm.generate("digits", 16, ...)
     samples.save("grid.png")
@@ -32,8 +32,8 @@ from mvm.network import DDT
 from mvm.network.fast import cpu, gpu, int8
 from mvm.options import at_least, choose, nearest
 from mvm.path import Condition
-from mvm.path.condition import batched, rows
-from mvm.pictures import MOST_IN_GRID, png_bytes, sample_grid, to_pillow, write_images
+from mvm.path.condition import batched, map_tensors, rows
+from mvm.pictures import MOST_IN_GRID, is_image, png_bytes, require_pictures, sample_grid, to_pillow, write_images
 from mvm.precision import PRECISIONS, arithmetic
 from mvm.recipes import SampleConfig
 from mvm.solver import Adams, Solver, check_request, integrate
@@ -48,7 +48,9 @@ LABELS = dict.fromkeys(("balanced", "random"))
 class Generated:
     """uint8 images (B, C, H, W), their labels and seeds, and what one of them cost: evaluations (nfe) and passes.
 
-    names: of the model's classes. A notebook shows the images as a grid.
+    Of a model of arrays `images` are float32, of any shape (B, C, *space). condition: of each, where it is no label;
+    labels are then the rows of what was asked for. names: of the model's classes, or the captions. A notebook shows
+    images as a grid.
     """
 
     images: Tensor
@@ -57,28 +59,37 @@ class Generated:
     nfe: int
     passes: int
     names: Sequence[str] = ()
+    condition: Condition = None
 
     def __len__(self) -> int:
         return len(self.images)
 
     def first(self, count: int) -> "Generated":
         """Return the first images."""
-        return replace(self, images=self.images[:count], labels=self.labels[:count], seeds=self.seeds[:count])
+        part = slice(count)
+        kept = {name: getattr(self, name)[part] for name in ("images", "labels", "seeds")}
+        return replace(self, **kept, condition=rows(self.condition, part))
 
     def pil(self) -> list[Image.Image]:
         """Return the images as Pillow images."""
+        require_pictures(self.images.shape[1:], self.images.dtype, "pil()")
         return [to_pillow(image) for image in self.images]
 
     def grid(self, across: int = 0) -> Image.Image:
         """Return the images as one picture, a class a row where there are several; across: images in a row."""
+        require_pictures(self.images.shape[1:], self.images.dtype, "grid()")
         return sample_grid(self.images, self.labels, self.names, across)
 
     def save(self, out: str | Path) -> None:
-        """Write X.png, one grid; X.npz, X.npy, X.parquet, X.zip, or a folder of PNG files: what `mvm sample` writes."""
+        """Write X.png, one grid; X.npz, X.npy, X.parquet, X.zip, or a folder of PNG files: what `mvm sample` writes.
+
+        Float arrays, and samples of other axes than height and width, are written as X.npz or X.npy alone.
+        """
         write_images(Path(out), self.images, self.labels, self.names)
 
-    def _repr_png_(self) -> bytes:
-        return png_bytes(self.first(MOST_IN_GRID).grid())
+    def _repr_png_(self) -> bytes | None:
+        shown = is_image(self.images.shape[1:], self.images.dtype) and self.images.shape[1] in (1, 3)
+        return png_bytes(self.first(MOST_IN_GRID).grid()) if shown else None
 
 
 def asked_classes(classes: Sequence[int], num_classes: int) -> list[int]:
@@ -122,6 +133,59 @@ def cycle_labels(classes: Sequence[int], num: int, num_classes: int) -> Tensor:
     at_least("num", num, 1)
     chosen = asked_classes(classes, num_classes)
     return torch.tensor([chosen[i % len(chosen)] for i in range(num)], dtype=torch.int64)
+
+
+def row_count(condition: Condition) -> int:
+    """Return how many rows a condition has; 1 where there is none."""
+    counts = [1]
+    map_tensors(lambda _, tensor: counts.append(len(tensor)) or tensor if tensor.ndim else tensor, condition)
+    return max(counts)
+
+
+def asked_conditions(
+    model: Model, draw: "Draw", condition: Condition = None, captions: Sequence[str] = ()
+) -> tuple[Tensor, Condition]:
+    """Return what images of a draw are asked for: labels (num,), and the conditions that these are the rows of, if any.
+
+    Of a model of class labels these are all there is; of another one a condition's rows, or the captions, take the
+    place of classes: a draw goes round them, or draws from them. Without a condition: the null condition.
+    """
+    kind = model.recipe.condition
+    if model.labelled:
+        if condition is not None or captions:
+            raise ValueError("condition is for models of another condition than class labels; give classes=[...] here")
+        return draw.chosen_labels(model.num_classes), None
+    if draw.classes:
+        raise ValueError(
+            f"classes={draw.classes} are for models of class labels; this one has condition.kind='{kind.kind}'"
+        )
+    if captions:
+        if condition is not None:
+            raise ValueError("condition and captions are given; give one of the two")
+        condition = embedded(model, captions)
+    if condition is None:
+        model.require_null()
+        return torch.zeros(draw.num, dtype=torch.int64), None
+    count = row_count(condition)
+    condition = model.check_condition(condition, torch.empty(count))
+    return draw.chosen_labels(count), condition
+
+
+def embedded(model: Model, captions: Sequence[str]) -> Condition:
+    """Return captions as the model's text encoder embeds them."""
+    kind = model.recipe.condition
+    if isinstance(captions, str) or not all(isinstance(text, str) for text in captions):
+        raise ValueError(f"captions={captions!r} must be a list of texts, e.g. ['a red square']")
+    if kind.kind != "tokens":
+        raise ValueError(f"captions are for models of text; this one has condition.kind='{kind.kind}'")
+    if not kind.encoder:
+        raise ValueError(
+            "captions need a text encoder, and condition.encoder is empty: this model learned from embeddings; give "
+            "condition={'tokens': ..., 'mask': ...}"
+        )
+    from mvm.data.text import TextEncoder  # ty: ignore[import-not-found]  # and transformers with it
+
+    return TextEncoder(kind.encoder).embed(list(captions), kind.length)
 
 
 @dataclass(frozen=True)
@@ -177,7 +241,7 @@ def check_settings(model: Model, settings: SampleConfig) -> None:
         raise ValueError(f"internal={settings.internal} needs a network with an inner head (network.inner_block)")
     if settings.share and not isinstance(model.network, DDT):
         raise ValueError(f"share={settings.share} needs network.kind='ddt'")
-    recipe.objective.require_guidance("cfg", settings.cfg)
+    recipe.require_guidance("cfg", settings.cfg)
 
 
 def solver_of(model: Model, settings: SampleConfig) -> Solver:
@@ -372,7 +436,7 @@ class Sampler:
         key = (settings.solver, settings.t_min, settings.nfe, settings.rho, settings.share)
         if key not in self.plans:
             model, seeds = self.model, torch.arange(PROBES)
-            labels = cycle_labels((), PROBES, model.num_classes).to(model.device)
+            labels = cycle_labels((), PROBES, model.num_classes).to(model.device) if model.labelled else None
             x = noise.initial(seeds.to(model.device), model.sample_shape)
             how = {"solver": settings.build_solver(), "nfe": settings.nfe, "rho": settings.rho, "seeds": seeds}
             computed = max(1, round(settings.nfe * (1 - settings.share)))
@@ -386,8 +450,9 @@ class Sampler:
     ) -> Callable[[], Generated]:
         """Begin a batch; return what waits for its images. By a solver of fixed steps the loop waits for no device."""
         model, solver = self.model, solver_of(self.model, settings)
-        condition = None if condition is None else model.check_condition(condition, seeds)
-        labels: Any = condition if model.labelled else torch.zeros(len(seeds), dtype=torch.int64)
+        if condition is not None or model.labelled:
+            condition = model.check_condition(condition, seeds)
+        labels = condition if model.labelled else torch.zeros(len(seeds), dtype=torch.int64)
         check_request(model, model.schedule, settings.nfe, settings.rho)
         noise.as_seeds(seeds, len(seeds))
         plan = self.sharing_plan(settings) if settings.share else None  # looks at the device, once
@@ -414,14 +479,15 @@ class Sampler:
             return model.codec.decode(solution.x)
 
         with self.computing():
-            placed = seeds.to(model.device)
-            inputs: Any = (None if condition is None else batched(condition, placed)), placed
+            there = seeds.to(model.device)
+            inputs: Any = None if condition is None else batched(condition, there), there
             if self.replays is None or solver.by_tolerance or not model.labelled:
                 images = images_of(*inputs)
             else:
                 images = self.replays((settings, recording_key(model, model.device)), images_of, *inputs)
             wait, (nfe, passes) = to_host(images), self.costs[settings]
-        return lambda: Generated(wait(), labels, seeds, nfe, passes, model.classes)
+        own = None if model.labelled else condition
+        return lambda: Generated(wait(), labels, seeds, nfe, passes, model.classes, own)
 
     def batches(
         self, batches: Iterable[tuple[Condition, Tensor]], settings: SampleConfig, on_step: OnStep | None = None
@@ -462,6 +528,7 @@ class Sampler:
         *,
         classes: Sequence[int | str] = (),
         condition: Condition = None,
+        captions: Sequence[str] = (),
         seed: int = 0,
         labels: str = "balanced",
         batch: int = 256,
@@ -471,7 +538,8 @@ class Sampler:
     ) -> Generated:
         """Return `num` images: those of `mvm sample` with the same options, bit for bit.
 
-        condition: of a model that has another than class labels: `num` rows, or one for all.
+        condition: of a model that has another than class labels: `num` rows, or one for all; captions: the same as
+        texts, to go round, embedded by the encoder that the recipe names; neither: the null condition.
         classes: numbers or names, to go round (labels="balanced") or to draw from ("random"); all when empty. seed:
         image i has seed `seed + i`, and is the same picture whatever num and batch. interval: where guidance acts.
         settings: those of SampleConfig (nfe, solver, rho, cfg, ...); what is not given is the recipe's own.
@@ -480,14 +548,16 @@ class Sampler:
         chosen = model.recipe.sample.asked(interval=interval, **settings)
         if interval is not None and not chosen.guided:
             raise ValueError(f"interval={interval} acts on guidance; give its scale too, e.g. cfg=1.5")
-        if condition is not None and (model.labelled or classes):
-            raise ValueError("condition is for models of another condition than class labels; give classes=[...] here")
         numbers = [class_numbers(each, model.classes) if isinstance(each, str) else (each,) for each in classes]
         draw = Draw(num, seed, labels, tuple(int(n) for some in numbers for n in some), batch)
         spans = draw.spans()
         indices = [draw.filled(span, chosen) for span in spans]
-        given = draw.chosen_labels(model.num_classes) if condition is None and model.labelled else condition
-        return self._joined(given, draw.chosen_seeds(), chosen, spans, indices, progress)
+        if condition is not None and (count := row_count(condition)) not in (1, num):
+            raise ValueError(f"condition has {count} rows for num={num} images; give one for each, or one for all")
+        asked, table = asked_conditions(model, draw, condition, captions)
+        given = asked if model.labelled else rows(table, asked)
+        made = self._joined(given, draw.chosen_seeds(), chosen, spans, indices, progress)
+        return made if model.labelled else replace(made, labels=asked, names=tuple(captions))
 
     def _joined(
         self,
@@ -500,7 +570,8 @@ class Sampler:
     ) -> Generated:
         """Return all images, made in batches of `indices`, each of which begins with its span's images."""
         check_settings(self.model, settings)
-        condition = None if condition is None else self.model.check_condition(condition, seeds)
+        if condition is not None or self.model.labelled:
+            condition = self.model.check_condition(condition, seeds)
         parts: list[Generated] = []
         with tqdm(total=len(seeds), desc="sample", unit="image", disable=not progress, leave=None) as bar:
             made = self.batches(((rows(condition, i), seeds[i]) for i in indices), settings, steps_of(bar))
@@ -509,7 +580,8 @@ class Sampler:
                 bar.update(span.stop - span.start)
         nfe, passes = mean_cost((len(part), part.nfe, part.passes) for part in parts)
         images, labels = (torch.cat([getattr(part, name) for part in parts]) for name in ("images", "labels"))
-        return Generated(images, labels, seeds, nfe, passes, self.model.classes)
+        own = None if self.model.labelled else condition
+        return Generated(images, labels, seeds, nfe, passes, self.model.classes, own)
 
 
 def steps_of(bar: tqdm) -> OnStep:

@@ -14,7 +14,7 @@ from mvm.network import Condition as Backbone
 from mvm.network.fast import cpu
 from mvm.network.own import OWN, adapted, load_weights, named_network
 from mvm.path import Condition, Schedule, to_x0
-from mvm.path.condition import batched, cat, check_labels, null_of, require_finite
+from mvm.path.condition import batched, cat, check_labels, null_of, require_finite, require_like
 from mvm.path.field import network_time
 from mvm.published import Opened, is_published, open_model, read_codec, shipped_models
 from mvm.published.hub import as_hub_id
@@ -47,10 +47,9 @@ def build_codec(recipe: Recipe, encoder: bool = True) -> Codec:
     encoder: load the frozen encoder, too; without it the codec decodes only.
     """
     config = recipe.codec
-    if config.kind == "pixels" and recipe.data.values == "float":
-        return Arrays(recipe.data.shape, config.scale)
     if config.kind == "pixels":
-        return Pixels(recipe.data.shape, config.scale)
+        kind = Arrays if recipe.data.values == "float" else Pixels
+        return kind(recipe.data.shape, config.scale)
     if not config.path:
         raise ValueError("codec.kind='rae' needs codec.path, the folder of an autoencoder (stage 1 writes RUN/rae)")
     codec = load_rae(Path(config.path), config.encoder) if encoder else load_decoder_only(Path(config.path))
@@ -130,12 +129,17 @@ class Model(nn.Module):
 
     @property
     def num_classes(self) -> int:
-        return len(self.classes)
+        """The classes it can be asked for: none where its condition is no label."""
+        return len(self.classes) if self.recipe.condition.kind == "labels" else 0
 
     def check_condition(self, condition: Condition, x: Tensor) -> Condition:
-        """Return the condition with one row per sample of x: labels of the model's classes, or another."""
+        """Return the condition with one row per sample of x: labels of the model's classes, or what its kind is."""
         if self.labelled:
             return check_labels(condition, x, self.num_classes)
+        if self.recipe.condition.kind == "none":
+            raise ValueError("condition is given, and this model knows none (condition.kind='none'); leave it out")
+        if not (callable(null := self.network.null) or null is None):
+            require_like(condition, null)
         return require_finite(batched(condition, x))
 
     @property
@@ -148,13 +152,20 @@ class Model(nn.Module):
         known = condition is not None and self.recipe.objective.conditional
         return condition if known else self._null(x, condition)
 
+    def require_null(self) -> None:
+        """Refuse a condition that is left out where training had none without."""
+        kind = self.recipe.condition.kind
+        if kind == "none" or self.recipe.objective.has_null:
+            return
+        null, given = ("class", "class labels") if kind == "labels" else ("condition", f"a condition ({kind})")
+        raise ValueError(
+            f"condition=None is the null {null}, and objective.label_drop=0 trained none; give {given}, without "
+            "classifier-free guidance"
+        )
+
     def _null(self, x: Tensor, condition: Condition) -> Condition:
         """Return the null condition for the rows of x."""
-        if not self.recipe.objective.has_null:
-            raise ValueError(
-                "condition=None is the null class, and objective.label_drop=0 trained none; give class labels, "
-                "without classifier-free guidance"
-            )
+        self.require_null()
         return null_of(self.network.null, condition, x)
 
     def _input(self, x: Tensor) -> Tensor:

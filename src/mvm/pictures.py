@@ -1,6 +1,7 @@
 """uint8 images as pictures and files: a grid, PNGs in a folder or zip, arrays, parquet; streamed, whole or not at all.
 
-A stream yields (images (B, C, H, W), labels (B,)) in order, so that a file of any size is written from one batch.
+A stream yields (images (B, C, H, W), labels (B,)) in order, so that a file of any size is written from one batch. Other
+samples, float arrays or of other axes than height and width, are written as arrays alone.
 """
 
 import importlib.util
@@ -117,9 +118,34 @@ def png_bytes(picture: Image.Image) -> bytes:
     return buffer.getvalue()
 
 
-def channels_last(images: Tensor) -> np.ndarray:
-    """Return images (B, C, H, W) as a contiguous array (B, H, W, C)."""
-    return np.ascontiguousarray(images.permute(0, 2, 3, 1).numpy())
+def is_image(shape: Sequence[int], dtype: torch.dtype) -> bool:
+    """Return whether samples of this shape (C, *space) are stored as images are, channels last."""
+    return dtype == torch.uint8 and len(shape) == 3
+
+
+def require_pictures(shape: Sequence[int], dtype: torch.dtype, what: str) -> None:
+    """Refuse to show samples that are no pictures."""
+    if not is_image(shape, dtype) or shape[0] not in (1, 3):
+        form = f"{str(dtype).removeprefix('torch.')} of shape {tuple(shape)}"
+        raise ValueError(f"{what} is of grey or colour images, and the samples are {form}; write .npy or .npz")
+
+
+def as_array(samples: Tensor) -> np.ndarray:
+    """Return samples as they are stored: images (B, C, H, W) channels last, all others (B, C, *space) as they are."""
+    image = is_image(samples.shape[1:], samples.dtype)
+    return np.ascontiguousarray((samples.permute(0, 2, 3, 1) if image else samples).numpy())
+
+
+def from_array(stored: np.ndarray) -> Tensor:
+    """Return what `as_array` was given."""
+    samples = torch.from_numpy(np.array(stored))
+    image = samples.dtype == torch.uint8 and samples.ndim == 4
+    return samples.permute(0, 3, 1, 2).contiguous() if image else samples
+
+
+def stored_shape(shape: Sequence[int], dtype: torch.dtype) -> tuple[int, ...]:
+    """Return the shape of one sample (C, *space) in an array."""
+    return (*shape[1:], shape[0]) if is_image(shape, dtype) else tuple(shape)
 
 
 def sample_grid(images: Tensor, labels: Tensor, names: Sequence[str] = (), across: int = 0) -> Image.Image:
@@ -137,13 +163,14 @@ def _write_png(out: Path, stream: Stream, shape: Shape, names: Sequence[str] = (
 
 
 def _write_array(file: IO[bytes], stream: Stream, shape: Shape) -> list[Tensor]:
-    """Write a stream as one .npy of uint8 NHWC; return its labels."""
-    count, channels, height, width = shape
-    header = {"descr": "|u1", "fortran_order": False, "shape": (count, height, width, channels)}
-    np.lib.format.write_array_header_1_0(file, header)
+    """Write a stream as one .npy, of images uint8 NHWC; return its labels."""
     labels = []
     for images, batch_labels in stream:
-        file.write(channels_last(images).data)
+        array = as_array(images)
+        if not labels:
+            header = {"descr": np.lib.format.dtype_to_descr(array.dtype), "fortran_order": False}
+            np.lib.format.write_array_header_1_0(file, {**header, "shape": (shape[0], *array.shape[1:])})
+        file.write(array.data)
         labels.append(batch_labels)
     return labels
 
@@ -222,6 +249,7 @@ WRITERS: dict[str, Callable[..., None]] = {  # (out, stream, shape); the grid al
     ".parquet": _write_parquet,
     "": _write_folder,
 }
+ARRAYS = (".npz", ".npy")  # which take any samples
 
 
 def check_output(out: Path, count: int = 0) -> str:
@@ -268,6 +296,10 @@ def write_stream(out: Path, stream: Stream, shape: Shape, names: Sequence[str] =
 
 
 def write_images(out: Path, images: Tensor, labels: Tensor, names: Sequence[str] = ()) -> None:
-    """Write images where the suffix says: .png one grid; .npz, .npy uint8 NHWC; .parquet, .zip, folder of PNGs."""
-    count, channels, height, width = images.shape
-    write_stream(out, [(images, labels)], (count, channels, height, width), names)
+    """Write images where the suffix says: .png one grid; .npz, .npy uint8 NHWC; .parquet, .zip, folder of PNGs.
+
+    Other samples as arrays alone, in the layout they have.
+    """
+    if check_output(out) not in ARRAYS:
+        require_pictures(images.shape[1:], images.dtype, f"out={out}")
+    write_stream(out, [(images, labels)], tuple(images.shape), names)

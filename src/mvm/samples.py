@@ -1,5 +1,6 @@
 """Large sets of samples: made in parts by any number of processes, resumed bit for bit, streamed into one file."""
 
+import hashlib
 import json
 import re
 import sys
@@ -15,13 +16,26 @@ from torch import Tensor
 from tqdm import tqdm
 
 from mvm import __version__
+from mvm.data.loader import as_received
 from mvm.distributed.processes import Processes
 from mvm.files import temporary_beside, write_text
-from mvm.generate import Draw, Sampler, check_settings, mean_cost, solver_record, steps_of
-from mvm.pictures import channels_last, check_output, picture_name, write_stream
+from mvm.generate import Draw, Sampler, asked_conditions, check_settings, mean_cost, solver_record, steps_of
+from mvm.model import Model
+from mvm.path import Condition
+from mvm.path.condition import map_tensors, rows
+from mvm.pictures import (
+    ARRAYS,
+    as_array,
+    check_output,
+    from_array,
+    picture_name,
+    require_pictures,
+    stored_shape,
+    write_stream,
+)
 from mvm.recipes import SampleConfig
 from mvm.store import ArrayStore, as_json
-from mvm.untrusted import read_json, whole_numbers
+from mvm.untrusted import read_json, refusal, whole_numbers
 
 SAMPLES = "samples.json"
 
@@ -36,9 +50,10 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True)
 class Parts:
-    """A folder of finished parts: part-000000.npy ..., uint8 NHWC, one file per batch, and samples.json.
+    """A folder of finished parts: part-000000.npy ..., of images uint8 NHWC, one file per batch, and samples.json.
 
-    count: images; shape: (C, H, W) of one; nfe, passes: what one cost, the mean.
+    count: images; shape: (C, *space) of one; nfe, passes: what one cost, the mean; values: uint8 or float, see
+    mvm.pictures.as_array.
     """
 
     folder: Path
@@ -46,6 +61,7 @@ class Parts:
     shape: tuple[int, ...]
     nfe: int
     passes: int
+    values: str = "uint8"
 
     @property
     def store(self) -> ArrayStore:
@@ -53,13 +69,11 @@ class Parts:
         return _store(self.folder)
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield uint8 images (B, C, H, W) and labels (B,) in order, one part in memory at a time."""
-        channels, height, width = self.shape
+        """Yield images (B, C, *space) and labels (B,) in order, one part in memory at a time."""
         number = seen = 0
         while seen < self.count:
             labels = _read_cost(self.store, number).labels
-            found = self.store.array(_part(number), (len(labels), height, width, channels), np.uint8)
-            yield torch.from_numpy(np.array(found)).permute(0, 3, 1, 2).contiguous(), torch.tensor(labels)
+            yield from_array(_array(self.store, number, len(labels), self.shape, self.values)), torch.tensor(labels)
             number, seen = number + 1, seen + len(labels)
 
     def provenance(self) -> dict[str, Any]:
@@ -91,11 +105,16 @@ def _read_cost(store: ArrayStore, number: int) -> Cost:
     return cost
 
 
-def _is_whole(store: ArrayStore, number: int, labels: Tensor, shape: Sequence[int]) -> bool:
+def _array(store: ArrayStore, number: int, count: int, shape: Sequence[int], values: str) -> np.ndarray:
+    """Return the samples of a part as they are stored."""
+    dtype, kind = (torch.uint8, np.uint8) if values == "uint8" else (torch.float32, np.float32)
+    return store.array(_part(number), (count, *stored_shape(shape, dtype)), kind)
+
+
+def _is_whole(store: ArrayStore, number: int, labels: Tensor, shape: Sequence[int], values: str) -> bool:
     """Return whether a part is there with all its bytes; one that is damaged is made again."""
-    channels, height, width = shape
     try:
-        store.array(_part(number), (len(labels), height, width, channels), np.uint8)
+        _array(store, number, len(labels), shape, values)
         return _read_cost(store, number).labels == labels.tolist()
     except (OSError, ValueError):
         return False
@@ -109,13 +128,30 @@ def _read_provenance(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is missing or damaged; remove {folder}, or name another folder") from None
 
 
-def _provenance(sampler: Sampler, draw: Draw, settings: SampleConfig, origin: Mapping[str, Any]) -> dict[str, Any]:
+def _provenance(
+    sampler: Sampler, draw: Draw, settings: SampleConfig, origin: Mapping[str, Any], conditions: Condition
+) -> dict[str, Any]:
     """Return what decides every bit of the images, as JSON has it."""
     model = sampler.model
     how = {**sampler.facts(), "device": model.device.type}
     weights = {**model.origin, **origin}
     found = {"mvm": __version__, "origin": weights, "draw": asdict(draw), "settings": asdict(settings), **how}
-    return as_json({**found, "solver": solver_record(model, settings), "shape": model.recipe.data.shape})
+    given = {} if conditions is None else {"condition": checksum(conditions)}
+    return as_json({**found, "solver": solver_record(model, settings), "shape": model.recipe.data.shape, **given})
+
+
+def checksum(condition: Condition) -> str:
+    """Return the sha256 of all tensors of a condition, with their names and shapes."""
+    found = hashlib.sha256()
+
+    def add(name: str, tensor: Tensor) -> Tensor:
+        array = tensor.cpu().numpy()
+        found.update(f"{name} {array.dtype} {array.shape}".encode())
+        found.update(np.ascontiguousarray(array).data)
+        return tensor
+
+    map_tensors(add, condition)
+    return found.hexdigest()
 
 
 def _open(store: ArrayStore, provenance: Mapping[str, Any]) -> None:
@@ -149,18 +185,21 @@ def sample_parts(
     place: Processes | None = None,
     origin: Mapping[str, Any] | None = None,
     progress: bool = True,
+    condition: Condition = None,
+    captions: Sequence[str] = (),
 ) -> Parts:
     """Return the folder with all parts of a draw; those already there are kept, the others shared by the processes.
 
     A call that was interrupted, made again, ends with the same bytes, whatever the number of processes; at most the
     batches in flight are lost. origin: where the weights came from, beside what `mvm.load` noted. Every process must
-    call, and all see the same folder.
+    call, and all see the same folder. condition, captions: of a model that has another condition than class labels; a
+    draw goes round their rows.
     """
     model = sampler.model
-    place, shape, spans = place or Processes(), model.recipe.data.shape, draw.spans()
+    place, shape, values, spans = place or Processes(), model.recipe.data.shape, model.recipe.data.values, draw.spans()
     check_settings(model, settings)
-    labels, seeds = draw.chosen_labels(model.num_classes), draw.chosen_seeds()
-    provenance = _provenance(sampler, draw, settings, origin or {})
+    (labels, conditions), seeds = asked_conditions(model, draw, condition, captions), draw.chosen_seeds()
+    provenance = _provenance(sampler, draw, settings, origin or {}, conditions)
     store, missing = _store(folder), list[int]()
     with ExitStack() as stack:
         with place.main_first():
@@ -170,7 +209,7 @@ def sample_parts(
                 temporary_beside(folder)  # a crash may have left half of an earlier set, on its way out
                 _open(store, provenance)
                 stack.callback(_remove_if_empty, folder)
-                missing = [n for n, span in enumerate(spans) if not _is_whole(store, n, labels[span], shape)]
+                missing = [n for n, span in enumerate(spans) if not _is_whole(store, n, labels[span], shape, values)]
         missing = place.broadcast(missing)
         mine = missing[place.rank :: place.world]
         there = draw.num - sum(spans[number].stop - spans[number].start for number in missing)
@@ -180,22 +219,42 @@ def sample_parts(
         # the main process's bar takes the others to be as quick
         with tqdm(total=draw.num, initial=there, desc="sample", unit="image", disable=not shown) as bar:
             filled = (draw.filled(spans[number], settings) for number in mine)
-            made = sampler.batches(((labels[i], seeds[i]) for i in filled), settings, steps_of(bar))
+            given = ((labels[i] if model.labelled else rows(conditions, labels[i]), seeds[i]) for i in filled)
+            made = sampler.batches(given, settings, steps_of(bar))
             for number, batch in zip(mine, made, strict=True):
                 size = spans[number].stop - spans[number].start
-                cost = Cost(batch.labels[:size].tolist(), batch.nfe, batch.passes)
+                cost = Cost(labels[spans[number]].tolist(), batch.nfe, batch.passes)
                 # the array comes last: a part with an array is whole
                 store.write_table(_cost(number), cost._asdict(), indent=None)
-                store.write(_part(number), channels_last(batch.images[:size]))
+                store.write(_part(number), as_array(batch.images[:size]))
                 bar.update(min(len(batch.labels) * place.world, draw.num - bar.n))
         place.any(False)  # past this, all processes have written theirs
-        return place.broadcast(_read(folder, draw.num, len(spans), shape) if place.main else None)
+        return place.broadcast(_read(folder, draw.num, len(spans), shape, values) if place.main else None)
 
 
-def _read(folder: Path, count: int, parts: int, shape: tuple[int, ...]) -> Parts:
+def _read(folder: Path, count: int, parts: int, shape: tuple[int, ...], values: str = "uint8") -> Parts:
     costs = (_read_cost(_store(folder), number) for number in range(parts))
     nfe, passes = mean_cost((len(cost.labels), cost.nfe, cost.passes) for cost in costs)
-    return Parts(folder, count, shape, nfe, passes)
+    return Parts(folder, count, shape, nfe, passes, values)
+
+
+def read_condition(path: Path) -> Condition:
+    """Return the condition in X.npy, or in X.npz: a mapping of its arrays, or the one that it has alone.
+
+    uint8 images become numbers in [-1, 1], other real numbers float32. Nothing is unpickled.
+    """
+    with refusal(f"condition={path} is no whole .npy or .npz of plain arrays"):
+        found = np.load(path, allow_pickle=False)
+        arrays = {name: found[name] for name in found.files} if isinstance(found, np.lib.npyio.NpzFile) else {"": found}
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    return as_received(tensors if len(tensors) > 1 else next(iter(tensors.values())))
+
+
+def require_written(out: Path, model: Model) -> None:
+    """Refuse a file that holds pictures for samples that are none."""
+    data = model.recipe.data
+    if check_output(out) not in ARRAYS:
+        require_pictures(data.shape, torch.uint8 if data.values == "uint8" else torch.float32, f"out={out}")
 
 
 def parts_beside(out: Path) -> Path:

@@ -1,5 +1,6 @@
 """The comparison of two source trees: what its figures are, and that both trees are really run, in turn."""
 
+import json
 from pathlib import Path
 
 from programs import imported
@@ -8,9 +9,62 @@ two_trees = imported("two_trees")
 
 
 def test_the_ratio_is_new_over_old_of_the_medians_with_its_range():
-    old, new = [{"a": 10.0}, {"a": 20.0}, {"a": 40.0}], [{"a": 11.0}, {"a": 18.0}, {"a": 44.0}]
-    (row,) = two_trees.compared(old, new)
-    assert (row["old"], row["new"], row["ratio"], row["least"], row["most"]) == (20, 18, 0.9, 0.9, 1.1)
+    row = two_trees.compared("a", [10.0, 20.0, 40.0], [11.0, 18.0, 44.0])
+    assert row == {"case": "a", "old": 20, "new": 18, "ratio": 0.9, "least": 0.9, "most": 1.1}
+
+
+BENCH = """
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+@dataclass
+class Train:
+    batch: int
+
+@dataclass
+class Recipe:
+    train: Train
+
+def random_images(recipe, count):
+    return count
+
+class FieldTrainer:
+    def __init__(self, recipe, images, place, teacher):
+        assert images == 4 * recipe.train.batch
+
+    def advance(self):
+        import time
+
+        time.sleep(PAUSE)
+"""
+SPEED = """
+from mvm.bench import Recipe, Train
+from types import SimpleNamespace
+
+CASES = {"slow": (Recipe(Train(10)), None)}
+Processes = SimpleNamespace
+"""
+
+
+def test_gpu_cases_are_timed_in_turns_and_a_case_that_fails_is_left_out(tmp_path, monkeypatch, capsys):
+    """The new tree sleeps half as long a step: twice the images a second. Batches are those asked for."""
+    trees = [tmp_path / name for name in ("old", "new")]
+    for tree, pause in zip(trees, (0.04, 0.02), strict=True):
+        (tree / "src/mvm").mkdir(parents=True)
+        (tree / "src/mvm/__init__.py").touch()
+        (tree / "src/mvm/bench.py").write_text(BENCH.replace("PAUSE", str(pause)))
+        (tree / "benchmarks").mkdir()
+        (tree / "benchmarks/training_speed.py").write_text(SPEED)
+    monkeypatch.setattr(two_trees, "TURN", 0.2)
+    out = tmp_path / "speeds.json"
+    cases = ["--gpu", "slow:20", "unknown", "--stagger", "0.1", "--seconds", "120", "--json", str(out)]
+    monkeypatch.setattr("sys.argv", ["two_trees", *map(str, trees), *cases])
+    two_trees.main()
+    (row,) = json.loads(out.read_text())["rows"]
+    assert row["case"] == "slow:20, images/s"
+    assert 350 < row["old"] <= 500
+    assert 1.6 < row["ratio"] < 2.1
+    assert "unknown, old: ended before it was ready" in capsys.readouterr().err
 
 
 def test_each_tree_runs_its_own_package_in_turn(tmp_path, monkeypatch, capsys):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import threading
+from math import prod
 
 import numpy as np
 import pytest
@@ -297,3 +298,69 @@ def test_a_read_ahead_that_fails_is_told_when_asked_for(reader, on_host):
     on_host.expect(lambda: torch.tensor([99]))
     with pytest.raises(IndexError):
         on_host.gather(torch.tensor([99]))
+
+
+# --- conditions ---------------------------------------------------------------------------------------------------
+
+ROWS = torch.arange(6)
+CONDITIONS = {
+    "vector": (torch.linspace(-1, 1, 18).reshape(6, 3), lambda rows: torch.linspace(-1, 1, 18).reshape(6, 3)[rows]),
+    "image": (  # levels 0, 51, ... 255 are -1, -0.6, ... 1
+        (ROWS * 51).to(torch.uint8)[:, None, None].expand(6, 2, 4),
+        lambda rows: (rows * 0.4 - 1)[:, None, None].expand(-1, 2, 4),
+    ),
+    "tokens": (
+        {"tokens": ROWS[:, None, None].half().expand(6, 2, 3), "mask": (ROWS % 2 == 0)[:, None].expand(6, 2)},
+        lambda rows: {
+            "tokens": rows[:, None, None].float().expand(-1, 2, 3),
+            "mask": (rows % 2 == 0)[:, None].expand(-1, 2),
+        },
+    ),
+    "labels": (None, lambda rows: rows % 3),
+    "none": ((), lambda rows: None),
+}
+
+
+@pytest.mark.parametrize("shape", [(1,), (5,), (2, 3, 4), (1, 2, 3, 4)], ids=str)
+@pytest.mark.parametrize("kind", CONDITIONS)
+def test_stores_gather_conditions_with_samples_of_any_shape(kind, shape):
+    stored, expected = CONDITIONS[kind]
+    samples = torch.randn(6, 2, *shape, generator=torch.Generator().manual_seed(0))
+    data = Images(samples, ROWS % 3, ("a", "b", "c"), stored)
+    rows = torch.tensor([5, 0, 5, 2])
+    for store in (
+        Resident(data, "cpu"),
+        OnHost(lambda some: (data.images[some], data[some].given), data.labels, "cpu"),
+    ):
+        got, condition = store.gather(rows)
+        assert torch.equal(got, samples[rows])
+        want = expected(rows)
+        for one, other in zip(leaves(condition), leaves(want), strict=True):
+            assert one.dtype == other.dtype
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-7)
+
+
+def leaves(condition):
+    return list(condition.values()) if isinstance(condition, dict) else [] if condition is None else [condition]
+
+
+def test_a_condition_that_does_not_fit_is_named():
+    images, labels = torch.zeros(6, 1, 2), torch.zeros(6, dtype=torch.int64)
+    for condition, words in (
+        (torch.zeros(5, 3), r"condition of shape \(5, 3\) does not fit images of shape \(6, 1, 2\); give one row"),
+        ({"mask": torch.zeros(7)}, r"condition\['mask'\] of shape \(7,\) does not fit"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            Images(images, labels, ("a",), condition)
+    lame = torch.zeros(6, 3)
+    lame[4, 1] = torch.nan
+    with pytest.raises(ValueError, match=r"condition of shape \(6, 3\) holds NaN or Inf"):
+        Resident(Images(images, labels, ("a",), lame), "cpu")
+
+
+@pytest.mark.parametrize("shape", [(4,), (2, 4), (2, 3, 4)], ids=str)
+def test_mirror_flips_the_last_axis_of_any_sample(shape):
+    x = torch.arange(2 * prod(shape)).reshape(2, 1, *shape)
+    got = mirror(x, torch.tensor([True, False]))
+    assert torch.equal(got[0], x[0].flip(-1))
+    assert torch.equal(got[1], x[1])

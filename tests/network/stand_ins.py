@@ -74,7 +74,7 @@ class StandIns:
 
     @staticmethod
     def add_local(x, weight):
-        layer = Local(x.shape[2], round(x.shape[1] ** 0.5))
+        layer = Local(x.shape[2], (round(x.shape[1] ** 0.5),) * 2)
         return torch.func.functional_call(layer, {"weight": weight}, (x,))
 
 

@@ -66,7 +66,7 @@ def test_the_augmentation_is_added_before_the_nonlinearity():
     tokens = network.embed(patchify(x, 2))
     for block in network.blocks:
         tokens = block(tokens, c, network.cos, network.sin)
-    want = unpatchify(network.head(tokens, c), 2, 1, 4)
+    want = unpatchify(network.head(tokens, c), 2, 1, (4, 4))
     assert torch.allclose(network(x, level, labels, augment=numbers()).prediction, want, atol=1e-5)
 
 

@@ -66,7 +66,7 @@ def test_taps_are_the_outputs_of_the_blocks_asked_for():
         if n in out.features:
             assert out.features[n].shape == (4, 16, 16)
             assert torch.equal(out.features[n], tokens)
-    want = unpatchify(network.head(tokens, condition), 2, 1, 4)
+    want = unpatchify(network.head(tokens, condition), 2, 1, (4, 4))
     assert torch.equal(out.prediction, want)
     assert network(x, level, labels).features == {}
 
@@ -109,7 +109,7 @@ def test_inner_head_reads_its_block_and_nothing_after_it():
     x, level, labels = inputs()
     before = network(x, level, labels, taps=(2,))
     condition = silu(network.level(level) + network.label(labels))
-    want = unpatchify(network.inner_head(before.features[2], condition), 2, 1, 4)
+    want = unpatchify(network.inner_head(before.features[2], condition), 2, 1, (4, 4))
     assert torch.equal(before.inner, want)
     with torch.no_grad():
         for parameter in network.blocks[2].parameters():
@@ -247,7 +247,7 @@ def test_bad_configs_name_the_option(changes, words):
         DiTConfig(**{**SMALL, **changes})
 
 
-@pytest.mark.parametrize("shape", [(1, 8, 6), (1, 9, 9)])
+@pytest.mark.parametrize("shape", [(1, 8, 7), (1, 9, 9), (1, 9), (1, 2, 2, 2, 2), (1,), (1, 0, 0)])
 def test_bad_shapes_name_the_patch(shape):
     with pytest.raises(ValueError, match=r"network\.patch=2"):
         build(shape=shape)
@@ -281,7 +281,7 @@ def test_skips_join_mirrored_blocks(depth):
 
 def test_local_adds_a_depthwise_convolution():
     torch.manual_seed(0)
-    local = Local(6, 5)
+    local = Local(6, (5, 5))
     torch.nn.init.normal_(local.weight)
     x = torch.randn(2, 25, 6)
     kernel = local.weight.permute(2, 0, 1)[:, None]  # (d, 1, 3, 3)
@@ -344,4 +344,4 @@ def test_the_classic_design_is_written_out():
     tokens = tokens + gate_a * block.attention(normed(tokens, shift_a, scale_a), network.cos, network.sin)
     tokens = tokens + gate_m * block.mlp(normed(tokens, shift_m, scale_m))
     pixels = network.head.linear(normed(tokens, *network.head.modulation(c)[:, None].chunk(2, dim=-1)))
-    assert torch.allclose(unpatchify(pixels, 2, 1, 4), network(x.double(), level, labels).prediction, atol=1e-10)
+    assert torch.allclose(unpatchify(pixels, 2, 1, (4, 4)), network(x.double(), level, labels).prediction, atol=1e-10)

@@ -57,7 +57,7 @@ def gap(found, plain):
 
 def layer_calls():
     x, each, every = draw(3, 36, 32), draw(3, 32, seed=1), draw(3, 36, 32, seed=2)
-    waves = rotary_waves(rotary_table(6, 8))
+    waves = rotary_waves(rotary_table((6, 6), 8))
     return {
         "block": (Block(32, 4), (x, each, *waves)),
         "block, classic": (Block(32, 4, "classic"), (x, each, *waves)),
@@ -67,7 +67,7 @@ def layer_calls():
         "head by token": (Head(32, 12), (x, every)),
         "attention": (RotaryAttention(32, 4), (x, *waves)),
         "mlp": (SwiGLU(32), (x,)),
-        "local": (Local(32, 6), (x,)),
+        "local": (Local(32, (6, 6)), (x,)),
     }
 
 
@@ -85,7 +85,7 @@ def test_lean_layers_are_plain_but_for_rounding_and_leave_their_input_alone(name
 
 @torch.no_grad()
 def test_lean_formulas():
-    x, tokens, waves = draw(3, 36, 32), draw(3, 36, 4, 8), rotary_waves(rotary_table(6, 8))
+    x, tokens, waves = draw(3, 36, 32), draw(3, 36, 4, 8), rotary_waves(rotary_table((6, 6), 8))
     for scale in (draw(3, 1, 32, seed=1), draw(3, 36, 32, seed=2)):
         for centred in (False, True):
             given = x, scale, scale + 1, centred
@@ -217,7 +217,7 @@ def test_a_compiler_sees_the_plain_formulas():
         seen.extend(node.target for node in graph.graph.nodes if node.op == "call_function")
         return graph.forward
 
-    local = shaken(Local(8, 4))
+    local = shaken(Local(8, (4, 4)))
     cpu.apply(local)
     with torch.no_grad():
         torch.compile(local, backend=backend)(draw(1, 16, 8))

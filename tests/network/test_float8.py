@@ -235,7 +235,7 @@ def block(granularity):
 @both
 def test_a_block_compiles_whole_and_gives_the_same_bits(granularity):
     torch.compiler.reset()
-    module, waves = block(granularity), rotary_waves(rotary_table(4, 16))
+    module, waves = block(granularity), rotary_waves(rotary_table((4, 4), 16))
     x, condition = torch.randn(2, 16, 32), torch.randn(2, 32)
     found = []
     for call in (module, torch.compile(module, backend="aot_eager", fullgraph=True)):
@@ -248,7 +248,7 @@ def test_a_block_compiles_whole_and_gives_the_same_bits(granularity):
 
 
 def test_without_a_gradient_a_block_is_not_rounded():
-    x, condition, waves = torch.randn(2, 16, 32), torch.randn(2, 32), rotary_waves(rotary_table(4, 16))
+    x, condition, waves = torch.randn(2, 16, 32), torch.randn(2, 32), rotary_waves(rotary_table((4, 4), 16))
     exact, coarse = block("off"), block("row")
     assert not torch.equal(exact(x, condition, *waves), coarse(x, condition, *waves))
     with torch.no_grad():

@@ -15,7 +15,7 @@ from mvm.network.fast.kernels import local
 from mvm.network.extras import Local
 
 def plain(x, weight):
-    layer = Local(x.shape[2], round(x.shape[1] ** 0.5)).to(x.dtype)
+    layer = Local(x.shape[2], (round(x.shape[1] ** 0.5),) * 2).to(x.dtype)
     return torch.func.functional_call(layer, {"weight": weight}, (x,))
 
 # grids of a power of two and not, one place, one row of blocks and several, a last block that is not full
@@ -57,7 +57,7 @@ def test_the_kernel_equals_the_plain_code_and_writes_to_no_input(code, interpret
 def test_the_layer_asks_its_kernel_where_it_may():
     asked = []
     add_local = lambda x, weight: asked.append(weight) or x + 1  # noqa: E731
-    layer, x = Local(8, 4), torch.randn(2, 16, 8)
+    layer, x = Local(8, (4, 4)), torch.randn(2, 16, 8)
     gpu.apply(layer, Counted(add_local=add_local, takes=lambda x: x.is_cuda))
     assert torch.equal(layer(x), x)  # weights begin as zeros; a CPU takes no kernel
     gpu.apply(layer, Counted(add_local=add_local))

@@ -234,7 +234,7 @@ def test_blocks_with_a_condition_for_every_token_stay_plain():
 def test_where_kernels_are_not_taken_a_block_takes_and_leaves_nothing(told):
     block = Block(8, 2)
     gpu.apply(block, Counted(takes=lambda x: False))
-    cos, sin = rotary_waves(rotary_table(2, 4))
+    cos, sin = rotary_waves(rotary_table((2, 2), 4))
     with pytest.raises(ValueError, match="pending and leave are for kernels"):
         block(torch.zeros(1, 4, 8), torch.zeros(1, 8), cos, sin, **told)
 
@@ -243,6 +243,6 @@ def test_a_block_hands_on_no_parameter():
     """FSDP hangs hooks on what a block returns; on a parameter, which stays, they would be one more at every step."""
     block = Block(8, 2)
     gpu.apply(block, StandIns)
-    cos, sin = rotary_waves(rotary_table(2, 4))
+    cos, sin = rotary_waves(rotary_table((2, 2), 4))
     tokens, left = block(torch.randn(1, 4, 8), torch.randn(1, 8), cos, sin, leave=True)
     assert not any(value.is_leaf for value in (tokens, *left))

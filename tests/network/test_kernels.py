@@ -31,7 +31,7 @@ for head, heads, side in ((64, 3, 4), (72, 2, 3), (16, 2, 4), (60, 2, 3)):
     qkv, *grads = torch.randn(3, side * side, 3, heads, head), *torch.randn(3, 3, side * side, heads, head)
     weights = torch.rand(2, head)
     given = [t.clone().requires_grad_() for t in (qkv, *weights)]
-    cos, sin = rotary_waves(rotary_table(side, head))
+    cos, sin = rotary_waves(rotary_table((side, side), head))
     query, key, value = given[0].unbind(2)
     wanted = norm_rotate(query, given[1], cos, sin), norm_rotate(key, given[2], cos, sin), value
     torch.autograd.backward(wanted, grads)
@@ -92,7 +92,7 @@ def plain_sum(x, y, bias, gate, shift, scale, eps, centred):
     x = x + gate * (y + bias)
     return x, modulate(x, shift, scale, centred)
 
-waves, r = rotary_waves(rotary_table(3, 16)), torch.randn
+waves, r = rotary_waves(rotary_table((3, 3), 16)), torch.randn
 compare(lambda *g: kernels.placed(*g, *waves, NORM_EPS), parts, r(2, 9, 3, 2, 16), r(16), r(16))
 compare(kernels.gated, halves, r(2, 9, 24), r(24))
 compare(kernels.gated, halves, r(2, 24, 9).mT, r(24))
@@ -150,7 +150,7 @@ def network_of(name):
 @pytest.mark.parametrize("kind", LAYERS, ids=lambda kind: kind.__name__)
 def test_one_product_by_kernels_is_several_without(kind):
     layer = shaken(kind(32) if kind in (SwiGLU, GELU) else kind(32, 2))
-    x, waves = torch.randn(2, 16, 32, requires_grad=True), rotary_waves(rotary_table(4, 16))
+    x, waves = torch.randn(2, 16, 32, requires_grad=True), rotary_waves(rotary_table((4, 4), 16))
     given = (x, *waves) if isinstance(layer, Attention) else (x,)
     found = []
     for kernels in (None, StandIns):

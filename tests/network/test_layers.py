@@ -7,9 +7,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn.functional import silu
+from torch.nn.functional import conv1d, conv2d, conv3d, silu
 
-from mvm.network.extras import GELU, PlainAttention, sine_positions
+from mvm.network.extras import GELU, Local, PlainAttention, sine_positions
 from mvm.network.layers import (
     NORM_EPS,
     LevelEmbedding,
@@ -31,7 +31,7 @@ def draw(*shape, seed=0):
 
 def all_scores(side, head, seed=0):
     """Raw q . k between every two places of a side x side grid, one q and one k put everywhere."""
-    angles = rotary_table(side, head).double()
+    angles = rotary_table((side, side), head).double()
     q, k = draw(head, seed=seed), draw(head, seed=seed + 1)
     places = side * side
     turned_q = rotate(q.expand(places, head), *rotary_waves(angles))
@@ -68,7 +68,7 @@ def test_rotary_scores_equal_complex_rotation():
 
 
 def test_rotation_keeps_length_and_leaves_the_origin_alone():
-    angles = rotary_table(6, 8)
+    angles = rotary_table((6, 6), 8)
     x = draw(36, 8).float()
     turned = rotate(x, *rotary_waves(angles))
     assert torch.equal(turned[0], x[0])
@@ -97,7 +97,7 @@ def test_attention_equals_softmax_written_out():
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.normal_(0, 0.5)
-    angles = rotary_table(side, width // heads).double()
+    angles = rotary_table((side, side), width // heads).double()
     cos, sin = rotary_waves(angles)
     x = draw(2, side * side, width)
     head = width // heads
@@ -141,7 +141,7 @@ def test_classic_mlp_formula():
 
 def test_sine_positions_are_waves_of_row_and_column():
     side, width = 5, 24
-    table = sine_positions(side, width).view(side, side, width)
+    table = sine_positions((side, side), width).view(side, side, width)
     rates = 10_000.0 ** (-torch.arange(6, dtype=torch.float64) / 6)
     for row in range(side):
         for column in range(side):
@@ -186,10 +186,45 @@ def test_patchify_layout():
         assert torch.equal(tokens[:, n], x[:, :, r : r + 2, c : c + 2].reshape(2, 12))
 
 
+def test_patchify_layout_on_any_axes():
+    """Against cells cut out one by one: token n is the n-th cell of the grid, its last axis running fastest."""
+    for grid in ((3,), (2, 3), (2, 1, 3)):
+        x = torch.randn(2, 3, *(2 * extent for extent in grid))
+        for token, place in zip(patchify(x, 2).unbind(1), itertools.product(*map(range, grid)), strict=True):
+            cell = x[:, :, *(slice(2 * i, 2 * i + 2) for i in place)]
+            assert torch.equal(token, cell.flatten(1))
+
+
 @settings(max_examples=25, deadline=None)
-@given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 4), st.integers(1, 5))
-def test_unpatchify_undoes_patchify(batch, channels, patch, side):
-    x = torch.randn(batch, channels, side * patch, side * patch)
+@given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 3), st.lists(st.integers(1, 4), min_size=1, max_size=3))
+def test_unpatchify_undoes_patchify(batch, channels, patch, grid):
+    x = torch.randn(batch, channels, *(extent * patch for extent in grid))
     tokens = patchify(x, patch)
-    assert tokens.shape == (batch, side * side, channels * patch * patch)
-    assert torch.equal(unpatchify(tokens, patch, channels, side), x)
+    assert tokens.shape == (batch, math.prod(grid), channels * patch ** len(grid))
+    assert torch.equal(unpatchify(tokens, patch, channels, grid), x)
+
+
+@pytest.mark.parametrize("grid", [(7,), (3, 5), (2, 3, 4)])
+def test_rotary_and_sine_positions_on_any_axes(grid):
+    """Each axis turns angles of its own by its own place; sines of the last axis stand first."""
+    head, width = 16, 26
+    for table, count, base in ((rotary_table(grid, head), head // 2, 100.0), (sine_positions(grid, width), 13, 1e4)):
+        rates = [count // len(grid) + (axis < count % len(grid)) for axis in range(len(grid))]
+        assert sum(rates) == count
+        for row, place in zip(table, itertools.product(*map(range, grid)), strict=True):
+            angles = [
+                torch.tensor([i * base ** (-n / rate) for n in range(rate)])
+                for i, rate in zip(place, rates, strict=True)
+            ]
+            waves = [torch.cat((a.sin(), a.cos())) for a in angles]
+            assert torch.allclose(row, torch.cat(angles if base == 100.0 else waves[::-1]), atol=1e-6)
+
+
+@pytest.mark.parametrize(("grid", "convolution"), [((6,), conv1d), ((3, 5), conv2d), ((2, 3, 4), conv3d)])
+def test_local_is_a_depthwise_convolution_on_any_axes(grid, convolution):
+    local = Local(4, grid)
+    torch.nn.init.normal_(local.weight)
+    x = torch.randn(2, math.prod(grid), 4)
+    wide = x.unflatten(1, grid).movedim(-1, 1)
+    mixed = convolution(wide, local.weight.movedim(-1, 0)[:, None], padding=1, groups=4)
+    assert torch.allclose(local(x), x + mixed.flatten(2).transpose(1, 2), atol=1e-5)

@@ -20,6 +20,8 @@ def sample(
     drawing: Drawing = Drawing(),
     batch: Whole = 256,
     device: Device = "auto",
+    condition: Path | None = None,
+    caption: list[str] | None = None,
     out: Path = Path("samples.png"),
 ) -> int:
     """Sample images from a run or a shipped model. Settings not given are those of its recipe.
@@ -35,16 +37,23 @@ def sample(
         How many images. Under torchrun write -n, since torchrun takes --num for an option of its own.
     batch
         Images at a time, in each process.
+    condition
+        Of a model with another condition than class labels: X.npy, or X.npz with an array of each name, e.g. tokens and
+        mask. Its rows are gone round.
+    caption
+        Of a model of text: what to show. Given several times, the images go round them.
     out
         X.png is one grid, a class a row; X.npz and X.npy are uint8 NHWC; X.parquet, X.zip or a folder holds PNG files.
+        Float arrays go to X.npz or X.npy, as the data had them.
     """
     from mvm.distributed.processes import processes
     from mvm.files import remove
     from mvm.generate import takes_tuned_times
     from mvm.model import choose_device
-    from mvm.samples import check_set, parts_beside, sample_parts, write_set
+    from mvm.samples import check_set, parts_beside, read_condition, require_written, sample_parts, write_set
 
     check_set(out, num)
+    given = None if condition is None else read_condition(condition)
     out.resolve().parent.mkdir(parents=True, exist_ok=True)  # if that fails, before the work
     drawing.draw(num, batch)  # refuses what it can before the model is read
     parts_folder = parts_beside(out)
@@ -52,14 +61,17 @@ def sample(
         with processes(choose_device(device)) as place:
             sampler = drawing.open(model, place)
             loaded = sampler.model
+            require_written(out, loaded)
             draw = drawing.draw(num, batch, loaded.classes)
             settings = options.settings(loaded.recipe.sample)
             if settings.nfe >= MANY and settings.takes_nfe:
                 say_from_first(f"mvm: {settings.nfe:,} evaluations an image; planning them takes a while", error=True)
             tuned = takes_tuned_times(loaded, settings)
-            parts = sample_parts(sampler, draw, settings, parts_folder, place=place)
+            parts = sample_parts(
+                sampler, draw, settings, parts_folder, place=place, condition=given, captions=caption or ()
+            )
         if place.main:  # the others need not wait
-            write_set(parts, out, names=loaded.classes)
+            write_set(parts, out, names=loaded.classes if loaded.labelled else caption or ())
             remove(parts_folder)
     except KeyboardInterrupt:
         say_from_first("\nmvm: stopped; the same command goes on", error=True)

@@ -8,24 +8,53 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mvm.path.condition import Condition, map_tensors
+
 
 @dataclass(frozen=True)
 class Images:
-    """uint8 images (N, C, H, W) and int64 labels (N,)."""
+    """Samples (N, C, *space), uint8 images or float arrays, and int64 labels (N,).
+
+    condition: what the samples are conditioned on: a tensor of N rows, or a structure of such; None: the labels;
+    an empty tuple: nothing.
+    """
 
     images: Tensor
     labels: Tensor
     classes: tuple[str, ...]
+    condition: Condition = None
+
+    def __post_init__(self) -> None:
+        def check(name: str, tensor: Tensor) -> Tensor:
+            if not tensor.ndim or len(tensor) != len(self.images):
+                raise ValueError(
+                    f"{name} of shape {tuple(tensor.shape)} does not fit images of shape {tuple(self.images.shape)}; "
+                    "give one row for each"
+                )
+            return tensor
+
+        map_tensors(check, self.condition)
+
+    @property
+    def given(self) -> Condition:
+        """What each sample is conditioned on; None where it is on nothing."""
+        if self.condition is None:
+            return self.labels
+        return None if isinstance(self.condition, tuple) and not self.condition else self.condition
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> "Images":
+        condition = map_tensors(lambda _, tensor: function(tensor), self.condition)
+        return Images(function(self.images), function(self.labels), self.classes, condition)
 
     def to(self, device: torch.device | str) -> "Images":
         """Return the images on a device."""
-        return Images(self.images.to(device), self.labels.to(device), self.classes)
+        return self._map(lambda tensor: tensor.to(device))
 
     def __len__(self) -> int:
         return len(self.images)
 
     def __getitem__(self, index: Tensor | slice) -> "Images":
-        return Images(self.images[index], self.labels[index], self.classes)
+        return self._map(lambda tensor: tensor[index])
 
 
 DIGITS = tuple("0123456789")

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from mvm import noise
 from mvm.data.catalogue import Images
+from mvm.path.condition import Condition, map_tensors, require_finite
+from mvm.pixels import to_unit
 
 
 @lru_cache(maxsize=2)  # an epoch and, read ahead, the next
@@ -50,8 +52,8 @@ def mirrored(seeds: Tensor) -> Tensor:
 
 
 def mirror(images: Tensor, which: Tensor) -> Tensor:
-    """Return images (B, C, H, W) with those in `which` (B,) flipped left to right."""
-    return torch.where(which[:, None, None, None], images.flip(-1), images)
+    """Return images (B, C, *space) with those in `which` (B,) flipped along the last axis: left to right."""
+    return torch.where(which.reshape(-1, *(1,) * (images.ndim - 1)), images.flip(-1), images)
 
 
 def send(values: Tensor, device: torch.device) -> Tensor:
@@ -61,11 +63,25 @@ def send(values: Tensor, device: torch.device) -> Tensor:
     return values.to(device)
 
 
-class Store(ABC):
-    """Images to draw from: gather(indices) -> (uint8 images, labels) on the training device; store[indices]: images."""
+def as_received(condition: Condition) -> Condition:
+    """Return a stored condition as networks receive it: uint8 images in [-1, 1], other real numbers as float32."""
 
-    labels: Tensor  # all of them
-    stamp: str = ""  # of these images and no others; "": they ship in the package
+    def convert(_: str, tensor: Tensor) -> Tensor:
+        if tensor.dtype == torch.uint8:
+            return to_unit(tensor)
+        return tensor.float() if tensor.is_floating_point() else tensor
+
+    return map_tensors(convert, condition)
+
+
+class Store(ABC):
+    """Samples to draw from: gather(indices) -> (samples, condition) on the training device; store[indices]: samples.
+
+    Samples are uint8 images or float arrays (B, C, *space); the condition is the labels (B,) where there is no other.
+    """
+
+    labels: Tensor  # all of them; zeros where there are none
+    stamp: str = ""  # of these samples and no others; "": they ship in the package
 
     def __getitem__(self, indices: Tensor) -> Tensor:
         return self.gather(indices)[0]
@@ -73,7 +89,7 @@ class Store(ABC):
     @abstractmethod
     def __len__(self) -> int: ...
     @abstractmethod
-    def gather(self, indices: Tensor) -> tuple[Tensor, Tensor]: ...
+    def gather(self, indices: Tensor) -> tuple[Tensor, Condition]: ...
 
     def expect(self, indices: Callable[[], Tensor]) -> None:
         """Take note of what will be asked for next, to read ahead; by default there is nothing to gain by it."""
@@ -84,42 +100,44 @@ class Resident(Store):
     """Everything in the memory of the device: reading costs one indexing kernel."""
 
     def __init__(self, images: Images, device: torch.device | str) -> None:
+        require_finite(images.condition)
         self.data = images.to(device)
         self.labels = self.data.labels
 
     def __len__(self) -> int:
         return len(self.data)
 
-    def gather(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+    def gather(self, indices: Tensor) -> tuple[Tensor, Condition]:
         chosen = self.data[send(indices, self.data.images.device)]
-        return chosen.images, chosen.labels
+        return chosen.images, as_received(chosen.given)
 
 
 class OnHost(Store):
-    """Images read from memory-mapped shards by a thread, one step ahead, and copied to the device."""
+    """Samples read from memory-mapped shards by a thread, one step ahead, and copied to the device."""
 
     def __init__(
-        self, read: Callable[[Tensor], tuple[Tensor, Tensor]], labels: Tensor, device: torch.device | str
+        self, read: Callable[[Tensor], tuple[Tensor, Condition]], labels: Tensor, device: torch.device | str
     ) -> None:
         self.read, self.labels, self.device = read, labels, torch.device(device)
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="read-ahead")
-        self.ahead: Future[tuple[Tensor, tuple[Tensor, Tensor]]] | None = None
+        self.ahead: Future[tuple[Tensor, tuple[Tensor, Condition]]] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def _fetch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        images, labels = self.read(indices)
-        return send(images, self.device), send(labels, self.device)
+    def _fetch(self, indices: Tensor) -> tuple[Tensor, Condition]:
+        samples, condition = self.read(indices)
+        there = map_tensors(lambda _, tensor: send(tensor, self.device), condition)
+        return send(samples, self.device), as_received(there)
 
     def expect(self, indices: Callable[[], Tensor]) -> None:
-        def work() -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        def work() -> tuple[Tensor, tuple[Tensor, Condition]]:
             wanted = indices()
             return wanted, self._fetch(wanted)
 
         self.ahead = self.thread.submit(work)
 
-    def gather(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+    def gather(self, indices: Tensor) -> tuple[Tensor, Condition]:
         ahead, self.ahead = self.ahead, None
         if ahead is not None:
             wanted, found = ahead.result()

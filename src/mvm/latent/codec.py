@@ -1,4 +1,4 @@
-"""Codecs: between uint8 images and what the path works on. The only module of mvm.latent that imports diffusers."""
+"""Codecs: between uint8 images or float arrays and what the path works on. Nothing else here imports diffusers."""
 
 from abc import ABC, abstractmethod
 from typing import Any
@@ -12,7 +12,7 @@ from mvm.pixels import to_uint8, to_unit
 
 
 class Codec(ABC):
-    """encode: uint8 images (B, C, H, W) -> samples; decode: the reverse; latent_shape of one sample.
+    """encode: uint8 images (B, C, *space) -> samples; decode: the reverse; latent_shape of one sample.
 
     Pixels also encode images between two grey levels, float32 of 0 to 255, as augmentation makes them.
     """
@@ -44,16 +44,16 @@ class Pixels(Codec):
 
 
 class Arrays(Codec):
-    """Float arrays as they are, divided by a scale."""
+    """Float arrays over a scale, e.g. their standard deviation; back they are float32, nothing clipped."""
 
     def __init__(self, shape: tuple[int, ...], scale: float = 1.0) -> None:
         self.latent_shape, self.scale = shape, scale
 
     def encode(self, images: Tensor) -> Tensor:
-        return images if self.scale == 1 else images / self.scale
+        return images.float() / self.scale
 
     def decode(self, samples: Tensor) -> Tensor:
-        return samples if self.scale == 1 else samples * self.scale
+        return samples.float() * self.scale
 
 
 class VAE(nn.Module, Codec):
@@ -110,5 +110,7 @@ def load_vae(name: str, size: int) -> VAE:
 
 def require_unit_scale(codec: Codec, what: str) -> None:
     """Refuse pixels of another scale than [-1, 1] where something else than the codec makes images of samples."""
+    if isinstance(codec, Arrays):
+        raise ValueError(f"data.values='float': {what} makes images; sample arrays with mvm.generate")
     if isinstance(codec, Pixels) and codec.scale != 1:
         raise ValueError(f"codec.scale={codec.scale}: {what} takes pixels in [-1, 1]; sample with mvm.generate")

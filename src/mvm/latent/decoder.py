@@ -89,7 +89,7 @@ class Decoder(nn.Module):
         self.blocks = nn.ModuleList(Block(dimensions) for _ in range(dimensions.depth))
         self.norm = nn.LayerNorm(dimensions.width, eps=NORM_EPS)
         self.head = nn.Linear(dimensions.width, 3 * config.patch**2)
-        self.register_buffer("positions", sine_positions(self.side, dimensions.width), persistent=False)
+        self.register_buffer("positions", sine_positions((self.side, self.side), dimensions.width), persistent=False)
         self.reset()
 
     def reset(self) -> None:
@@ -125,7 +125,7 @@ class Decoder(nn.Module):
         x = torch.cat((self.summary.expand(len(x), -1, -1).to(x.dtype), x), dim=1)  # at no position: its own is zero
         for block in self.blocks:
             x = block(x)
-        return unpatchify(self.head(self.norm(x[:, 1:])), self.config.patch, 3, self.side)
+        return unpatchify(self.head(self.norm(x[:, 1:])), self.config.patch, 3, (self.side, self.side))
 
 
 class Cost(NamedTuple):

@@ -141,7 +141,7 @@ class Stack(nn.ModuleList):
     ) -> Passed:
         """Return the tokens after all blocks, the inner head's output and the tapped ones.
 
-        image: so many tokens, the first, are the image's, and are what taps and the inner head read; None: all.
+        image: so many tokens, the first, are the image's: what taps, the inner head and locals read; None: all.
         skips: the n-th maps the output of block n to what is added before block depth + 1 - n. locals: one before each
         block. kept: dropout's factors for each block.
         """
@@ -152,7 +152,8 @@ class Stack(nn.ModuleList):
             if skips is not None and mirrored < number:
                 tokens = tokens + skips[mirrored - 1](outputs[mirrored - 1])
             if locals is not None:
-                tokens = locals[number - 1](tokens)
+                mixed = locals[number - 1](images(tokens, image))
+                tokens = mixed if image is None else torch.cat((mixed, tokens[:, image:]), dim=1)
             tokens = self.run(number, block, tokens, condition, cos, sin, kept and kept[number - 1])
             if skips is not None and number <= len(skips):  # nothing else is kept: sampling frees it
                 outputs.append(tokens)

@@ -130,9 +130,9 @@ class ConditionConfig:
     """Condition: class labels, a vector, tokens (embedded text), an image (more input channels), or none.
     One of: labels, vector, tokens, image, none."""
     width: int = 0
-    """Length of the vector, width of a token, or channels of the image; of labels and none 0."""
+    """Length of the vector, width of a token, or channels of the image. 0: read from the folder; labels have none."""
     length: int = 0
-    """Number of tokens, shorter texts padded; of condition.kind tokens only."""
+    """Number of tokens of condition.kind tokens, shorter texts padded. 0: read from the folder."""
     encoder: str = ""
     """Folder of the transformers text encoder that embeds captions as tokens; empty: the data hold embeddings."""
 
@@ -147,3 +147,24 @@ class ConditionConfig:
             raise ValueError(
                 f"condition.length and condition.encoder are for tokens, not '{self.kind}'; leave them out"
             )
+
+    @property
+    def channels(self) -> int:
+        """Channels that join those of a network's input."""
+        return self.width if self.kind == "image" else 0
+
+    @property
+    def missing(self) -> str:
+        """The option without which nothing can be built, which the data's folder may say; "" where none is."""
+        if self.kind in ("labels", "none"):
+            return ""
+        needed = ("width", "length") if self.kind == "tokens" else ("width",)
+        return next((f"condition.{name}" for name in needed if not getattr(self, name)), "")
+
+    def require_known(self) -> None:
+        """Refuse a condition of unknown shape."""
+        if self.missing:
+            raise ValueError(f"{self.missing}=0: condition.kind='{self.kind}' needs it; give it, or data that say it")
+
+
+BY_LABELS = ConditionConfig()

@@ -4,20 +4,24 @@ As DiT^DH of RAE and RAEv2, from the parts of our DiT. The backbone's output cha
 solver, so that it can be computed on some steps only: `condition`, then `head` as often as wanted; a call is both.
 """
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm, silu
 
 from mvm.network.blocks import Block, Head, Passed, Stack, initialise
-from mvm.network.config import DDTConfig, DiTConfig
+from mvm.network.conditions import Given, conditioning
+from mvm.network.config import BY_LABELS, ConditionConfig, DDTConfig, DiTConfig
 from mvm.network.dit import DiT, Output
 from mvm.network.layers import (
     NORM_EPS,
     LevelEmbedding,
     RotaryAttention,
     SwiGLU,
+    grid_of,
     patchify,
     rotary_table,
     rotary_waves,
@@ -67,14 +71,14 @@ class WideHead(nn.Module):
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, dimensions: tuple[int, int, int], pixels: int, condition: int, side: int) -> None:
+    def __init__(self, dimensions: tuple[int, int, int], pixels: int, condition: int, grid: Sequence[int]) -> None:
         super().__init__()
         depth, width, heads = dimensions
         self.embed = nn.Linear(pixels, width)
         self.project = nn.Linear(condition, width)
         self.blocks = Stack(Block(width, heads) for _ in range(depth))
         self.out = Head(width, pixels)
-        cos, sin = rotary_waves(rotary_table(side, width // heads))
+        cos, sin = rotary_waves(rotary_table(grid, width // heads))
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
 
@@ -93,25 +97,29 @@ class DDT(nn.Module):
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, config: DDTConfig, sample_shape: Sequence[int], num_classes: int) -> None:
+    def __init__(
+        self,
+        config: DDTConfig,
+        sample_shape: Sequence[int],
+        num_classes: int,
+        condition: ConditionConfig = BY_LABELS,
+    ) -> None:
         super().__init__()
-        channels, height, width = sample_shape
-        if height != width or height % config.patch:
-            raise ValueError(f"network.patch={config.patch} must divide a square latent; it is {height}x{width}")
         depth, dim, heads = config.dimensions
-        self.patch, self.channels, self.side = config.patch, channels, height // config.patch
-        self.num_classes, self.inner_block = num_classes, config.inner_block
-        pixels, in_context = channels * config.patch**2, config.conditioning == "in-context"
-        self.embed = nn.Linear(pixels, dim)
+        self.patch, self.channels, self.grid = config.patch, sample_shape[0], grid_of(sample_shape, config.patch)
+        self.inner_block, self.tokens = config.inner_block, math.prod(self.grid)
+        in_context, values = config.conditioning == "in-context", config.patch ** len(self.grid)
+        pixels = self.channels * values
+        self.embed = nn.Linear(pixels + condition.channels * values, dim)
         self.level = LevelEmbedding(dim)
-        self.label = nn.Embedding(num_classes + 1, dim)  # the last is the null class
+        self.label = conditioning(condition, sample_shape, num_classes, dim)
         self.context = ContextTokens(dim, config.time_tokens, config.class_tokens) if in_context else None
         self.blocks = Stack((PlainBlock if in_context else Block)(dim, heads) for _ in range(depth))
         self.inner_head = Head(dim, pixels) if config.inner_block else None
-        self.wide = WideHead(config.head_dimensions, pixels, dim, self.side)
-        angles = rotary_table(self.side, dim // heads)
-        if in_context:  # tokens without a position are not rotated
-            angles = torch.cat((angles, angles.new_zeros(config.time_tokens + config.class_tokens, angles.shape[1])))
+        self.wide = WideHead(config.head_dimensions, pixels, dim, self.grid)
+        angles = rotary_table(self.grid, dim // heads)
+        others = condition.length + (config.time_tokens + config.class_tokens if in_context else 0)
+        angles = torch.cat((angles, angles.new_zeros(others, angles.shape[1])))  # they have no position on the grid
         cos, sin = rotary_waves(angles)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
@@ -120,20 +128,22 @@ class DDT(nn.Module):
     def reset(self) -> None:
         """Initialise as a DiT: every modulation and the last maps zero; learned tokens as labels."""
         initialise(self)
-        nn.init.normal_(self.label.weight, std=0.02)
+        self.label.reset()
         if self.context is not None:
             nn.init.normal_(self.context.time, std=0.02)
             nn.init.normal_(self.context.kind, std=0.02)
 
     @property
-    def null(self) -> int:
-        """The label of the null class."""
-        return self.num_classes
+    def null(self) -> Any:
+        """The null condition, as a DiT's."""
+        return self.label.null
 
-    def condition(self, x: Tensor, level: Tensor, labels: Tensor, taps: Sequence[int] = ()) -> Condition:
+    def condition(self, x: Tensor, level: Tensor, given: Given, taps: Sequence[int] = ()) -> Condition:
         """Return the backbone's output, with the inner head's prediction and the tapped blocks' tokens."""
-        time, label = self.level(level), self.label(labels)
-        tokens = self.embed(patchify(x, self.patch))
+        time = self.level(level)
+        label = self.label(given).expand_as(time)
+        tokens = self.embed(patchify(self.label.join_channels(x, given), self.patch))
+        tokens = self.label.join_tokens(tokens, given)
         if self.context is not None:
             tokens = torch.cat((tokens, self.context(time, label).to(tokens.dtype)), dim=1)
 
@@ -149,24 +159,24 @@ class DDT(nn.Module):
             silu(time + label),
             self.cos,
             self.sin,
-            image=self.side**2,
+            image=self.tokens,
             taps=taps,
             inner_block=self.inner_block,
             inner_head=None if inner_head is None else inner,
         )
 
     def head(self, x: Tensor, level: Tensor, condition: Condition) -> Tensor:
-        """Return the prediction (B, C, H, W) at this x and level; the condition may be that of another step."""
+        """Return the prediction, of x's shape, at this x and level; the condition may be that of another step."""
         c = silu(self.level(level)[:, None] + condition.tokens)  # one for every token, with the level in it
         return self.latent(self.wide(patchify(x, self.patch), c))
 
-    def forward(self, x: Tensor, level: Tensor, condition: Tensor, taps: Sequence[int] = ()) -> Output:
+    def forward(self, x: Tensor, level: Tensor, condition: Given, taps: Sequence[int] = ()) -> Output:
         encoded = self.condition(x, level, condition, taps)
         return Output(self.head(x, level, encoded), encoded.inner, encoded.features)
 
     def latent(self, patches: Tensor) -> Tensor:
-        """Return patches (B, N, p) as latents (B, C, H, W)."""
-        return unpatchify(patches, self.patch, self.channels, self.side)
+        """Return patches (B, N, p) as latents (B, C, *space)."""
+        return unpatchify(patches, self.patch, self.channels, self.grid)
 
 
 def blocks_of(network: DiT | DDT) -> list[nn.Module]:
@@ -175,13 +185,20 @@ def blocks_of(network: DiT | DDT) -> list[nn.Module]:
 
 
 def build_network(
-    config: DiTConfig | OwnConfig, sample_shape: Sequence[int], num_classes: int, augment_size: int = 0
+    config: DiTConfig | OwnConfig,
+    sample_shape: Sequence[int],
+    num_classes: int,
+    augment_size: int = 0,
+    condition: ConditionConfig = BY_LABELS,
 ) -> DiT | DDT:
-    """Return the network of a configuration: a DDT of a DDTConfig, else a DiT; augment_size: see there."""
+    """Return the network of a configuration: a DDT of a DDTConfig, else a DiT; augment_size: see there.
+
+    sample_shape: (C, *space), one to three axes of space; condition: of what kind and shape it is.
+    """
     if isinstance(config, OwnConfig):
         raise ValueError(f"{config.described} is not part of this package; give it as network=")
     if not isinstance(config, DDTConfig):
-        return DiT(config, sample_shape, num_classes, augment_size)
+        return DiT(config, sample_shape, num_classes, augment_size, condition)
     if augment_size:
         raise ValueError("a ddt has no input for augmentation; set data.augment to 0, or network.kind to dit")
-    return DDT(config, sample_shape, num_classes)
+    return DDT(config, sample_shape, num_classes, condition)

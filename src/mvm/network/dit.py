@@ -1,22 +1,25 @@
 """The pixel DiT: patches become tokens, blocks conditioned on noise level and class denoise them, patches come back."""
 
+import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from mvm import noise
 from mvm.network.blocks import BLOCKS, Head, SharedBlock, Stack, initialise
-from mvm.network.config import DiTConfig
+from mvm.network.conditions import Given, conditioning
+from mvm.network.config import BY_LABELS, ConditionConfig, DiTConfig
 from mvm.network.extras import AugmentMap, Local, Skip, sine_positions
-from mvm.network.layers import LevelEmbedding, patchify, rotary_table, rotary_waves, unpatchify
+from mvm.network.layers import LevelEmbedding, grid_of, patchify, rotary_table, rotary_waves, unpatchify
 
 AUGMENT_MAP = "augment.weight"  # the one weight that only training reads
 
 
 class Output(NamedTuple):
-    """prediction (B, C, H, W); inner: the inner head's, or None; features: outputs of the blocks in taps."""
+    """prediction, of x's shape; inner: the inner head's, or None; features: outputs of the blocks in taps."""
 
     prediction: Tensor
     inner: Tensor | None
@@ -26,9 +29,10 @@ class Output(NamedTuple):
 class DiT(nn.Module):
     """network(x, level, condition, taps, augment, seeds) -> Output.
 
-    x (B, C, H, W); level (B,), the schedule's noise level in [0, 1]; condition int64 labels (B,), where num_classes is
-    the null class; taps: 1-based blocks whose token outputs (B, N, d) are returned. In training alone: augment
-    (B, augment_size), what was done to the images; seeds (B,), from which dropout is drawn. None: neither.
+    x (B, C, *space), of one to three axes of space; level (B,), the schedule's noise level in [0, 1]; condition: int64
+    labels (B,), or of another kind (mvm.network.conditions), each with its `null`; taps: 1-based blocks whose token
+    outputs (B, N, d) are returned. In training alone: augment (B, augment_size), what was done to the images; seeds
+    (B,), from which dropout is drawn. None: neither.
     """
 
     time = "level"  # what it receives for time: the schedule's noise level
@@ -36,57 +40,66 @@ class DiT(nn.Module):
     sin: Tensor
     positions: Tensor | None
 
-    def __init__(self, config: DiTConfig, sample_shape: Sequence[int], num_classes: int, augment_size: int = 0) -> None:
+    def __init__(
+        self,
+        config: DiTConfig,
+        sample_shape: Sequence[int],
+        num_classes: int,
+        augment_size: int = 0,
+        condition: ConditionConfig = BY_LABELS,
+    ) -> None:
         super().__init__()
-        channels, height, width = sample_shape
-        if height != width or height % config.patch:
-            raise ValueError(f"network.patch={config.patch} must divide a square image; the data are {height}x{width}")
         depth, dim, heads = config.dimensions
-        self.patch, self.channels, self.side = config.patch, channels, height // config.patch
-        self.num_classes, self.inner_block, self.dropout = num_classes, config.inner_block, config.dropout
-        pixels = channels * config.patch**2
-        self.embed = nn.Linear(pixels, dim)
+        self.patch, self.channels, self.grid = config.patch, sample_shape[0], grid_of(sample_shape, config.patch)
+        self.inner_block, self.dropout, self.tokens = config.inner_block, config.dropout, math.prod(self.grid)
+        self.text, values = condition.length, config.patch ** len(self.grid)
+        pixels = self.channels * values
+        self.embed = nn.Linear(pixels + condition.channels * values, dim)
         self.level = LevelEmbedding(dim)
-        self.label = nn.Embedding(num_classes + 1, dim)  # the last is the null class
+        # of any kind of condition, under the name that stored weights have for the first
+        self.label = conditioning(condition, sample_shape, num_classes, dim)
         self.augment = AugmentMap(augment_size, dim) if augment_size else None
         block = BLOCKS[config.modulation]
         self.shared = nn.Linear(dim, 6 * dim) if block is SharedBlock else None
         self.blocks = Stack(block(dim, heads, config.design) for _ in range(depth))
         self.skips = nn.ModuleList(Skip(dim, dim, bias=False) for _ in range(depth // 2)) if config.skip else None
-        self.locals = nn.ModuleList(Local(dim, self.side) for _ in range(depth)) if config.local else None
+        self.locals = nn.ModuleList(Local(dim, self.grid) for _ in range(depth)) if config.local else None
         self.head = Head(dim, pixels, config.design)
         self.inner_head = Head(dim, pixels, config.design) if config.inner_block else None
-        cos, sin = rotary_waves(rotary_table(self.side, dim // heads))
+        angles = rotary_table(self.grid, dim // heads)
+        angles = torch.cat((angles, angles.new_zeros(self.text, angles.shape[1])))  # text is not rotated
+        cos, sin = rotary_waves(angles)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
-        positions = sine_positions(self.side, dim) if config.design == "classic" else None
+        positions = sine_positions(self.grid, dim) if config.design == "classic" else None
         self.register_buffer("positions", positions, persistent=False)  # modern ones are in attention
         self.reset()
 
     def reset(self) -> None:
         """Initialise: blocks are the identity, and the prediction is zero."""
         initialise(self)
-        nn.init.normal_(self.label.weight, std=0.02)
+        self.label.reset()
         if self.shared is not None:
             nn.init.zeros_(self.shared.weight)
 
     @property
-    def null(self) -> int:
-        """The label of the null class."""
-        return self.num_classes
+    def null(self) -> Any:
+        """The null condition: the label of the null class, or one row of another kind."""
+        return self.label.null
 
     def forward(
         self,
         x: Tensor,
         level: Tensor,
-        condition: Tensor,
+        condition: Given,
         taps: Sequence[int] = (),
         augment: Tensor | None = None,
         seeds: Tensor | None = None,
     ) -> Output:
-        tokens = self.embed(patchify(x, self.patch))
+        tokens = self.embed(patchify(self.label.join_channels(x, condition), self.patch))
         if self.positions is not None:
             tokens = tokens + self.positions.to(tokens.dtype)
+        tokens = self.label.join_tokens(tokens, condition)
         c = self.level(level) + self.label(condition)
         if augment is not None:
             if self.augment is None:
@@ -99,6 +112,7 @@ class DiT(nn.Module):
             c if self.shared is None else self.shared(c),
             self.cos,
             self.sin,
+            image=self.tokens if self.text else None,
             taps=taps,
             inner_block=self.inner_block,
             inner_head=None if inner_head is None else lambda tokens: self.pixels(inner_head, tokens, c),
@@ -110,7 +124,7 @@ class DiT(nn.Module):
 
     def pixels(self, head: nn.Module, tokens: Tensor, condition: Tensor) -> Tensor:
         """Return the head's output as images."""
-        return unpatchify(head(tokens, condition), self.patch, self.channels, self.side)
+        return unpatchify(head(tokens, condition), self.patch, self.channels, self.grid)
 
     def kept(self, seeds: Tensor | None) -> Sequence[Tensor] | None:
         """Return dropout's factors of each block's channels, for both branches (B, 2, d): 0 or 1 / (1 - dropout)."""

@@ -1,12 +1,14 @@
 """Options of a DiT, each off by default: the classic design, local convolutions, skips, dropout, augmentation input."""
 
 import math
+from collections.abc import Sequence
+from itertools import product
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, linear, pad
 
-from mvm.network.layers import MLP, Attention
+from mvm.network.layers import MLP, Attention, axis_angles
 
 
 class PlainAttention(Attention):
@@ -34,17 +36,13 @@ class GELU(MLP):
         return gelu(self.up(x), approximate="tanh")
 
 
-def sine_positions(side: int, width: int, base: float = 10_000.0) -> Tensor:
-    """Return (side^2, width), to be added to tokens: waves of the column in one half, of the row in the other.
+def sine_positions(grid: Sequence[int], width: int, base: float = 10_000.0) -> Tensor:
+    """Return (N, width), to be added to tokens on a grid: waves of each axis in a part of its own, the last axis first.
 
     Their order is free, as the product before is learned; base as DiT and SiT have it.
     """
-    quarter = width // 4
-    frequency = base ** (-torch.arange(quarter, dtype=torch.float64) / quarter)
-    angle = torch.arange(side, dtype=torch.float64)[:, None] * frequency
-    waves = torch.cat((angle.sin(), angle.cos()), dim=-1)  # (side, width / 2)
-    rows, columns = waves[:, None].expand(-1, side, -1), waves[None].expand(side, -1, -1)
-    return torch.cat((columns, rows), dim=-1).reshape(side * side, 4 * quarter).float()
+    waves = [torch.cat((angle.sin(), angle.cos()), dim=-1) for angle in axis_angles(grid, width // 2, base)]
+    return torch.cat(waves[::-1], dim=-1).float()
 
 
 class Skip(nn.Linear):
@@ -52,22 +50,26 @@ class Skip(nn.Linear):
 
 
 class Local(nn.Module):
-    """Tokens on their grid, and a depthwise 3x3 convolution of them added: (B, side^2, d) -> the same; zero outside.
+    """Tokens on their grid of n axes, and a depthwise convolution of them added, 3 wide: (B, N, d) -> the same; zero
+    outside.
 
-    A sum of nine shifted products, which a compiler fuses; a library's depthwise convolution is slow backwards.
+    A sum of 3^n shifted products, which a compiler fuses; a library's depthwise convolution is slow backwards.
     """
 
-    def __init__(self, width: int, side: int) -> None:
+    def __init__(self, width: int, grid: Sequence[int]) -> None:
         super().__init__()
-        self.side = side
-        self.weight = nn.Parameter(torch.zeros(3, 3, width))
+        self.grid = tuple(grid)
+        self.weight = nn.Parameter(torch.zeros(*(3 for _ in self.grid), width))
 
     def forward(self, x: Tensor) -> Tensor:
-        side = self.side
-        padded = pad(x.unflatten(1, (side, side)), (0, 0, 1, 1, 1, 1))
+        axes = len(self.grid)
+        padded = pad(x.unflatten(1, self.grid), (0, 0, *(1, 1) * axes))
         weight = self.weight.to(x.dtype)
-        shifted = (weight[i, j] * padded[:, i : i + side, j : j + side] for i in range(3) for j in range(3))
-        return x + sum(shifted, start=torch.zeros_like(x[:, :1, None])).flatten(1, 2)
+        mixed = torch.zeros_like(x[:, :1].unflatten(1, (1,) * axes))
+        for place in product(range(3), repeat=axes):
+            window = [slice(start, start + extent) for start, extent in zip(place, self.grid, strict=True)]
+            mixed = mixed + weight[place] * padded[:, *window]
+        return x + mixed.flatten(1, axes)
 
 
 def drop(shift: Tensor, scale: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:

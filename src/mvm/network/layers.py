@@ -2,6 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -27,16 +28,27 @@ def modulate(x: Tensor, shift: Tensor, scale: Tensor, centred: bool = False) -> 
     return norm(x, x.shape[-1:], eps=NORM_EPS) * (1 + scale) + shift
 
 
-def rotary_table(side: int, head_width: int, base: float = 100.0) -> Tensor:
-    """Return angles (side^2, head_width/2) of 2-D rotary positions: first half by row, second by column.
+def axis_angles(grid: Sequence[int], count: int, base: float) -> list[Tensor]:
+    """Return the angles of each axis of a grid of tokens, (N, k) in float64: position times k frequencies 1 to 1/base.
+
+    The axes share `count` frequencies evenly; the first ones have one more where that leaves a rest.
+    """
+    found = []
+    for axis, extent in enumerate(grid):
+        own = count // len(grid) + (axis < count % len(grid))
+        frequency = base ** (-torch.arange(own, dtype=torch.float64) / own)
+        angle = torch.arange(extent, dtype=torch.float64)[:, None] * frequency
+        shape = [1] * axis + [extent] + [1] * (len(grid) - axis - 1) + [own]
+        found.append(angle.reshape(shape).expand(*grid, own).reshape(-1, own))
+    return found
+
+
+def rotary_table(grid: Sequence[int], head_width: int, base: float = 100.0) -> Tensor:
+    """Return angles (N, head_width/2) of rotary positions on a grid of tokens, axis by axis: of images rows first.
 
     base 100 suits grids of 4 to 32 tokens a side; a language model's 10,000 would leave most angles flat.
     """
-    quarter = head_width // 4
-    frequency = base ** (-torch.arange(quarter, dtype=torch.float64) / quarter)
-    angle = torch.arange(side, dtype=torch.float64)[:, None] * frequency  # (side, quarter)
-    rows, columns = angle[:, None].expand(-1, side, -1), angle[None].expand(side, -1, -1)
-    return torch.cat((rows, columns), dim=-1).reshape(side * side, 2 * quarter).float()
+    return torch.cat(axis_angles(grid, head_width // 2, base), dim=-1).float()
 
 
 def rotary_waves(angles: Tensor) -> tuple[Tensor, Tensor]:
@@ -160,15 +172,29 @@ class LevelEmbedding(nn.Module):
         return self.out(silu(self.up(waves.to(self.up.weight.dtype))))
 
 
+def grid_of(sample_shape: Sequence[int], patch: int) -> tuple[int, ...]:
+    """Return how many patches each axis of space has; samples (C, *space) that patches do not divide are refused."""
+    _, *space = sample_shape
+    if not 1 <= len(space) <= 3 or any(extent < 1 or extent % patch for extent in space):
+        raise ValueError(
+            f"network.patch={patch} must divide every axis of the samples, of which there may be one to three beside "
+            f"the channels; theirs are {'x'.join(map(str, space)) or 'none'}"
+        )
+    return tuple(extent // patch for extent in space)
+
+
 def patchify(x: Tensor, patch: int) -> Tensor:
-    """Return (B, C, H, W) as tokens (B, N, C patch^2)."""
-    batch, channels, height, width = x.shape
-    x = x.reshape(batch, channels, height // patch, patch, width // patch, patch)
-    return x.permute(0, 2, 4, 1, 3, 5).reshape(batch, -1, channels * patch**2)
+    """Return (B, C, *space) as tokens (B, N, C patch^n), row by row, for n axes of space."""
+    batch, channels, *space = x.shape
+    axes = range(len(space))
+    x = x.reshape(batch, channels, *(size for extent in space for size in (extent // patch, patch)))
+    x = x.permute(0, *(2 + 2 * axis for axis in axes), 1, *(3 + 2 * axis for axis in axes))
+    return x.reshape(batch, -1, channels * patch ** len(space))
 
 
-def unpatchify(tokens: Tensor, patch: int, channels: int, side: int) -> Tensor:
-    """Return tokens (B, N, C patch^2) as (B, C, H, W); the inverse of patchify for square images."""
-    batch = tokens.shape[0]
-    x = tokens.reshape(batch, side, side, channels, patch, patch)
-    return x.permute(0, 3, 1, 4, 2, 5).reshape(batch, channels, side * patch, side * patch)
+def unpatchify(tokens: Tensor, patch: int, channels: int, grid: Sequence[int]) -> Tensor:
+    """Return tokens (B, N, C patch^n) as (B, C, *space); the inverse of patchify for patches in this grid."""
+    batch, axes = tokens.shape[0], range(len(grid))
+    x = tokens.reshape(batch, *grid, channels, *(patch for _ in axes))
+    x = x.permute(0, 1 + len(grid), *(place for axis in axes for place in (1 + axis, 2 + len(grid) + axis)))
+    return x.reshape(batch, channels, *(size * patch for size in grid))

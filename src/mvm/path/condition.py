@@ -32,8 +32,18 @@ def map_tensors(function: Callable[..., Tensor], *conditions: Condition, name: s
     if all(isinstance(c, Tensor) for c in conditions):
         return function(name, *conditions)
     if any(isinstance(c, Tensor | Mapping | list | tuple) for c in conditions):
-        raise ValueError(f"{name}: the structures differ here; give both the same keys and lengths")
+        forms = " and ".join(map(_form, conditions))
+        raise ValueError(f"{name}: the structures differ here ({forms}); give both the same keys and lengths")
     return first
+
+
+def _form(condition: Condition) -> str:
+    """Return what a part of a structure is, in words."""
+    if isinstance(condition, Tensor):
+        return f"a tensor {tuple(condition.shape)}"
+    if isinstance(condition, Mapping):
+        return f"the keys {', '.join(map(repr, condition)) or 'none'}"
+    return f"{len(condition)} entries" if isinstance(condition, list | tuple) else repr(condition)
 
 
 def batched(condition: Condition, x: Tensor, name: str = "condition") -> Condition:
@@ -97,6 +107,21 @@ def check_labels(labels: Condition, x: Tensor, classes: int) -> Tensor:
     if not bool(((labels >= 0) & (labels < classes)).all()):
         raise ValueError(f"condition holds labels outside 0 to {classes - 1}, the classes of this model")
     return labels
+
+
+def require_like(condition: Condition, null: Condition) -> None:
+    """Refuse a condition of another structure, or with rows of another shape, than the null condition's."""
+
+    def compare(position: str, one: Tensor, given: Tensor) -> Tensor:
+        if one.ndim and (not given.ndim or one.shape[1:] != given.shape[1:]):
+            wanted = ", ".join(map(str, ("B", *one.shape[1:])))
+            raise ValueError(f"{position} is of shape {tuple(given.shape)}, and this model takes ({wanted})")
+        if (one.dtype == torch.bool) != (given.dtype == torch.bool):
+            wanted = "bool" if one.dtype == torch.bool else "numbers"
+            raise ValueError(f"{position} is of {given.dtype}, and this model takes {wanted}")
+        return given
+
+    map_tensors(compare, null, condition)
 
 
 def null_of(null: Null, condition: Condition, x: Tensor) -> Condition:

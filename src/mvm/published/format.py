@@ -10,6 +10,7 @@ model_index.json, scheduler/, transformer/   what config.json says, in diffusers
 """
 
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Generator, Iterator
@@ -88,9 +89,9 @@ class Config:
             if not text.replace("\n", "").isprintable():  # it goes to terminals, which obey escape sequences
                 raise ValueError(f"{option}={text!r} must be printable text")
         check_license(self.license)
-        side, patch = self.recipe.sample_shape[-1], self.recipe.network.patch
-        if (side // patch) ** 2 > MOST_TOKENS:
-            raise ValueError(f"samples of side {side} in patches of {patch} are more than {MOST_TOKENS} tokens")
+        space, patch = self.recipe.sample_shape[1:], self.recipe.network.patch
+        if math.prod(extent // patch for extent in space) + self.recipe.condition.length > MOST_TOKENS:
+            raise ValueError(f"samples of space {space} in patches of {patch} are more than {MOST_TOKENS} tokens")
 
     def to_json(self) -> str:
         """Return it as JSON, every default written out."""

@@ -58,11 +58,11 @@ def _kept(recipe: Recipe) -> float:
         network = build_network(*recipe.blueprint)
     depth, width, _ = recipe.network.dimensions
     again = math.ceil(recipe.engine.recompute * depth)  # as the engine does
-    tokens, head = network.side**2, 0.0
+    head = 0.0
     if isinstance(network, DDT):
         head_depth, head_width, _ = recipe.network.head_dimensions  # ty: ignore[missing-attribute]
-        head = tokens * head_depth * head_width * KEPT["all"]
-        tokens += 0 if network.context is None else len(network.context.time) + len(network.context.kind)
+        head = network.tokens * head_depth * head_width * KEPT["all"]
+    tokens = len(network.cos)  # with those beside the image's
     return tokens * width * ((depth - again) * KEPT["all"] + again * KEPT[recipe.engine.keep]) + head
 
 

@@ -60,7 +60,7 @@ def _decoder_costs(recipe: DecoderRecipe, training: str) -> list[str]:
 
 
 def _field_costs(recipe: Recipe, training: str) -> list[str]:
-    if 0 in recipe.sample_shape:
+    if 0 in recipe.sample_shape or recipe.condition.missing:
         return [training]
     batch = recipe.train.batch if recipe.train.batch <= ONE_GPU else SHOWN_BATCH  # one GPU, where that is meant for one
     need = training_memory(recipe, batch)

@@ -35,6 +35,7 @@ PATHS = (
     "codec.path",
     "codec.encoder",
     "codec.latents",
+    "condition.encoder",
     "repa.encoder",
     "encoder.name",
     "reconstruction.lpips_weights",

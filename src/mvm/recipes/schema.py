@@ -26,7 +26,7 @@ OWN_DATA = "own"  # data.name of a dataset given in Python, of which a recipe ha
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Training images: a data set known by name, or any prepared folder."""
+    """Training samples, images or arrays: a data set known by name, or any prepared folder."""
 
     name: str = "digits"
     """Data set; "folder" is any folder written by `mvm data prepare`, named by data.path.
@@ -39,7 +39,7 @@ class DataConfig:
     """Probability of each of five augmentations (up-down flip, size, rotation, stretch, translation).
     The network receives which were applied, so samples show none. 0: no augmentation."""
     channels: int = 0
-    """Channels of an image, of data.name "folder" only: 3 for colour, 1 for grey. 0: read from the folder."""
+    """Channels of a sample, of data.name "folder" only: of images 3 for colour, 1 for grey. 0: read from the folder."""
     size: int = 0
     """Side of the square images in pixels, of data.name "folder" only; set by `mvm data prepare --size`.
     0: read from the folder."""
@@ -62,8 +62,18 @@ class DataConfig:
         choose("data.values", self.values, dict.fromkeys(("uint8", "float")))
         for option in ("channels", "size", "classes"):
             at_least(f"data.{option}", getattr(self, option), 0)
+        for option in ("channels", "size", "space", "classes"):
             if self.name != FOLDER and getattr(self, option):
                 raise ValueError(f"data.{option} belongs to data.name='{FOLDER}'; '{self.name}' is known")
+        if self.values == "float" and self.name != FOLDER:
+            raise ValueError(f"data.values='float' belongs to data.name='{FOLDER}'; '{self.name}' has uint8 images")
+        if any(extent < 1 for extent in self.space):
+            raise ValueError(f"data.space={','.join(map(str, self.space))} must be positive, one extent for each axis")
+        if self.size and self.space and self.space != (self.size, self.size):
+            raise ValueError(
+                f"data.size={self.size} is the side of squares, and data.space={','.join(map(str, self.space))}; "
+                "leave data.size out"
+            )
         if self.names and (self.name != FOLDER or len(self.names) != self.classes):
             raise ValueError(
                 f"data.names has {len(self.names)} names, data.classes={self.classes}; leave both out: they are read "
@@ -106,6 +116,18 @@ class DataConfig:
             return DATA_SETS[self.name].classes
         return self.names or tuple(map(str, range(self.classes)))
 
+    @property
+    def square(self) -> bool:
+        """Whether samples are square uint8 images, also while the folder is not opened yet."""
+        space = self.shape[1:]
+        return self.values == "uint8" and len(space) == 2 and space[0] == space[1]
+
+    def require_square(self, option: str) -> None:
+        """Refuse an option that is for square uint8 images alone."""
+        if not self.square:
+            shape = "x".join(map(str, self.shape))
+            raise ValueError(f"{option} is for square images, and the data are {shape} {self.values}; leave it out")
+
 
 @dataclass(frozen=True)
 class CodecConfig:
@@ -127,8 +149,8 @@ class CodecConfig:
     latents: str = ""
     """Folder in which the encoded latents are stored; empty: beside the data. Unused with codec.cache none."""
     scale: float = 1.0
-    """Pixels lie in [-scale, scale]. The timestep distribution is one of scaled pixels: for the same noise on an
-    image lower path.law.mean by log(scale)."""
+    """Pixels lie in [-scale, scale], float arrays are divided by it. The timestep distribution is one of scaled
+    pixels: for the same noise on an image lower path.law.mean by log(scale)."""
 
     def __post_init__(self) -> None:
         choose("codec.kind", self.kind, dict.fromkeys(("pixels", "rae")))
@@ -234,9 +256,10 @@ class Recipe(BaseRecipe):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_kind()
-        self._check_augment()
+        self._check_condition()
+        self._check_data()
         self._check_own()
-        self.objective.require_guidance("sample.cfg", self.sample.cfg)
+        self.require_guidance("sample.cfg", self.sample.cfg)
         self.repa.tap(self.network.dimensions[0])  # refuses a block that is not there
         require_previews(self.train, self.preview)
         if self.train.optimizer == "muon" and self.engine.parallel == "fsdp":
@@ -262,10 +285,31 @@ class Recipe(BaseRecipe):
                 f"with path.law.t_min={law.t_min}; use uniform from 1e-5, or its equal: weight noise, law lam-uniform"
             )
 
-    def _check_augment(self) -> None:
-        """What does not see the warped images, or has no input for their augmentation, is refused."""
+    def _check_condition(self) -> None:
+        """What a condition of this kind does not go with is refused."""
+        said = f"condition.kind='{self.condition.kind}'"
+        if self.condition.kind == "image":
+            if self.codec.kind != "pixels":
+                raise ValueError(f"{said} has the space of samples, and codec.kind='{self.codec.kind}' makes latents")
+            if self.data.mirror or self.data.augment:
+                option = "data.mirror" if self.data.mirror else "data.augment"
+                raise ValueError(f"{said} would stay as it is under {option}; leave one of the two out")
+
+    def require_guidance(self, option: str, scale: float) -> None:
+        """Refuse classifier-free guidance of a network that has never seen what it goes between."""
+        if scale != 1 and self.condition.kind == "none":
+            raise ValueError(f"{option}={scale}: condition.kind='none' leaves nothing to guide to; use cfg 1")
+        self.objective.require_guidance(option, scale)
+
+    def _check_data(self) -> None:
+        """What is for square images is refused with others, and what does not see, or has no input for, warped ones."""
+        if self.codec.kind == "rae":
+            self.data.require_square("codec.kind='rae'")
+        if self.repa.encoder:
+            self.data.require_square("repa.encoder")
         if not self.data.augment:
             return
+        self.data.require_square("data.augment")
         said = f"data.augment={self.data.augment}"
         if self.codec.kind != "pixels":
             raise ValueError(f"{said} warps pixels, and codec.kind='{self.codec.kind}' has latents; set it to 0")
@@ -278,7 +322,7 @@ class Recipe(BaseRecipe):
         """What needs a DiT or DDT is refused for an own network, and an own dataset for what reads images."""
         if self.data.name == OWN_DATA and self.codec.kind != "pixels":
             raise ValueError(
-                f"codec.kind='{self.codec.kind}' needs a prepared folder; give the dataset encoded samples"
+                f"codec.kind='{self.codec.kind}' reads prepared images; give latents as the samples of the dataset"
             )
         if not isinstance(self.network, OwnConfig):
             return
@@ -301,19 +345,19 @@ class Recipe(BaseRecipe):
         return self.data.shape if codec.kind == "pixels" else (codec.channels, codec.side, codec.side)
 
     @property
-    def blueprint(self) -> tuple[DiTConfig | OwnConfig, tuple[int, ...], int, int]:
-        """Network config, sample shape, number of classes, augment_size: what build_network and parameters take."""
+    def blueprint(self) -> tuple[DiTConfig | OwnConfig, tuple[int, ...], int, int, ConditionConfig]:
+        """What build_network takes: network config, sample shape, number of classes, augment_size, condition."""
         augment_size = AUGMENT_SIZE if self.data.augment else 0
-        return self.network, self.sample_shape, len(self.data.class_names), augment_size
+        return self.network, self.sample_shape, len(self.data.class_names), augment_size, self.condition
 
     @property
     def multiply_adds(self) -> int:
         if isinstance(self.network, OwnConfig):
             return 0  # not known
-        return multiply_adds(self.network, self.sample_shape, len(self.data.class_names))
+        return multiply_adds(self.network, self.sample_shape, len(self.data.class_names), self.condition)
 
     def usage(self, run: str, done: bool) -> str:
-        return f"sample: mvm sample {run} --out grid.png"
+        return f"sample: mvm sample {run} --out {'samples.npy' if self.data.values == 'float' else 'grid.png'}"
 
 
 @dataclass(frozen=True)
@@ -351,6 +395,7 @@ class DecoderRecipe(BaseRecipe):
                 f"preview.every={self.preview.every} restores held-out images, and held_out.count=0: "
                 "hold some out, or set preview.every to 0"
             )
+        self.data.require_square(f"task='{DECODER}'")
         if self.data.augment:
             raise ValueError(
                 f"data.augment={self.data.augment} is not for decoders, which have no input for it; set it to 0"

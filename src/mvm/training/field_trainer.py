@@ -118,7 +118,12 @@ class FieldTrainer(Trainer[Recipe]):
         """Refuse a network of the user's that does not take the data, before anything is written."""
         stream = stream_of(self.store)
         x0, condition = self.store.gather(torch.zeros(1, dtype=torch.int64)) if stream is None else stream.first
-        device = self.processes.device
+        objective, device = self.recipe.objective, self.processes.device
+        if condition is not None and objective.conditional and objective.has_null and network.null is None:
+            raise ValueError(
+                f"objective.label_drop={objective.label_drop} puts the null condition in a condition's place, and the "
+                "network has none: give its class an attribute null, or set objective.label_drop to 0"
+            )
         seeds = noise.derive(self.recipe.seed, torch.arange(2, device=device))
         two = rows((self.encode(x0.to(device)), condition), torch.zeros(2, dtype=torch.int64, device=x0.device))
         batch = Batch(two[0], None if condition is None else batched(self.known(two[1]), two[0]), seeds)
@@ -196,10 +201,11 @@ class FieldTrainer(Trainer[Recipe]):
         indices, seeds = self.order.indices(positions), self.order.seeds(positions)
         flipped = mirrored(seeds) if self.recipe.data.mirror else torch.zeros(len(seeds), dtype=torch.bool)
         latents = None if self.latents is None else self.latents.gather(indices, flipped)
-        if latents is not None and self.teacher is None:  # no image is needed
+        kind = self.recipe.condition.kind
+        if latents is not None and self.teacher is None and kind in ("labels", "none"):  # no image is needed
             labels = self.store.labels
             chosen = send(labels[send(indices, labels.device)], latents.device)
-            return Batch(latents, chosen, send(seeds, latents.device))
+            return Batch(latents, chosen if kind == "labels" else None, send(seeds, latents.device))
         images, condition = self.images(indices)
         device = images.device
         if self.recipe.data.mirror:
@@ -215,14 +221,16 @@ class FieldTrainer(Trainer[Recipe]):
 
     def encode(self, images: Tensor) -> Tensor:
         """Return stored samples as the path works on them; float images of the user's lie in [-1, 1] already."""
-        codec, data = self.model.codec, self.recipe.data
-        if data.name == OWN_DATA and data.values == "uint8" and images.is_floating_point():
-            return images * self.recipe.codec.scale
-        return codec.encode(images)
+        data, scale = self.recipe.data, self.recipe.codec.scale
+        if data.name == OWN_DATA and images.is_floating_point():  # in their dtype: a network may be of float64
+            return images / scale if data.values == "float" else images * scale
+        return self.model.codec.encode(images)
 
     def known(self, condition: Condition) -> Condition:
-        """Return the condition as the network learns it; one of the user's without null is not given what to drop."""
-        return condition if self.recipe.objective.conditional or not self.own else None
+        """Return the condition as the network learns it: None where the model is unconditional without a null class."""
+        recipe = self.recipe
+        unused = recipe.condition.kind == "none" or (self.own and not recipe.objective.conditional)
+        return None if unused else condition
 
     @contextmanager
     def _drawing(self) -> Generator[None]:

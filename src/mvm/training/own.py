@@ -73,6 +73,8 @@ def own_recipe(field: NetworkField, samples: Samples, base: Recipe, given: Mappi
         largest = float(x0.abs().max())
         raise ValueError(f"data.values='uint8' takes float images in [-1, 1]; a value of x0 is {largest:.3g}")
     data = DataConfig(OWN_DATA, channels=x0.shape[1], space=tuple(x0.shape[2:]), values=values)
+    if condition is None and null is not None:
+        raise ValueError("null is given to mvm.wrap, and the dataset gives no condition that it could stand for")
     drop = given.get("objective.label_drop")
     if drop is not None and not drop and condition is None:
         raise ValueError("objective.label_drop=0: the dataset gives no condition; leave it out")

@@ -3,14 +3,15 @@
 With a gradient, in other precisions, on other devices and for a compiler these modules are the plain ones.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import conv2d, layer_norm, silu
+from torch.nn.functional import conv1d, conv2d, conv3d, layer_norm, silu
 
 from mvm.network.blocks import Block, Head, ModulatedBlock, SharedBlock, for_tokens
+from mvm.network.conditions import Given, some_rows
 from mvm.network.dit import DiT, Output
 from mvm.network.extras import Local
 from mvm.network.fast.swap import Swaps, swap, swapped
@@ -19,6 +20,7 @@ from mvm.network.layers import NORM_EPS, RotaryAttention, SwiGLU, linear_parts
 # Values of the tokens of as many images as one core takes at once: what a block makes of them, about eight times as
 # much, is then still in its cache when it is needed next.
 AT_ONCE = 2**17
+CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {1: conv1d, 2: conv2d, 3: conv3d}  # by axes of space
 
 
 def suits(x: Tensor) -> bool:
@@ -110,9 +112,10 @@ class LeanLocal(Local):
     def forward(self, x: Tensor) -> Tensor:
         if not suits(x):
             return super().forward(x)
-        grid = x.unflatten(1, (self.side, self.side)).permute(0, 3, 1, 2)  # channels innermost in memory, as they are
-        mixed = conv2d(grid, self.weight.permute(2, 0, 1)[:, None], padding=1, groups=x.shape[-1])
-        return x + mixed.permute(0, 2, 3, 1).flatten(1, 2)
+        axes = len(self.grid)
+        grid = x.unflatten(1, self.grid).movedim(-1, 1)  # channels innermost in memory, as they are
+        mixed = CONVOLUTIONS[axes](grid, self.weight.movedim(-1, 0)[:, None], padding=1, groups=x.shape[-1])
+        return x + mixed.movedim(1, -1).flatten(1, axes)
 
 
 class TiledDiT(DiT):
@@ -125,16 +128,18 @@ class TiledDiT(DiT):
         self,
         x: Tensor,
         level: Tensor,
-        condition: Tensor,
+        condition: Given,
         taps: Sequence[int] = (),
         augment: Tensor | None = None,
         seeds: Tensor | None = None,
     ) -> Output:
         if not suits(x) or augment is not None or seeds is not None:  # sampling alone is worth cutting up
             return super().forward(x, level, condition, taps, augment, seeds)
-        several = max(1, torch.get_num_threads() * self.at_once // (self.side**2 * self.embed.out_features))
-        parts = zip(*(value.split(several) for value in (x, level, condition)), strict=True)
-        return joined([super(TiledDiT, self).forward(*part, taps=taps) for part in parts])
+        values = (self.tokens + self.text) * self.embed.out_features
+        several = max(1, torch.get_num_threads() * self.at_once // values)
+        parts = [slice(start, start + several) for start in range(0, len(x), several)]
+        forward = super().forward
+        return joined([forward(x[part], level[part], some_rows(condition, part), taps) for part in parts])
 
 
 def joined(outputs: Sequence[Output]) -> Output:
