@@ -224,7 +224,8 @@ class Stream(Samples):
         self.first = self.left.cut(slice(1))
         self._begin()
 
-    def _items(self) -> Iterator[Any]:
+    def _items(self, restored: bool = False) -> Iterator[Any]:
+        """Yield what the iterable gives, again and again; restored: it may be at its end."""
         total = 0
         while True:
             begun = iter(self.dataset() if callable(self.dataset) else self.dataset)
@@ -233,6 +234,9 @@ class Stream(Samples):
                 count += 1
                 yield item
             total += count
+            if restored and not total:
+                restored = False
+                continue
             if not count and not total:
                 raise ValueError("dataset is empty: the iterable gave no sample")
             if not count or begun is self.dataset:
@@ -293,7 +297,7 @@ class Stream(Samples):
                 warn("the dataset is a stream: it begins anew, and its place in the run before is not restored")
             return
         self.dataset.load_state_dict(position["state"])
-        self.items, self.left = self._items(), None
+        self.items, self.left = self._items(restored=True), None
         self._take(position["used"])
 
     def store(self, device: torch.device) -> Store:
