@@ -1,7 +1,8 @@
-import mvm
 import torch
-from mvm.solver import ClassifierFree
 from networks import STEPS, Captioned, text_unet
+
+import mvm
+from mvm.solver import ClassifierFree
 
 network = mvm.wrap(text_unet(), time=lambda t: 1000 * t, null=torch.zeros(1, 4, 16))
 field = mvm.train(network, Captioned(), steps=STEPS, batch=64, lr=1e-3)
