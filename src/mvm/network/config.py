@@ -124,6 +124,7 @@ class DDTConfig(DiTConfig):
 
 
 CONDITIONS = ("labels", "vector", "tokens", "image", "none")
+OWN_CONDITION = "own"  # condition.kind of an own dataset: any tensor or structure of tensors
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,8 @@ class ConditionConfig:
     """Folder of the transformers text encoder that embeds captions as tokens; empty: the data hold embeddings."""
 
     def __post_init__(self) -> None:
-        choose("condition.kind", self.kind, dict.fromkeys(CONDITIONS))
+        if self.kind != OWN_CONDITION:
+            choose("condition.kind", self.kind, dict.fromkeys(CONDITIONS))
         at_least("condition.width", self.width, 0)
         at_least("condition.length", self.length, 0)
         if self.width and self.kind in ("labels", "none"):

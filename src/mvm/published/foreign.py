@@ -582,7 +582,9 @@ def convert_decoder(
             f"{t.where}: {depth} layers of {width} and {hidden} for {out} numbers are no published decoder"
         )
     positions = t.take("decoder_pos_embed", 1, side**2 + 1, width)[0]
-    _check_table(t, "decoder_pos_embed", positions, torch.cat((torch.zeros(1, width), sine_positions((side, side), width))))
+    _check_table(
+        t, "decoder_pos_embed", positions, torch.cat((torch.zeros(1, width), sine_positions((side, side), width)))
+    )
     mean, deviation = choose("pixels", pixels, SCALINGS) if format == "rae" else ((0.0,) * 3, (1.0,) * 3)
     gain = 2 * torch.tensor(deviation, dtype=torch.float64).repeat(out // 3)  # of [0, 1] to [-1, 1]; channels innermost
     shift = 2 * torch.tensor(mean, dtype=torch.float64).repeat(out // 3) - 1
