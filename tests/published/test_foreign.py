@@ -6,6 +6,7 @@ import pickle
 import re
 import shlex
 import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -159,9 +160,9 @@ def test_a_sample_is_the_published_ode(sit, format):
     ours = {nfe: mvm.sample(model, x, nfe=nfe, condition=labels) for nfe in (32, 64, 128)}
     ours["heun"] = mvm.sample(model, x, solver=Heun(), nfe=256, condition=labels)
     assert wanted.std() > 0.5
-    for nfe, bound in ((32, 2e-3), (64, 1e-4), (128, 3e-5)):  # of which Heun's own error is 1e-5
+    for nfe, bound in ((32, 6e-3), (64, 4e-4), (128, 1e-4)):  # of which 5e-5 is Heun's
         assert (ours[nfe] - wanted).abs().max() < bound
-    assert (ours["heun"] - wanted).abs().max() < 2e-3
+    assert (ours["heun"] - wanted).abs().max() < 4e-3
 
 
 def test_guidance_is_the_published_one(sit):
@@ -261,7 +262,9 @@ def test_other_formats_and_options_are_refused(tmp_path):
         convert("sit", light)
     with pytest.raises(ValueError, match="time is embedded as in another format"):
         convert("lightningdit", write(tmp_path / "f.pt", layouts.lightning_state(fourier=True)))
-    with pytest.raises(ValueError, match=r"heads=0: a file does not say its heads, and width 32 is not published"):
+    with pytest.raises(
+        ValueError, match=r"heads=0: a file .* width 32 is not published \(384, .*\); give them: mvm convert"
+    ):
         convert("sit", write(tmp_path / "w.pt", layouts.sit_state(width=32)))
     with pytest.raises(ValueError, match=r"classes=9: .* has 6 rows of labels"):
         convert("sit", sit, options=Options(classes=9))
@@ -290,7 +293,7 @@ def test_nothing_in_a_file_is_executed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     state = layouts.sit_state(dtype=torch.float32)
     torch.save({"ema": state, "args": Bomb()}, "zip.pt")
-    Path("plain.ckpt").write_bytes(pickle.dumps({"ema": Bomb()}))
+    Path("plain.ckpt").write_bytes(pickle.dumps({"ema": Bomb()}, protocol=2))
     torch.save({"ema": state, "args": argparse.Namespace(lr=subprocess.Popen)}, "named.pt")
     torch.save(Bomb(), "old.pth", _use_new_zipfile_serialization=False)
     for name in ("zip.pt", "plain.ckpt", "named.pt", "old.pth"):
@@ -383,6 +386,32 @@ def test_a_folder_names_no_text_encoder(sit, tmp_path):
     config.write_text(json.dumps(table))
     with pytest.raises(ValueError, match=r"condition\.encoder='openai/clip' must be empty"):
         mvm.load(tmp_path / "model")
+
+
+WATCHED: list[str] | None = None
+
+
+def watch(event, arguments):
+    if WATCHED is not None and event in ("open", "socket.connect", "subprocess.Popen", "os.system", "exec"):
+        WATCHED.append(f"{event} {arguments[0]}")
+
+
+sys.addaudithook(watch)  # which cannot be taken back, and does nothing while WATCHED is None
+
+
+def test_what_loading_a_folder_opens(sit, tmp_path, monkeypatch):
+    """Of the disk its own files alone, nothing of the network; nothing is executed."""
+    path, _ = sit
+    run(["convert", str(path), "--as", "sit", "--out", str(tmp_path / "model")])
+    mvm.load(tmp_path / "model")  # what Python imports late is imported now
+    monkeypatch.setattr(sys.modules[__name__], "WATCHED", [])
+    mvm.load(tmp_path / "model")
+    seen = list(WATCHED or [])
+    monkeypatch.undo()
+    opened = {event.removeprefix("open ") for event in seen if event.startswith("open ")}
+    assert str(tmp_path / "model" / "config.json") in opened
+    assert [event for event in seen if not event.startswith("open ")] == []
+    assert [name for name in opened if not name.isdigit() and not name.startswith(str(tmp_path / "model"))] == []
 
 
 def test_sizes_of_the_published_networks():
