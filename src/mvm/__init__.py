@@ -7,6 +7,7 @@
     mvm.generate(run_or_name, num=16)   its images by its own settings: mvm.load(run_or_name).generate(num=16)
     mvm.train(recipe, run)              a trained model from a recipe, by name or as an object
     mvm.likelihood(field, x)            log p(x); mvm.likelihood.bits_per_dim, encode, decode
+    mvm.edit                            image-to-image, inpainting, super-resolution, deblurring, with any field
     mvm.bridge                          other people's models as fields, and fields as other people's models
     mvm.path, mvm.solver, mvm.oracle
 
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:
-    from mvm import bridge, noise, oracle, path, solver
+    from mvm import bridge, edit, noise, oracle, path, solver
     from mvm.generate import Front as _Generate
     from mvm.likelihood import Front as _Likelihood
     from mvm.model import Model, load
@@ -40,12 +41,13 @@ _LAZY = {
     "train": "mvm.training.loop",
     "wrap": "mvm.wrapped",
 }
-_MODULES = ("bridge", "generate", "likelihood", "noise", "oracle", "path", "solver")
+_MODULES = ("bridge", "edit", "generate", "likelihood", "noise", "oracle", "path", "solver")
 
 __all__ = [
     "Model",
     "__version__",
     "bridge",
+    "edit",
     "generate",
     "likelihood",
     "load",
