@@ -13,7 +13,7 @@ from mvm import noise
 from mvm.data import Images
 from mvm.distributed.processes import Processes, autocast, determinism, precision
 from mvm.generate import Sampler, cycle_labels
-from mvm.network import multiply_adds, parameters
+from mvm.network import OwnConfig, multiply_adds, parameters
 from mvm.recipes import FOLDER, CodecConfig, DataConfig, Recipe
 from mvm.recipes.memory import training_memory
 from mvm.recipes.page import training_flops
@@ -147,6 +147,8 @@ def bench(
 
     num: images to sample; 0: none.
     """
+    if isinstance(recipe.network, OwnConfig):
+        raise ValueError(f"network.kind='{recipe.network.kind}': mvm bench measures dit and ddt, not your own network")
     recipe = on_random_samples(recipe)
     shape, classes = recipe.sample_shape, len(recipe.data.class_names)
     if recipe.repa.encoder and teacher is None:

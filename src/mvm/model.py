@@ -291,7 +291,9 @@ def build(opened: Opened, *, encoder: bool = False, network: nn.Module | str | N
     recipe = require_field_recipe(opened.recipe, opened.origin["run"])
     own = own_network(recipe, network, str(opened.folder))
     codec = read_codec(opened.folder, recipe) if opened.config is not None else build_codec(recipe, encoder)
-    model = Model(recipe, codec, own).eval().requires_grad_(False)
+    model = Model(recipe, codec, own).eval()
+    if own is None:  # the caller may go on to train a network of their own
+        model.requires_grad_(False)
     try:
         if own is not None:
             load_weights(own, opened.weights, str(opened.folder))
