@@ -311,7 +311,9 @@ def build(opened: Opened, *, encoder: bool = False, network: nn.Module | str | N
         codec = Undecoded(recipe.sample_shape, recipe.codec.kind)
     else:
         codec = build_codec(recipe, encoder)
-    model = Model(recipe, codec, own).eval().requires_grad_(False)
+    model = Model(recipe, codec, own).eval()
+    if own is None:  # the caller may go on to train a network of their own
+        model.requires_grad_(False)
     try:
         if own is not None:
             load_weights(own, opened.weights, str(opened.folder))

@@ -146,12 +146,16 @@ def _draw(folder: Path) -> bytes | None:
 
     from mvm.generate import Sampler
     from mvm.model import choose_device, load
+    from mvm.network.own import is_own
     from mvm.pictures import png_bytes, sample_grid
     from mvm.published import read_config
     from mvm.published.card import SAMPLES
 
     config, device = read_config(folder), choose_device("auto")
     recipe, count = config.recipe, len(config.classes)
+    if is_own(recipe.network.kind):
+        print("mvm: the card has no samples: its network is not part of mvm", file=sys.stderr)
+        return None
     passes = recipe.sample.nfe * (1 if recipe.sample.cfg == 1 else 2)
     work = SAMPLES * passes * recipe.multiply_adds
     if work > MOST_WORK * (GPU if device.type == "cuda" else 1):
@@ -199,9 +203,8 @@ def onnx(
         The file to write.
     """
     from mvm.integrations.onnx import write_onnx
-    from mvm.model import load
 
-    loaded = load(model, weights.weights, weights.checkpoint)
+    loaded = weights.load(model)
     settings = sampler.settings(loaded.recipe.sample)
     out.resolve().parent.mkdir(parents=True, exist_ok=True)
     tables = write_onnx(loaded, out, settings)

@@ -60,7 +60,8 @@ class DiTConfig:
     dropout: float = 0.0
     """Dropout in training: fraction of the channels hidden from each branch of each block, per image; 0: none."""
     kind: str = "dit"
-    """Network: a DiT, or a DDT (deep backbone, wide shallow head) for latents. One of: dit, ddt."""
+    """Network: a DiT, a DDT (deep backbone, wide shallow head) for latents, or one of your own by
+    module:PACKAGE.MODULE:CLASS. One of: dit, ddt."""
 
     def __post_init__(self) -> None:
         choose("network.size", self.size, SIZES)

@@ -48,6 +48,8 @@ class OwnConfig:
     def __post_init__(self) -> None:
         if self.kind != OWN and not CLASS.fullmatch(self.kind):
             raise ValueError(f"network.kind='{self.kind}' names no class; write module:PACKAGE.MODULE:CLASS")
+        if not self.name.isprintable():  # it goes to terminals, which obey escape sequences
+            raise ValueError(f"network.name={self.name!r} must be printable text")
         for name, value in self.arguments.items():
             if not isinstance(value, int | float | str):  # bool is an int
                 raise ValueError(f"network.arguments.{name}={value!r} must be a number, text, true or false")

@@ -371,7 +371,8 @@ class Recipe(BaseRecipe):
         return multiply_adds(self.network, self.sample_shape, len(self.data.class_names), self.condition)
 
     def usage(self, run: str, done: bool) -> str:
-        return f"sample: mvm sample {run} --out {'samples.npy' if self.data.values == 'float' else 'grid.png'}"
+        own = f" --network {self.network.kind}" if isinstance(self.network, OwnConfig) else ""
+        return f"sample: mvm sample {run}{own} --out {'samples.npy' if self.data.values == 'float' else 'grid.png'}"
 
 
 @dataclass(frozen=True)
