@@ -10,7 +10,13 @@ import torch
 from tiny_recipe import NETWORK, recipe_with
 
 from mvm import noise
+from mvm.bench import bench
 from mvm.data import Images
+from mvm.distributed.processes import Processes
+from mvm.evaluation.images import of_model
+from mvm.generate import Draw, Sampler
+from mvm.integrations.onnx import export_network
+from mvm.latent.codec import require_unit_scale
 from mvm.likelihood import log_likelihood
 from mvm.model import Model
 from mvm.network import ConditionConfig
@@ -177,13 +183,15 @@ def test_a_recipe_of_an_older_version_has_class_labels():
     ],
 )
 def test_what_does_not_go_together_is_refused(changes, words):
-    recipe, top = recipe_with(NETWORK), {"condition", "sample"}
-    data = {"name": "folder", "path": "nowhere", "channels": 3}
-    with pytest.raises(ValueError, match=words):
-        encoder = changes.get("encoder", "")
-        data |= {name: value for name, value in changes.items() if name not in top | {"encoder"}}
+    recipe = recipe_with(NETWORK)
+
+    def build(condition=recipe.condition, sample=recipe.sample, encoder="", **data):
+        data = DataConfig(**{"name": "folder", "path": "nowhere", "channels": 3, **data})
         repa = replace(recipe.repa, encoder=encoder)
-        replace(recipe, data=DataConfig(**data), repa=repa, **{n: v for n, v in changes.items() if n in top})
+        replace(recipe, data=data, repa=repa, condition=condition, sample=sample)
+
+    with pytest.raises(ValueError, match=words):
+        build(**changes)
 
 
 def test_another_condition_starts_anew_from_the_weights_of_a_run():
@@ -215,3 +223,37 @@ def test_a_model_that_saw_no_null_asks_for_a_condition():
     with pytest.raises(ValueError, match=r"label_drop=0 trained none; give a condition \(vector\)"):
         model.generate(1, progress=False)
     assert len(model.generate(1, condition=torch.zeros(1, 3), progress=False)) == 1
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        (lambda model: of_model(Sampler(model), Draw(2)), "samples are judged as images, and this model makes float"),
+        (lambda model: model.require_labels("mvm tune"), r"mvm tune is for models of class labels.*'vector'"),
+        (export_network, r"an exported network is for models of class labels"),
+        (
+            lambda model: require_unit_scale(model.codec, "MVMPipeline"),
+            r"data\.values='float': MVMPipeline makes images",
+        ),
+    ],
+)
+def test_what_is_for_images_of_classes_says_so(what, words):
+    with pytest.raises(ValueError, match=words):
+        what(Model(recipe_of("vector", (16,), "float")))
+
+
+def test_a_model_without_condition_is_judged_and_one_with_text_is_not():
+    found = of_model(Sampler(Model(recipe_of("none", (8, 12), "uint8")), None), Draw(3, batch=2))
+    indices, images = zip(*found.read(2), strict=True)
+    assert torch.cat(indices).tolist() == [0, 1, 2]
+    assert torch.cat(images).shape == (3, 2, 8, 12)
+    with pytest.raises(ValueError, match=r"condition\.kind='tokens' is not sampled for judging"):
+        of_model(Sampler(Model(recipe_of("tokens", (8, 12), "uint8")), None), Draw(3))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_speed_is_measured_with_random_conditions(kind):
+    found = bench(recipe_of(kind, (8, 12), "uint8"), Processes(), steps=5, num=2, progress=False)
+    assert found["tokens"] == 6
+    assert found["training"]["step_ms"] > 0
+    assert found["sampling"]["images"] == 2

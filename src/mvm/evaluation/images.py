@@ -20,10 +20,11 @@ from mvm.data.sources.arrays import channels_last, keys_of, layout, shape_of, st
 from mvm.data.sources.records import stamp_of
 from mvm.distributed.processes import Processes
 from mvm.files import sha256
-from mvm.generate import Draw, Sampler, check_settings, takes_tuned_times
+from mvm.generate import Draw, Sampler, asked_conditions, check_settings, takes_tuned_times
 from mvm.latent import RAE
 from mvm.model import Model
 from mvm.options import at_least, choose
+from mvm.pictures import is_image
 from mvm.pixels import to_uint8
 from mvm.recipes import SampleConfig
 from mvm.samples import Parts
@@ -204,16 +205,34 @@ def of_parts(parts: Parts, **more: Any) -> ImageSet:
     return ImageSet(parts.shape, _facts("samples", parts.folder.name, parts.shape, count=parts.count, **more), chunks)
 
 
+def require_judged(model: Model) -> None:
+    """Refuse to judge samples that are no images, or need more than class labels."""
+    data, kind = model.recipe.data, model.recipe.condition.kind
+    if not is_image(data.shape, torch.uint8) or data.values != "uint8":
+        raise ValueError(f"samples are judged as images, and this model makes {data.values} of shape {data.shape}")
+    if kind not in ("labels", "none"):
+        raise ValueError(
+            f"a model of condition.kind='{kind}' is not sampled for judging, as each image needs a condition; write "
+            "them with mvm sample --condition, and judge that file"
+        )
+
+
+def judged_labels(model: Model, draw: Draw) -> Tensor | None:
+    """Return the labels of images that are judged; None of a model without any condition."""
+    require_judged(model)
+    return asked_conditions(model, draw)[0] if model.labelled else None
+
+
 def of_model(sampler: Sampler, draw: Draw, settings: SampleConfig | None = None, *, name: str = "model") -> ImageSet:
     """Return images that are sampled as they are read; nothing is kept."""
     model = sampler.model
     settings = settings or model.recipe.sample
     check_settings(model, settings)
-    labels, seeds = draw.chosen_labels(model.num_classes), draw.chosen_seeds()
+    labels, seeds = judged_labels(model, draw), draw.chosen_seeds()
 
     def chunks(batch: int, wanted: Wanted) -> Iterator[Chunk]:
         spans = list(_spans(draw.num, draw.batch, wanted))
-        parts = ((labels[start:stop], seeds[start:stop]) for start, stop in spans)
+        parts = ((None if labels is None else labels[start:stop], seeds[start:stop]) for start, stop in spans)
         for (start, _), made in zip(spans, sampler.batches(parts, settings), strict=True):
             yield start, made.images
 

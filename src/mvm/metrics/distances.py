@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -313,7 +313,8 @@ def shrunken_features(images: Tensor) -> Tensor:
     Samples of one or three axes, and float arrays, likewise; those of other axes as they are.
     """
     unit = to_unit(images) if images.dtype == torch.uint8 else images.float()
-    pool = {3: adaptive_avg_pool1d, 4: adaptive_avg_pool2d, 5: adaptive_avg_pool3d}.get(unit.ndim)
-    if pool is not None:
-        unit = pool(unit, tuple(min(SHRUNKEN_SIDE, extent) for extent in unit.shape[2:]))
+    pools: Any = {1: adaptive_avg_pool1d, 2: adaptive_avg_pool2d, 3: adaptive_avg_pool3d}
+    size = [min(SHRUNKEN_SIDE, extent) for extent in unit.shape[2:]]
+    if len(size) in pools:
+        unit = pools[len(size)](unit, size)
     return unit.flatten(1).double()

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from mvm.network.blocks import BLOCKS, DESIGNS
+from mvm.network.extras import TIMES
 from mvm.options import at_least, choose
 
 SIZES: dict[str, tuple[int, int, int]] = {
@@ -50,16 +51,22 @@ class DiTConfig:
     """adaLN modulation: a map for each block, or one map for all with an offset each (PixArt; a third less weights).
     One of: own, shared."""
     design: str = "modern"
-    """Blocks: modern (RMSNorm, rotary positions, SwiGLU), or classic as in DiT and SiT (LayerNorm, sine positions,
-    GELU). One of: modern, classic."""
+    """Blocks: modern (RMSNorm, rotary positions, SwiGLU), classic as in DiT and SiT (LayerNorm, sine positions, GELU),
+    or as in LightningDiT and RAE, and in RAEv2. One of: modern, classic, lightning, raev2."""
+    time: str = "level"
+    """What is embedded for time: the noise level, the path's time t or 1-t, DDPM's training step at equal
+    signal-to-noise ratio (on variance-preserving), or t by random Fourier features.
+    One of: level, t, 1-t, step, fourier."""
     dropout: float = 0.0
     """Dropout in training: fraction of the channels hidden from each branch of each block, per image; 0: none."""
     kind: str = "dit"
-    """Network: a DiT, or a DDT (deep backbone, wide shallow head) for latents. One of: dit, ddt."""
+    """Network: a DiT, a DDT (deep backbone, wide shallow head) for latents, or one of your own by
+    module:PACKAGE.MODULE:CLASS. One of: dit, ddt."""
 
     def __post_init__(self) -> None:
         choose("network.size", self.size, SIZES)
         choose("network.design", self.design, DESIGNS)
+        choose("network.time", self.time, TIMES)
         choose("network.modulation", self.modulation, BLOCKS)
         if not 0 <= self.dropout < 1:
             raise ValueError(f"network.dropout={self.dropout} is out of range; it must be at least 0 and less than 1")
@@ -101,11 +108,10 @@ class DDTConfig(DiTConfig):
         for option in ("skip", "local", "dropout"):
             if value := getattr(self, option):
                 raise ValueError(f"network.{option}={value} is for network.kind='dit'; a ddt has none")
-        for option, own in (("modulation", "own"), ("design", "modern")):
-            if getattr(self, option) != own:
-                raise ValueError(
-                    f"network.{option}='{getattr(self, option)}' is for network.kind='dit'; a ddt's is '{own}'"
-                )
+        if self.modulation != "own":
+            raise ValueError(f"network.modulation='{self.modulation}' is for network.kind='dit'; a ddt's is 'own'")
+        if self.design == "classic":
+            raise ValueError("network.design='classic' is for network.kind='dit'; a ddt's is 'modern'")
         choose("network.conditioning", self.conditioning, dict.fromkeys(CONDITIONINGS))
         at_least("network.time_tokens", self.time_tokens, 1)
         at_least("network.class_tokens", self.class_tokens, 1)
@@ -119,6 +125,7 @@ class DDTConfig(DiTConfig):
 
 
 CONDITIONS = ("labels", "vector", "tokens", "image", "none")
+OWN_CONDITION = "own"  # condition.kind of an own dataset: any tensor or structure of tensors
 
 
 @dataclass(frozen=True)
@@ -136,7 +143,8 @@ class ConditionConfig:
     """Folder of the transformers text encoder that embeds captions as tokens; empty: the data hold embeddings."""
 
     def __post_init__(self) -> None:
-        choose("condition.kind", self.kind, dict.fromkeys(CONDITIONS))
+        if self.kind != OWN_CONDITION:
+            choose("condition.kind", self.kind, dict.fromkeys(CONDITIONS))
         at_least("condition.width", self.width, 0)
         at_least("condition.length", self.length, 0)
         if self.width and self.kind in ("labels", "none"):
@@ -145,6 +153,13 @@ class ConditionConfig:
             raise ValueError(
                 f"condition.length and condition.encoder are for tokens, not '{self.kind}'; leave them out"
             )
+
+    @property
+    def words(self) -> str:
+        """Kind and shape, as a reader wants them."""
+        shapes = {"vector": f" of {self.width}", "image": f" of {self.width} channels"}
+        shapes["tokens"] = f" of width {self.width}, {self.length} at most"
+        return f"{self.kind}{shapes.get(self.kind, '')}"
 
     @property
     def channels(self) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from mvm.network import OwnConfig
 from mvm.recipes import Recipe
 from mvm.solver import Adams
 from mvm.solver.sampling import once_a_step
@@ -25,8 +26,14 @@ PARTS = {  # of the pipeline: module and class
 
 def misfit(recipe: Recipe) -> str:
     """Return why MVMPipeline cannot sample a model as its recipe says, or ""."""
+    if isinstance(recipe.network, OwnConfig):
+        return "its network is not part of mvm"
     if recipe.codec.kind != "pixels":
         return "it makes pixels, and this model latents"
+    if recipe.condition.kind != "labels":
+        return f"it takes class labels, and this model has condition.kind '{recipe.condition.kind}'"
+    if not recipe.data.square:
+        return f"it makes square images, and this model {'x'.join(map(str, recipe.data.shape))} {recipe.data.values}"
     if recipe.codec.scale != 1:
         return f"it takes pixels in [-1, 1], and this model has codec.scale {recipe.codec.scale:g}"
     if not once_a_step(recipe.sample.build_solver()):

@@ -5,7 +5,7 @@ samples.png         its picture
 config.json         recipe, class names, licence, where the weights came from
 model.safetensors   the network's tensors, no others
 tuned.json          times of the solver fitted to it by `mvm tune`
-codec/              of a latent model: decoder and statistics of its autoencoder
+codec/              of a latent model: decoder and statistics of its autoencoder, or its VAE; of a converted one perhaps
 model_index.json, scheduler/, transformer/   what config.json says, in diffusers' words
 """
 
@@ -28,9 +28,9 @@ from torch import nn
 
 from mvm.checkpoint import Weights
 from mvm.files import sha256
-from mvm.latent import Decoder, DecoderOnly, rae
+from mvm.latent import Codec, Decoder, Undecoded, load_vae, rae, vae
 from mvm.latent.fingerprint import Origin
-from mvm.network import build_network
+from mvm.network import OwnConfig, build_network
 from mvm.published.diffusers import INDEX, SCHEDULER, TRANSFORMER, disagreement, tables
 from mvm.recipes import FOLDER, Recipe, options, require_field_recipe
 from mvm.recipes.reading import LONGEST, from_dict, recipe_of
@@ -40,12 +40,13 @@ LIBRARY, FORMAT = "mvm", 1
 SHIPPED = "models"  # folder inside the package
 MOST_TOKENS = 1 << 18  # 512 x 512: a larger grid is a mistake or an attack on the memory
 STORED = ("F16", "BF16", "F32")
+COUNTS = ("I64", "BOOL")  # buffers of a network of the user's
 LICENSE = re.compile(r"[a-z0-9][a-z0-9.-]*")
 CARD, PICTURE, CONFIG, WEIGHTS, CODEC = "README.md", "samples.png", "config.json", "model.safetensors", "codec"
 TUNED = "tuned.json"
 FILES = (
     *(CARD, PICTURE, CONFIG, WEIGHTS, TUNED, INDEX, SCHEDULER, TRANSFORMER),
-    *(f"{CODEC}/{name}" for name in (rae.INDEX, rae.DECODER, rae.STATISTICS)),
+    *(f"{CODEC}/{name}" for name in (rae.INDEX, rae.DECODER, rae.STATISTICS, vae.CONFIG, vae.WEIGHTS)),
 )
 BESIDE = ("LICENSE", ".png")  # ends of names that may lie beside them; never read
 MOST_JSON = 1 << 20  # bytes of a JSON file
@@ -89,6 +90,12 @@ class Config:
             if not text.replace("\n", "").isprintable():  # it goes to terminals, which obey escape sequences
                 raise ValueError(f"{option}={text!r} must be printable text")
         check_license(self.license)
+        outside = {f"codec.{name}": getattr(self.recipe.codec, name) for name in ("path", "encoder", "latents")}
+        for option, value in {**outside, "condition.encoder": self.recipe.condition.encoder}.items():
+            if value:  # a stranger's folder reads nothing but itself
+                raise ValueError(f"{option}={value!r} must be empty: a published model names no other folder")
+        if isinstance(self.recipe.network, OwnConfig):
+            return
         space, patch = self.recipe.sample_shape[1:], self.recipe.network.patch
         if math.prod(extent // patch for extent in space) + self.recipe.condition.length > MOST_TOKENS:
             raise ValueError(f"samples of space {space} in patches of {patch} are more than {MOST_TOKENS} tokens")
@@ -221,8 +228,11 @@ def check_tables(folder: Path, config: Config) -> None:
                 raise ValueError(f"'{bad}' is not what {CONFIG} says; export the model again, or remove this file")
 
 
-def _require_tensors(path: Path, build: Callable[[], nn.Module], depth: int) -> None:
-    """Refuse tensors that are not those of the module, by the file's header, before any memory is taken for it."""
+def _require_tensors(path: Path, build: Callable[[], nn.Module] | None, depth: int) -> None:
+    """Refuse tensors that are not those of the module, by the file's header, before any memory is taken for it.
+
+    build: None of a network that the folder does not hold: what is given on loading is compared with the tensors.
+    """
     try:
         with safe_open(path, "pt") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
@@ -230,8 +240,11 @@ def _require_tensors(path: Path, build: Callable[[], nn.Module], depth: int) -> 
             dtypes = {part.get_dtype() for part in slices.values()}
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{path} is missing or no whole safetensors file ({cut(error)}); get it again") from None
-    if not dtypes <= set(STORED):
-        raise ValueError(f"{path} holds {', '.join(sorted(dtypes))}; weights are one of {', '.join(STORED)}")
+    allowed = STORED if build is not None else (*STORED, *COUNTS)
+    if not dtypes <= set(allowed):
+        raise ValueError(f"{path} holds {', '.join(sorted(dtypes))}; weights are one of {', '.join(allowed)}")
+    if build is None:
+        return
     try:
         if depth > len(shapes):  # else even a network without memory would take for ever to build
             raise ValueError(f"{len(shapes)} tensors for {depth} blocks")
@@ -246,36 +259,52 @@ def _require_tensors(path: Path, build: Callable[[], nn.Module], depth: int) -> 
 def read_weights(folder: Path, config: Config) -> Weights:
     """Return the network's weights as they are stored; they fit the recipe, and have the checksum in config.json."""
     path, recipe = folder / WEIGHTS, config.recipe
-    depth = max(value for name, value in options(recipe.network).items() if "depth" in name)
-    _require_tensors(path, lambda: build_network(*recipe.blueprint), depth)
+    if isinstance(recipe.network, OwnConfig):
+        _require_tensors(path, None, 0)
+    else:
+        depth = max(value for name, value in options(recipe.network).items() if "depth" in name)
+        _require_tensors(path, lambda: build_network(*recipe.blueprint), depth)
     if (found := sha256(path)) != config.sha256:
         raise ValueError(f"{path} is damaged (sha256 {found[:12]}..., expected {config.sha256[:12]}...); get it again")
     return load_file(path)
 
 
-def read_codec(folder: Path, recipe: Recipe) -> DecoderOnly | None:
-    """Return the decoder of a latent model; None where pixels need none. Shapes must be the recipe's."""
+def read_codec(folder: Path, config: Config) -> Codec | None:
+    """Return the decoder of a latent model; None where pixels need none. Shapes must be the recipe's.
+
+    Converted weights may come without: what latents they are of is not recorded, and their user gives the autoencoder.
+    """
+    recipe = config.recipe
     if recipe.codec.kind == "pixels":
         return None
     place = folder / CODEC
+    if not place.exists() and not config.source.codec:
+        return Undecoded(recipe.sample_shape, recipe.codec.kind)
+    if recipe.codec.kind == "vae":
+        found = load_vae(place, recipe.data.shape[-1], recipe.codec.posterior)
+        _require_shapes(place, (found.latent_shape, found.image_shape), recipe)
+        return found.requires_grad_(False)
     index = rae.read_index(place)
     side = index.latent_shape[-1] * index.decoder.patch
-    shapes = index.latent_shape, (3, side, side)
-    if shapes != (recipe.sample_shape, recipe.data.shape):
-        raise ValueError(
-            f"{place} has latents and images {shapes}, the recipe {recipe.sample_shape, recipe.data.shape}"
-        )
+    _require_shapes(place, (index.latent_shape, (3, side, side)), recipe)
     nobody = Origin("", "")
     _require_tensors(place / rae.DECODER, lambda: Decoder(index.decoder, index.latent_shape, nobody), 0)
     return rae.load_decoder_only(place)
 
 
-def check_all(folder: Path) -> tuple[Config, DecoderOnly | None]:
+def _require_shapes(place: Path, shapes: tuple[tuple[int, ...], tuple[int, ...]], recipe: Recipe) -> None:
+    if shapes != (recipe.sample_shape, recipe.data.shape):
+        raise ValueError(
+            f"{place} has latents and images {shapes}, the recipe {recipe.sample_shape, recipe.data.shape}"
+        )
+
+
+def check_all(folder: Path) -> tuple[Config, Codec | None]:
     """Return config and codec of a folder; raise unless all of it can be read, and belongs together."""
     config = read_config(folder)
     read_weights(folder, config)
     check_tables(folder, config)
-    return config, read_codec(folder, config.recipe)
+    return config, read_codec(folder, config)
 
 
 def require_the_one(folder: Path, config: Config, weights: str, which: str) -> None:

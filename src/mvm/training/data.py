@@ -13,7 +13,7 @@ from mvm.data.loader import as_received
 from mvm.data.shards import CAPTION, StoredCondition
 from mvm.data.text import TextEncoder, embed_captions, split
 from mvm.distributed.processes import Processes
-from mvm.latent import RAE, Codec, Latents, LoadedLatents, open_latents, write_latents
+from mvm.latent import RAE, VAE, Codec, Latents, LoadedLatents, open_latents, write_latents
 from mvm.network import ConditionConfig
 from mvm.path.condition import Condition
 from mvm.recipes import AnyRecipe, DataConfig, Recipe, located
@@ -214,7 +214,7 @@ def training_latents(
 
     Every process writes its share; shards of an earlier run are checked and kept.
     """
-    if not isinstance(codec, RAE) or recipe.codec.cache == "none":
+    if not isinstance(codec, RAE | VAE) or recipe.codec.cache == "none":
         return None
     folder = Path(recipe.codec.latents or f"{recipe.data.folder}-latents-{codec.fingerprint[:8]}")
     stamp = store.stamp or recipe.data.name
