@@ -172,6 +172,11 @@ def asked_conditions(
     return draw.chosen_labels(count), condition
 
 
+def given(model: Model, labels: Tensor, conditions: Condition) -> Condition:
+    """Return what a model is given for images of these labels, as `asked_conditions` returns both."""
+    return labels if model.labelled else rows(conditions, labels)
+
+
 def embedded(model: Model, captions: Sequence[str]) -> Condition:
     """Return captions as the model's text encoder embeds them."""
     kind = model.recipe.condition
@@ -558,8 +563,7 @@ class Sampler:
         if condition is not None and (count := row_count(condition)) not in (1, num):
             raise ValueError(f"condition has {count} rows for num={num} images; give one for each, or one for all")
         asked, table = asked_conditions(model, draw, condition, captions)
-        given = asked if model.labelled else rows(table, asked)
-        made = self._joined(given, draw.chosen_seeds(), chosen, spans, indices, progress)
+        made = self._joined(given(model, asked, table), draw.chosen_seeds(), chosen, spans, indices, progress)
         return made if model.labelled else replace(made, labels=asked, names=tuple(captions))
 
     def _joined(

@@ -242,12 +242,15 @@ def test_what_is_for_images_of_classes_says_so(what, words):
         what(Model(recipe_of("vector", (16,), "float")))
 
 
-def test_a_model_without_condition_is_judged_and_one_with_text_is_not():
+def test_a_model_without_condition_is_judged():
     found = of_model(Sampler(Model(recipe_of("none", (8, 12), "uint8")), None), Draw(3, batch=2))
     indices, images = zip(*found.read(2), strict=True)
     assert torch.cat(indices).tolist() == [0, 1, 2]
     assert torch.cat(images).shape == (3, 2, 8, 12)
-    with pytest.raises(ValueError, match=r"condition\.kind='tokens' is not sampled for judging"):
+
+
+def test_without_its_data_a_model_of_text_is_not_judged():
+    with pytest.raises(ValueError, match=r"judged by conditions of the training set \(.*write them with mvm sample"):
         of_model(Sampler(Model(recipe_of("tokens", (8, 12), "uint8")), None), Draw(3))
 
 
