@@ -54,7 +54,7 @@ def test_the_command_starts_without_torch():
 
 def test_dir():
     functions = ["load", "loss", "sample", "train", "wrap"]
-    modules = ["bridge", "generate", "likelihood", "noise", "oracle", "path", "solver"]
+    modules = ["bridge", "edit", "generate", "likelihood", "noise", "oracle", "path", "solver"]
     assert dir(mvm) == sorted(["Model", "__version__", *functions, *modules])
     for name in dir(mvm):
         assert getattr(mvm, name) is not None
@@ -64,13 +64,13 @@ def test_names_are_the_ones_of_their_modules():
     import mvm.model
     import mvm.objective.matching
     import mvm.solver.sampling
-    import mvm.training.loop
+    import mvm.training.own
 
     assert mvm.sample is mvm.solver.sampling.sample
     assert mvm.load is mvm.model.load
     assert mvm.Model is mvm.model.Model
     assert mvm.loss is mvm.objective.matching.loss
-    assert mvm.train is mvm.training.loop.train
+    assert mvm.train is mvm.training.own.train
     assert mvm.path.MeanVelocity().end == 1
 
 

@@ -5,8 +5,10 @@
     mvm.wrap(network)                   the same as a field, for mvm.sample
     mvm.load(run_or_name)               a trained model: a field, with its recipe
     mvm.generate(run_or_name, num=16)   its images by its own settings: mvm.load(run_or_name).generate(num=16)
-    mvm.train(recipe, run)              a trained model from a recipe, by name or as an object
+    mvm.train(network, dataset)         a trained model: any network, any dataset
+    mvm.train(recipe, run)              the same from a recipe, by name or as an object
     mvm.likelihood(field, x)            log p(x); mvm.likelihood.bits_per_dim, encode, decode
+    mvm.edit                            image-to-image, inpainting, super-resolution, deblurring, with any field
     mvm.bridge                          other people's models as fields, and fields as other people's models
     mvm.path, mvm.solver, mvm.oracle
 
@@ -19,13 +21,13 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:
-    from mvm import bridge, noise, oracle, path, solver
+    from mvm import bridge, edit, noise, oracle, path, solver
     from mvm.generate import Front as _Generate
     from mvm.likelihood import Front as _Likelihood
     from mvm.model import Model, load
     from mvm.objective.matching import loss
     from mvm.solver.sampling import sample
-    from mvm.training.loop import train
+    from mvm.training.own import train
     from mvm.wrapped import wrap
 
     # modules that may be called, which type checkers would not know
@@ -37,15 +39,16 @@ _LAZY = {
     "load": "mvm.model",
     "loss": "mvm.objective.matching",
     "sample": "mvm.solver.sampling",
-    "train": "mvm.training.loop",
+    "train": "mvm.training.own",
     "wrap": "mvm.wrapped",
 }
-_MODULES = ("bridge", "generate", "likelihood", "noise", "oracle", "path", "solver")
+_MODULES = ("bridge", "edit", "generate", "likelihood", "noise", "oracle", "path", "solver")
 
 __all__ = [
     "Model",
     "__version__",
     "bridge",
+    "edit",
     "generate",
     "likelihood",
     "load",

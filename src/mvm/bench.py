@@ -14,7 +14,7 @@ from mvm import noise
 from mvm.data import Images
 from mvm.distributed.processes import Processes, autocast, determinism, precision
 from mvm.generate import Sampler, cycle_labels
-from mvm.network import parameters
+from mvm.network import OwnConfig, parameters
 from mvm.path import Condition
 from mvm.recipes import FOLDER, CodecConfig, DataConfig, Recipe
 from mvm.recipes.memory import training_memory
@@ -169,6 +169,8 @@ def bench(
 
     num: images to sample; 0: none.
     """
+    if isinstance(recipe.network, OwnConfig):
+        raise ValueError(f"network.kind='{recipe.network.kind}': mvm bench measures dit and ddt, not your own network")
     recipe = on_random_samples(recipe)
     shape = recipe.sample_shape
     tokens = math.prod(extent // recipe.network.patch for extent in shape[1:])

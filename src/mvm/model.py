@@ -1,6 +1,7 @@
 """The object users hold: schedule + prediction kind + network + codec, which together are a Field."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -8,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from mvm.latent import Arrays, Codec, Pixels, Undecoded, load_decoder_only, load_rae, load_vae
-from mvm.network import DDT, Output, build_network
+from mvm.network import DDT, Output, Own, OwnConfig, build_network
 from mvm.network import Condition as Backbone
 from mvm.network.fast import cpu
+from mvm.network.own import OWN, adapted, load_weights, named_network
 from mvm.path import Condition, Schedule, to_x0
 from mvm.path.condition import batched, cat, check_labels, null_of, require_finite, require_like
 from mvm.path.field import network_time
@@ -18,6 +20,7 @@ from mvm.published import Opened, as_foreign, is_published, open_model, read_cod
 from mvm.published.hub import as_hub_id
 from mvm.published.tuned import Entry, Key
 from mvm.recipes import RECIPE, Recipe, require_field_recipe
+from mvm.wrapped import NetworkField
 
 if TYPE_CHECKING:
     from mvm.generate import Generated
@@ -153,7 +156,7 @@ class Model(nn.Module):
     @property
     def labelled(self) -> bool:
         """Whether its condition is class labels."""
-        return isinstance(self.network.null, int)
+        return isinstance(self.network.null, int) and self.recipe.condition.kind == "labels"
 
     def _given(self, x: Tensor, condition: Condition) -> Condition:
         """Return the condition, or the null condition for all where there is none or the model knows none."""
@@ -231,6 +234,42 @@ class Model(nn.Module):
         return self._inner_x0(condition.inner, x, t)
 
 
+def own_network(recipe: Recipe, given: nn.Module | str | None, source: str) -> Own | None:
+    """Return the network that a caller gives for a recipe whose network is the caller's own; None for other recipes.
+
+    given: a module, or what mvm.wrap returns; or module:PACKAGE.MODULE:CLASS, which is imported, as the caller typed
+    it, and made by network.arguments. What a recipe names is never imported by itself.
+    """
+    config = recipe.network
+    if not isinstance(config, OwnConfig):
+        if given is not None:
+            raise ValueError(f"network is given, and {source} has network.kind='{config.kind}'; leave network out")
+        return None
+    if given is None:
+        raise ValueError(
+            f"{source} was trained with {config.described}, which no file holds: give network=, as it was given to "
+            "mvm.train (on the command line --network module:PACKAGE.MODULE:CLASS)"
+        )
+    if isinstance(given, str):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(recipe.seed)
+            named = replace(config, kind=given)
+            given = named_network(named, recipe.sample_shape, len(recipe.data.class_names))
+    if isinstance(given, NetworkField):
+        trained, now = (recipe.objective.kind, recipe.path.build()), (given.kind, given.schedule)
+        if trained != now:
+            raise ValueError(f"network predicts {now[0]} on {now[1]}, {source} has {trained[0]} on {trained[1]}")
+        given = given.network
+    own = adapted(given)
+    mine, theirs = (own.time_words, own.null_words), (config.time, config.null)
+    if config.kind == OWN and mine != theirs:
+        raise ValueError(
+            f"network has time '{mine[0]}' and null '{mine[1]}', {source} was trained with '{theirs[0]}' and "
+            f"'{theirs[1]}'; give mvm.wrap(network, time=..., null=...) as to mvm.train"
+        )
+    return own
+
+
 def is_model(name: str) -> bool:
     """Return whether `load` would take this name: a run, an exported model, a shipped one, or an id of the hub."""
     folder = Path(name)
@@ -245,6 +284,7 @@ def load(
     *,
     encoder: bool = False,
     codec: str | Path | None = None,
+    network: nn.Module | str | None = None,
 ) -> Model:
     """Return the model of a run directory, of a folder that `mvm export` wrote, shipped in the package, or on the hub.
 
@@ -253,24 +293,32 @@ def load(
     weights: "ema" (default), "model" (the raw weights), or another average the run keeps ("ema-0.999", "power-0.1").
     which: the checkpoint: "latest", "best" (by previews), or a step number. An exported model has one set of weights,
     of one step. encoder: of a latent run, load the frozen encoder too, to encode images; sampling decodes only.
-    codec: the folder of its autoencoder, in place of its own.
+    codec: the folder of its autoencoder, in place of its own. network: of a model that was trained with a network of
+    your own: that network, as `mvm.train` was given it, which receives the weights; or its class,
+    "module:PACKAGE.MODULE:CLASS", which is imported.
     """
     opened = open_model(run_or_name, weights, which)
-    return build(opened if codec is None else opened.with_codec(codec), encoder=encoder)
+    return build(opened if codec is None else opened.with_codec(codec), encoder=encoder, network=network)
 
 
-def build(opened: Opened, *, encoder: bool = False) -> Model:
-    """Return the model of stored weights; encoder: as in `load`."""
+def build(opened: Opened, *, encoder: bool = False, network: nn.Module | str | None = None) -> Model:
+    """Return the model of stored weights; encoder, network: as in `load`."""
     recipe = require_field_recipe(opened.recipe, opened.origin["run"])
+    own = own_network(recipe, network, str(opened.folder))
     if opened.config is not None:
         codec = read_codec(opened.folder, opened.config)
     elif "format" in opened.origin and recipe.codec.kind != "pixels" and not recipe.codec.path:
         codec = Undecoded(recipe.sample_shape, recipe.codec.kind)
     else:
         codec = build_codec(recipe, encoder)
-    model = Model(recipe, codec).eval().requires_grad_(False)
+    model = Model(recipe, codec, own).eval()
+    if own is None:  # the caller may go on to train a network of their own
+        model.requires_grad_(False)
     try:
-        model.network.load_state_dict({name: value.float() for name, value in opened.weights.items()})
+        if own is not None:
+            load_weights(own, opened.weights, str(opened.folder))
+        else:
+            model.network.load_state_dict({name: value.float() for name, value in opened.weights.items()})
     except RuntimeError as error:
         raise ValueError(f"{opened.folder} does not fit its recipe; was that edited? ({error})") from None
     if model.fast:

@@ -17,6 +17,7 @@ from mvm.settings import NEEDS, OPTIONS, SampleConfig
 if TYPE_CHECKING:
     from mvm.distributed.processes import Processes
     from mvm.generate import Draw, Sampler
+    from mvm.model import Model
 
 T = TypeVar("T")
 USAGE_ERROR = 2
@@ -127,10 +128,19 @@ class Weights:
         ema, model (the raw weights), or another average that the run keeps, e.g. ema-0.999 or power-0.1.
     checkpoint
         latest, best (by the previews), or a step number.
+    network
+        Of a model trained with a network of your own: module:PACKAGE.MODULE:CLASS, which is imported.
     """
 
     weights: str = "ema"
     checkpoint: str = "latest"
+    network: str | None = None
+
+    def load(self, name: str) -> "Model":
+        """Return the model of that name with these weights."""
+        from mvm.model import load
+
+        return load(name, self.weights, self.checkpoint, network=self.network)
 
 
 @Parameter(name="*")
@@ -164,9 +174,8 @@ class Drawing(Weights):
     def open(self, name: str, place: "Processes") -> "Sampler":
         """Return what draws from a model, on its device, compiled if that is asked for."""
         from mvm.generate import Sampler
-        from mvm.model import load
 
-        model = load(name, self.weights, self.checkpoint).to(place.device)
+        model = self.load(name).to(place.device)
         return Sampler(model, self.precision, compile=self.compile, kernels=self.kernels)
 
     def draw(self, num: int, batch: int, names: Sequence[str] | None = None) -> "Draw":

@@ -79,6 +79,7 @@ def convert(
     heads: int = 0,
     classes: int = 0,
     inner_block: int = 8,
+    factor: int = 0,
     weights: str = "ema",
     dtype: str = "float32",
     license: str = "unknown",
@@ -110,6 +111,8 @@ def convert(
         Number of classes; 0: all rows of the label table but the null class.
     inner_block
         Of RAEv2: the block after which the inner head stands; a file does not say it.
+    factor
+        Pixels a side that one latent becomes; 0: 8 for SiT, DiT and REPA, 16 for the others.
     weights
         ema, or model (the raw weights) where the file has both.
     dtype
@@ -123,7 +126,7 @@ def convert(
         convert_decoder(as_, file, stats=stats, pixels=pixels, encoder=encoder, weights=weights).save(out)
         print(f"wrote {out}: the decoder of {file.name}; use it with: mvm convert FILE --as {as_} --codec {out}")
         return 0
-    options = Options(heads=heads, classes=classes, inner_block=inner_block)
+    options = Options(heads=heads, classes=classes, inner_block=inner_block, factor=factor)
     opened = open_foreign(as_, file, weights, options=options)
     if codec is not None:
         opened = opened.with_codec(codec)
@@ -143,12 +146,16 @@ def _draw(folder: Path) -> bytes | None:
 
     from mvm.generate import Sampler
     from mvm.model import choose_device, load
+    from mvm.network.own import is_own
     from mvm.pictures import png_bytes, sample_grid
     from mvm.published import read_config
     from mvm.published.card import SAMPLES
 
     config, device = read_config(folder), choose_device("auto")
     recipe, count = config.recipe, len(config.classes)
+    if is_own(recipe.network.kind):
+        print("mvm: the card has no samples: its network is not part of mvm", file=sys.stderr)
+        return None
     passes = recipe.sample.nfe * (1 if recipe.sample.cfg == 1 else 2)
     work = SAMPLES * passes * recipe.multiply_adds
     if work > MOST_WORK * (GPU if device.type == "cuda" else 1):
@@ -196,9 +203,8 @@ def onnx(
         The file to write.
     """
     from mvm.integrations.onnx import write_onnx
-    from mvm.model import load
 
-    loaded = load(model, weights.weights, weights.checkpoint)
+    loaded = weights.load(model)
     settings = sampler.settings(loaded.recipe.sample)
     out.resolve().parent.mkdir(parents=True, exist_ok=True)
     tables = write_onnx(loaded, out, settings)

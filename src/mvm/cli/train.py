@@ -3,7 +3,7 @@
 import os
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,6 +74,7 @@ def train(
     changes = dict(overrides or {}) | ({} if seed is None else {"seed": str(seed)})
     facts = dict.fromkeys(("data.channels", "data.size", "data.classes"), "0") | {"data.names": ""}
     chosen = override(base, facts | changes if "data.path" in changes else changes)  # another folder has its own
+    _require_typed(chosen, recipe, changes)
     if allow_change and not (resume or auto_resume):
         raise ValueError("--allow-change belongs to --resume: a new run has nothing to change")
     if resume and not folder.is_dir():
@@ -85,7 +86,8 @@ def train(
     if resume and not (folder / RECIPE).is_file():
         say(f"mvm: {folder} was stopped before its first step; starting it anew", file=sys.stderr)
     quoted = shlex.quote(str(folder))
-    go_on = f"continue with: mvm train --resume {quoted}"
+    own = " --network.kind " + changes["network.kind"] if changes.get("network.kind", "").startswith("module:") else ""
+    go_on = f"continue with: mvm train --resume {quoted}{own}"
     try:
         run_training(
             chosen,
@@ -138,6 +140,18 @@ def _asked(name: str, out: Path | None, resume: bool) -> "tuple[AnyRecipe, Path]
         raise ValueError(f"--resume: '{name}' {state}; give the folder that `mvm train` wrote, e.g. runs/digits")
     recipe = load_recipe(name)
     return recipe, out or Path("runs") / recipe.name
+
+
+def _require_typed(chosen: "AnyRecipe", name: str, changes: Mapping[str, str]) -> None:
+    """Refuse to import a class of networks that neither the command line nor a .toml file names."""
+    from mvm.recipes import Recipe
+
+    kind = chosen.network.kind if isinstance(chosen, Recipe) else ""
+    if kind.startswith("module:") and "network.kind" not in changes and not name.endswith(".toml"):
+        raise ValueError(
+            f"{name} names network.kind='{kind}', and what a run names is not imported by itself: if you trust it, add "
+            f"--network.kind {kind}"
+        )
 
 
 WHICH = "mvm train RECIPE: which recipe? See: mvm recipes"

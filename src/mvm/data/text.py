@@ -27,6 +27,7 @@ from mvm.untrusted import plain_name, read_json, refusal
 OPTION = "condition.encoder"
 BATCH = 64  # captions in a forward pass
 PART = 1024  # captions in a file of embeddings
+MOST_LAYERS = 1000  # of an encoder: each takes time to build, whatever the file of weights
 
 # transformers' class for each model_type of a config.json
 MODELS = {
@@ -88,6 +89,8 @@ class TextEncoder:
                 self.kind, facts = "clip_text_model", facts["text_config"]
             known = {name: value for name, value in facts.items() if name not in CODE and not name.startswith("_")}
             self.config = self._library.CONFIG_MAPPING[self.kind].from_dict(known)
+            if not 0 < self.config.num_hidden_layers <= MOST_LAYERS:
+                raise ValueError(f"num_hidden_layers={self.config.num_hidden_layers} is more than {MOST_LAYERS}")
             from tokenizers import Tokenizer  # a part of transformers
 
             self._tokenizer = Tokenizer.from_file(str(self.folder / "tokenizer.json"))
@@ -121,7 +124,6 @@ class TextEncoder:
                 dtype=torch.float32,
                 attn_implementation="sdpa",
                 local_files_only=True,
-                trust_remote_code=False,
                 use_safetensors=True,
                 output_loading_info=True,
             )
@@ -132,10 +134,26 @@ class TextEncoder:
 
     def longest(self, texts: Sequence[str]) -> int:
         """Return the number of tokens in the longest text, but not more than the encoder reads."""
-        self._tokenizer.no_padding()
-        self._tokenizer.no_truncation()
-        longest = max((len(text.ids) for text in self._tokenizer.encode_batch(list(texts))), default=1)
+        longest = max((len(text.ids) for text in self._encoded(texts)), default=1)
         return max(1, min(longest, self.limit or longest))
+
+    def _encoded(self, texts: Sequence[str], length: int = 0) -> list[Any]:
+        """Return the tokenizer's encodings, cut and padded to a length where one is given."""
+        with refusal(f"{OPTION}='{self.folder}': its tokenizer fails", "save the tokenizer again"):
+            self._tokenizer.no_padding()
+            self._tokenizer.no_truncation()
+            if length:
+                self._tokenizer.enable_truncation(length)
+                self._tokenizer.enable_padding(pad_id=self.config.pad_token_id or 0, length=length)
+            try:
+                found = self._tokenizer.encode_batch(list(texts))
+            except BaseException as error:  # a damaged table makes it panic, which is no Exception
+                if type(error).__name__ != "PanicException":
+                    raise
+                raise ValueError(str(error)) from None
+            if (largest := max((max(text.ids, default=0) for text in found), default=0)) >= self.config.vocab_size:
+                raise ValueError(f"it makes token {largest}, and the encoder knows {self.config.vocab_size}")
+        return found
 
     @torch.no_grad()
     def embed(self, texts: Sequence[str], length: int) -> dict[str, Tensor]:
@@ -148,19 +166,19 @@ class TextEncoder:
         if not 1 <= length <= (self.limit or length):
             most = self.limit or "any number of"
             raise ValueError(f"condition.length={length}: '{self.folder}' reads 1 to {most} tokens")
-        self._tokenizer.enable_truncation(length)
-        self._tokenizer.enable_padding(pad_id=self.config.pad_token_id or 0, length=length)
-        batches = [self._embed(texts[start : start + BATCH]) for start in range(0, len(texts), BATCH)]
+        batches = [self._embed(texts[start : start + BATCH], length) for start in range(0, len(texts), BATCH)]
         empty = {"tokens": torch.empty(0, length, self.width), "mask": torch.empty(0, length, dtype=torch.bool)}
         batches = batches or [{name: value.to(self.device) for name, value in empty.items()}]
         return {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
 
-    def _embed(self, texts: Sequence[str]) -> dict[str, Tensor]:
-        found = self._tokenizer.encode_batch(list(texts))
+    def _embed(self, texts: Sequence[str], length: int) -> dict[str, Tensor]:
+        found = self._encoded(texts, length)
         ids = torch.tensor([text.ids for text in found], device=self.device)
         mask = torch.tensor([text.attention_mask for text in found], device=self.device).bool()
         mask[:, 0] = True
-        states = self.network(input_ids=ids, attention_mask=mask.long()).last_hidden_state.float()
+        network = self.network
+        with refusal(f"{OPTION}='{self.folder}' fails on {len(texts)} texts", "save the whole model again"):
+            states = network(input_ids=ids, attention_mask=mask.long()).last_hidden_state.float()
         return {"tokens": states.where(mask[..., None], states.new_zeros(())), "mask": mask}
 
 

@@ -84,6 +84,13 @@ def of_tensor(images: Tensor, name: str = "images", **more: Any) -> ImageSet:
 
 def of_prepared(prepared: Prepared) -> ImageSet:
     """Return what `mvm data prepare` wrote as a set."""
+    if prepared.values != "uint8" or len(prepared.shape) != 3:
+        raise ValueError(
+            f"'{prepared.folder}' holds {prepared.values} samples of shape {prepared.shape}; images (C, H, W) in uint8 "
+            "are needed"
+        )
+    channels, height, width = prepared.shape
+    shape = (channels, height, width)
 
     def chunks(batch: int, wanted: Wanted) -> Iterator[Chunk]:
         mapped = prepared.mapped()
@@ -91,8 +98,8 @@ def of_prepared(prepared: Prepared) -> ImageSet:
             yield start, mapped.gather(torch.arange(start, stop))[0]
 
     source = {"resize": prepared.resize, "source": prepared.source["name"], "stamp": prepared.stamp}
-    facts = _facts("prepared", prepared.folder.name, prepared.shape, count=prepared.count, **source)
-    return ImageSet(prepared.shape, facts, chunks)
+    facts = _facts("prepared", prepared.folder.name, shape, count=prepared.count, **source)
+    return ImageSet(shape, facts, chunks)
 
 
 def of_array(path: Path) -> ImageSet:

@@ -20,6 +20,7 @@ from mvm.generate import solver_of
 from mvm.integrations.course import Course, build_solver, course_of
 from mvm.latent.codec import require_unit_scale
 from mvm.model import Model
+from mvm.network import Own
 from mvm.options import needs
 from mvm.path import as_time, to_x0
 from mvm.path.field import network_time
@@ -61,6 +62,8 @@ def export_network(model: Model) -> ExportedProgram:
 
     level (B,) float32: the schedule's noise level; label (B,) int64: the number of classes is the null class.
     """
+    if isinstance(model.network, Own):
+        raise ValueError("a network of your own is exported by torch.onnx.export itself; mvm onnx takes dit and ddt")
     model.require_labels("an exported network")
     batch = {0: Dim("batch", min=1)}
     return torch.export.export(

@@ -8,6 +8,7 @@ The network is built from numbers and known names in config.json; nothing else o
 
 import inspect
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,14 @@ def _options(path: Path, known: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"layers_per_block={cut(layers)}")
         if not (isinstance(channels, list) and 0 < len(channels) <= MOST_LAYERS):
             raise ValueError(f"block_out_channels={cut(channels)}")
+        factors = {name: found.get(name) for name in ("scaling_factor", "shift_factor", "latents_mean", "latents_std")}
+        for name, value in factors.items():
+            values = value if isinstance(value, list) else [] if value is None else [value]
+            low = 0 if name in ("scaling_factor", "latents_std") else -math.inf
+            if not all(isinstance(one, int | float) and low < one < math.inf for one in values):
+                raise ValueError(f"{name}={cut(value)}")
+            if isinstance(value, list) and len(value) != found.get("latent_channels", 4):
+                raise ValueError(f"{name} has {len(value)} numbers")
     return found
 
 

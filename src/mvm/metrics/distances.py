@@ -313,7 +313,7 @@ def shrunken_features(images: Tensor) -> Tensor:
     Samples of one or three axes, and float arrays, likewise; those of other axes as they are.
     """
     unit = to_unit(images) if images.dtype == torch.uint8 else images.float()
-    pools: dict[int, Any] = {1: adaptive_avg_pool1d, 2: adaptive_avg_pool2d, 3: adaptive_avg_pool3d}
+    pools: Any = {1: adaptive_avg_pool1d, 2: adaptive_avg_pool2d, 3: adaptive_avg_pool3d}
     size = [min(SHRUNKEN_SIDE, extent) for extent in unit.shape[2:]]
     if len(size) in pools:
         unit = pools[len(size)](unit, size)

@@ -60,7 +60,8 @@ class DiTConfig:
     dropout: float = 0.0
     """Dropout in training: fraction of the channels hidden from each branch of each block, per image; 0: none."""
     kind: str = "dit"
-    """Network: a DiT, or a DDT (deep backbone, wide shallow head) for latents. One of: dit, ddt."""
+    """Network: a DiT, a DDT (deep backbone, wide shallow head) for latents, or one of your own by
+    module:PACKAGE.MODULE:CLASS. One of: dit, ddt."""
 
     def __post_init__(self) -> None:
         choose("network.size", self.size, SIZES)
@@ -124,6 +125,7 @@ class DDTConfig(DiTConfig):
 
 
 CONDITIONS = ("labels", "vector", "tokens", "image", "none")
+OWN_CONDITION = "own"  # condition.kind of an own dataset: any tensor or structure of tensors
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,8 @@ class ConditionConfig:
     """Folder of the transformers text encoder that embeds captions as tokens; empty: the data hold embeddings."""
 
     def __post_init__(self) -> None:
-        choose("condition.kind", self.kind, dict.fromkeys(CONDITIONS))
+        if self.kind != OWN_CONDITION:
+            choose("condition.kind", self.kind, dict.fromkeys(CONDITIONS))
         at_least("condition.width", self.width, 0)
         at_least("condition.length", self.length, 0)
         if self.width and self.kind in ("labels", "none"):

@@ -11,12 +11,13 @@ from mvm.network.config import BY_LABELS, ConditionConfig, DiTConfig
 from mvm.network.ddt import DDT, PlainBlock, build_network
 from mvm.network.dit import DiT
 from mvm.network.extras import Skip
+from mvm.network.own import OwnConfig
 
 HEAD = "head "  # begins the names of a DDT's head's parts; what has another name is the backbone's
 
 
 def parameters(
-    config: DiTConfig,
+    config: DiTConfig | OwnConfig,
     sample_shape: Sequence[int],
     num_classes: int,
     augment_size: int = 0,
@@ -29,14 +30,14 @@ def parameters(
 
 
 def multiply_adds(
-    config: DiTConfig, sample_shape: Sequence[int], num_classes: int, condition: ConditionConfig = BY_LABELS
+    config: DiTConfig | OwnConfig, sample_shape: Sequence[int], num_classes: int, condition: ConditionConfig = BY_LABELS
 ) -> int:
     """Return the multiply-adds of one image's forward pass: 2 FLOPs each, and 6 in training, backward included."""
     return sum(multiply_adds_by_part(config, sample_shape, num_classes, condition).values())
 
 
 def multiply_adds_by_part(
-    config: DiTConfig, sample_shape: Sequence[int], num_classes: int, condition: ConditionConfig = BY_LABELS
+    config: DiTConfig | OwnConfig, sample_shape: Sequence[int], num_classes: int, condition: ConditionConfig = BY_LABELS
 ) -> dict[str, int]:
     """Return the multiply-adds of one image by part: matrix products alone; norms, gates and look-ups are left out.
 

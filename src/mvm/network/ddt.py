@@ -18,6 +18,7 @@ from mvm.network.config import BY_LABELS, ConditionConfig, DDTConfig, DiTConfig
 from mvm.network.dit import DiT, Output
 from mvm.network.extras import TIMES, sine_positions
 from mvm.network.layers import NORM_EPS, grid_of, patchify, rotary_table, rotary_waves, unpatchify
+from mvm.network.own import OwnConfig
 
 Condition = Passed  # the backbone's output: tokens (B, N, d) for the head, the inner head's prediction, block outputs
 
@@ -190,7 +191,7 @@ def blocks_of(network: DiT | DDT) -> list[nn.Module]:
 
 
 def build_network(
-    config: DiTConfig,
+    config: DiTConfig | OwnConfig,
     sample_shape: Sequence[int],
     num_classes: int,
     augment_size: int = 0,
@@ -200,6 +201,8 @@ def build_network(
 
     sample_shape: (C, *space), one to three axes of space; condition: of what kind and shape it is.
     """
+    if isinstance(config, OwnConfig):
+        raise ValueError(f"{config.described} is not part of this package; give it as network=")
     if not isinstance(config, DDTConfig):
         return DiT(config, sample_shape, num_classes, augment_size, condition)
     if augment_size:

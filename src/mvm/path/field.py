@@ -76,7 +76,7 @@ class SizedField(Protocol):
 def require_schedule(field: Field, schedule: Schedule | None) -> Schedule:
     """Return the schedule to use a field on: None is the field's own, MeanVelocity where it names none.
 
-    Another one than its own is refused: a trained model would silently be wrong.
+    Another one than its own is refused: a trained model would silently be wrong. A part of its own is one of its own.
     """
     own = getattr(field, "schedule", None)
     own = own if isinstance(own, Schedule) else None
@@ -84,7 +84,7 @@ def require_schedule(field: Field, schedule: Schedule | None) -> Schedule:
         return own or MEAN_VELOCITY
     if not isinstance(schedule, Schedule):
         raise ValueError(f"schedule={schedule!r} is no schedule; leave it out, or pass one of mvm.path")
-    if own is not None and own != schedule:
+    if own is not None and own != schedule.whole:
         raise ValueError(f"schedule={schedule}: this model was trained on {own}; leave schedule out")
     return schedule
 

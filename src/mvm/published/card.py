@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mvm.network import parameters
+from mvm.network import OwnConfig, parameters
 from mvm.published.diffusers import misfit
 from mvm.published.format import LIBRARY, PICTURE, Config
-from mvm.recipes import FOLDER
+from mvm.recipes import FOLDER, OWN_DATA, Recipe
 from mvm.solver import solver_named
 from mvm.untrusted import cut, read_json
 
@@ -159,7 +159,7 @@ def read_card(text: str) -> tuple[str, dict[str, str]]:
 
 def renamed(text: str, name: str) -> str:
     """Return a card whose snippets load the model by another name."""
-    text = re.sub(r'(mvm\.load|MVMPipeline\.from_pretrained)\("(?:[^"\\\n]|\\.)*"\)', rf'\1("{name}")', text)
+    text = re.sub(r'(mvm\.load|MVMPipeline\.from_pretrained)\("(?:[^"\\\n]|\\.)*"([,)])', rf'\1("{name}"\2', text)
     return re.sub(r"^mvm sample .*? --num", f"mvm sample {name} --num", text, flags=re.MULTILINE)
 
 
@@ -175,9 +175,14 @@ def _header(config: Config) -> str:
     return "\n".join([*lines, "---"])
 
 
+def _network(recipe: Recipe) -> str:
+    if isinstance(recipe.network, OwnConfig):
+        return f"{recipe.network.described}, which is not part of mvm"
+    return f"{recipe.network.kind}, {parameters(*recipe.blueprint) / 1e6:.2f} M parameters"
+
+
 def _what(config: Config, facts: CardFacts) -> str:
     recipe = config.recipe
-    count = parameters(*recipe.blueprint)
     size, space = "x".join(map(str, recipe.data.shape)), "x".join(map(str, recipe.sample_shape))
     names = ", ".join(config.classes[:SHOWN]) + (", ..." if len(config.classes) > SHOWN else "")
     what = (
@@ -189,7 +194,7 @@ def _what(config: Config, facts: CardFacts) -> str:
         + (f"Classes: {len(config.classes)} ({names})." if recipe.objective.conditional else "No classes.")
         if recipe.condition.kind == "labels"
         else f"- {what}. Condition: {recipe.condition.words}.",
-        f"- Network: {recipe.network.kind}, {count / 1e6:.2f} M parameters, stored in {config.source.dtype}.",
+        f"- Network: {_network(recipe)}, stored in {config.source.dtype}.",
         f"- Path: {recipe.path.schedule}{end}; the network learns {recipe.objective.kind}.",
         f"- Sampler by default: {sampler_words(asdict(recipe.sample))}.",
     ]
@@ -204,6 +209,7 @@ def _what(config: Config, facts: CardFacts) -> str:
 def _training(config: Config, facts: CardFacts) -> str:
     recipe, source, data = config.recipe, config.source, config.recipe.data
     shown = f"a folder of pictures, `{data.path}`" if data.name == FOLDER else f"`{data.name}`"
+    shown = "a dataset given in Python" if data.name == OWN_DATA else shown
     stamp = f", stamp `{source.data_stamp}`" if source.data_stamp else ""
     loss = "not logged" if facts.loss is None else f"{facts.loss:.4g}"
     if not source.step:
@@ -237,8 +243,23 @@ def _figures(figures: Figures) -> str:
 def _use(config: Config, name: str) -> str:
     """Return the snippets; they run beside the folder as they stand, and `renamed` gives them the hub's id."""
     quoted = json.dumps(name, ensure_ascii=False)
+    needs = "It needs the package `mean-velocity-matching`. The name is the path of the folder, or the id on the hub."
+    if isinstance(config.recipe.network, OwnConfig):
+        return "\n".join(
+            [
+                f"{needs} Its network, {config.recipe.network.described}, is not part of that package:",
+                "make it, as it was given to `mvm.train`, and give it on loading.",
+                "",
+                "```python",
+                "import mvm",
+                "",
+                f"model = mvm.load({quoted}, network=network)",
+                "samples = model.generate(4)",
+                "```",
+            ]
+        )
     lines = [
-        "It needs the package `mean-velocity-matching`. The name is the path of the folder, or the id on the hub.",
+        needs,
         "",
         "```bash",
         f"mvm sample {shlex.quote(name)} --num 16 --out grid.png",

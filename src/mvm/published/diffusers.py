@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from mvm.network import OwnConfig
 from mvm.recipes import Recipe
 from mvm.solver import Adams
 from mvm.solver.sampling import once_a_step
@@ -25,6 +26,8 @@ PARTS = {  # of the pipeline: module and class
 
 def misfit(recipe: Recipe) -> str:
     """Return why MVMPipeline cannot sample a model as its recipe says, or ""."""
+    if isinstance(recipe.network, OwnConfig):
+        return "its network is not part of mvm"
     if recipe.codec.kind != "pixels":
         return "it makes pixels, and this model latents"
     if recipe.condition.kind != "labels":

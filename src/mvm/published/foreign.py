@@ -76,8 +76,10 @@ class Tensors:
         return self.take(f"{name}.weight", out, width), self.take(f"{name}.bias", out)
 
     def count(self, prefix: str) -> int:
-        """Return how many numbered modules begin with this."""
+        """Return how many numbered modules begin with this, at least one."""
         numbers = {name[len(prefix) :].partition(".")[0] for name in self.left if name.startswith(prefix)}
+        if not numbers:
+            raise ValueError(f"{self.where}: '{prefix}0' is missing; is it of another format (--as)?")
         return len(numbers)
 
     def drop(self, *prefixes: str) -> None:
@@ -215,7 +217,10 @@ def heads_of(width: int, asked: int) -> int:
     found = asked or HEADS.get(width, 0)
     if not found:
         known = ", ".join(map(str, HEADS))
-        raise ValueError(f"heads=0: a file does not say its heads, and width {width} is not published ({known})")
+        raise ValueError(
+            f"heads=0: a file does not say its heads, and width {width} is not published ({known}); "
+            "give them: mvm convert ... --heads N"
+        )
     return found
 
 
@@ -233,11 +238,12 @@ def square(t: Tensors, count: int) -> int:
 @dataclass(frozen=True)
 class Options:
     """What files do not say. heads: of attention. classes: 0: all rows but one, the null class. inner_block: after
-    which RAEv2's inner head stands."""
+    which RAEv2's inner head stands. factor: pixels a side for one latent. 0: as published."""
 
     heads: int = 0
     classes: int = 0
     inner_block: int = 8
+    factor: int = 0
 
 
 class Converted(NamedTuple):
@@ -356,13 +362,11 @@ def _ddt_parts(t: Tensors) -> tuple[int, int, int, int, int]:
     if [*patches, *others] != [1] * 4:
         raise ValueError(f"{t.where}: patches of {patches} and {others}; those of RAE's stage 2 are single tokens")
     count = t.count("blocks.")
-    # what a block's first layer takes; equal widths leave it open, and every published head has two blocks
-    names = [
-        next((f"blocks.{n}.attn.{part}.weight" for part in ("qkv", "q") if f"blocks.{n}.attn.{part}.weight" in t), "")
-        for n in range(count)
-    ]
-    widths = [t.shape(name or f"blocks.{n}.attn.qkv.weight", 2)[1] for n, name in enumerate(names)]
-    depth = widths.index(head_width) if head_width != width and head_width in widths else count - 2
+    widths = [t.shape(f"blocks.{number}.attn.proj.weight", 2)[0] for number in range(count)]
+    # where both are as wide the blocks do not say which are the head's; every published head has two
+    depth = count - 2 if head_width == width else widths.count(width)
+    if not 0 < depth < count:
+        raise ValueError(f"{t.where}: {count} blocks of widths {widths} are no backbone of {width} with a head")
     return width, head_width, channels, depth, count - depth
 
 
@@ -495,11 +499,11 @@ FORMATS: dict[str, Format] = {
 }
 
 
-def recipe_of(name: str, format: Format, found: Converted) -> Recipe:
+def recipe_of(name: str, format: Format, found: Converted, factor: int = 0) -> Recipe:
     """Return the recipe of a converted network; samples of 1 or 3 channels are pixels in [-1, 1]."""
     channels, side, _ = found.shape
     pixels = channels in (1, 3)
-    size = side if pixels else side * format.factor
+    size = side if pixels else side * (factor or format.factor)
     known = (size, found.classes) == (256, 1000) and channels != 1
     folder = DataConfig(FOLDER, name, channels=channels if pixels else 3, size=size, classes=found.classes)
     return Recipe(
@@ -538,8 +542,9 @@ def convert(format: str, path: Path, weights: str = "ema", options: Options | No
     tensors = read_tensors(path, weights)
     if is_decoder(tensors):
         raise ValueError(f"'{path}' is a decoder (stage 1), which alone samples nothing; write it: mvm convert")
-    found = chosen.convert(Tensors(tensors, f"'{path}'"), options or Options())
-    return Foreign(recipe_of(plain(path.stem), chosen, found), found.weights, sha256(path))
+    options = options or Options()
+    found = chosen.convert(Tensors(tensors, f"'{path}'"), options)
+    return Foreign(recipe_of(plain(path.stem), chosen, found, options.factor), found.weights, sha256(path))
 
 
 # --- stage 1 ------------------------------------------------------------------------------------------------------
@@ -582,7 +587,9 @@ def convert_decoder(
             f"{t.where}: {depth} layers of {width} and {hidden} for {out} numbers are no published decoder"
         )
     positions = t.take("decoder_pos_embed", 1, side**2 + 1, width)[0]
-    _check_table(t, "decoder_pos_embed", positions, torch.cat((torch.zeros(1, width), sine_positions((side, side), width))))
+    _check_table(
+        t, "decoder_pos_embed", positions, torch.cat((torch.zeros(1, width), sine_positions((side, side), width)))
+    )
     mean, deviation = choose("pixels", pixels, SCALINGS) if format == "rae" else ((0.0,) * 3, (1.0,) * 3)
     gain = 2 * torch.tensor(deviation, dtype=torch.float64).repeat(out // 3)  # of [0, 1] to [-1, 1]; channels innermost
     shift = 2 * torch.tensor(mean, dtype=torch.float64).repeat(out // 3) - 1

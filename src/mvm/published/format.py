@@ -30,7 +30,7 @@ from mvm.checkpoint import Weights
 from mvm.files import sha256
 from mvm.latent import Codec, Decoder, Undecoded, load_vae, rae, vae
 from mvm.latent.fingerprint import Origin
-from mvm.network import build_network
+from mvm.network import OwnConfig, build_network
 from mvm.published.diffusers import INDEX, SCHEDULER, TRANSFORMER, disagreement, tables
 from mvm.recipes import FOLDER, Recipe, options, require_field_recipe
 from mvm.recipes.reading import LONGEST, from_dict, recipe_of
@@ -40,6 +40,7 @@ LIBRARY, FORMAT = "mvm", 1
 SHIPPED = "models"  # folder inside the package
 MOST_TOKENS = 1 << 18  # 512 x 512: a larger grid is a mistake or an attack on the memory
 STORED = ("F16", "BF16", "F32")
+COUNTS = ("I64", "BOOL")  # buffers of a network of the user's
 LICENSE = re.compile(r"[a-z0-9][a-z0-9.-]*")
 CARD, PICTURE, CONFIG, WEIGHTS, CODEC = "README.md", "samples.png", "config.json", "model.safetensors", "codec"
 TUNED = "tuned.json"
@@ -93,6 +94,8 @@ class Config:
         for option, value in {**outside, "condition.encoder": self.recipe.condition.encoder}.items():
             if value:  # a stranger's folder reads nothing but itself
                 raise ValueError(f"{option}={value!r} must be empty: a published model names no other folder")
+        if isinstance(self.recipe.network, OwnConfig):
+            return
         space, patch = self.recipe.sample_shape[1:], self.recipe.network.patch
         if math.prod(extent // patch for extent in space) + self.recipe.condition.length > MOST_TOKENS:
             raise ValueError(f"samples of space {space} in patches of {patch} are more than {MOST_TOKENS} tokens")
@@ -225,8 +228,11 @@ def check_tables(folder: Path, config: Config) -> None:
                 raise ValueError(f"'{bad}' is not what {CONFIG} says; export the model again, or remove this file")
 
 
-def _require_tensors(path: Path, build: Callable[[], nn.Module], depth: int) -> None:
-    """Refuse tensors that are not those of the module, by the file's header, before any memory is taken for it."""
+def _require_tensors(path: Path, build: Callable[[], nn.Module] | None, depth: int) -> None:
+    """Refuse tensors that are not those of the module, by the file's header, before any memory is taken for it.
+
+    build: None of a network that the folder does not hold: what is given on loading is compared with the tensors.
+    """
     try:
         with safe_open(path, "pt") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
@@ -234,8 +240,11 @@ def _require_tensors(path: Path, build: Callable[[], nn.Module], depth: int) -> 
             dtypes = {part.get_dtype() for part in slices.values()}
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{path} is missing or no whole safetensors file ({cut(error)}); get it again") from None
-    if not dtypes <= set(STORED):
-        raise ValueError(f"{path} holds {', '.join(sorted(dtypes))}; weights are one of {', '.join(STORED)}")
+    allowed = STORED if build is not None else (*STORED, *COUNTS)
+    if not dtypes <= set(allowed):
+        raise ValueError(f"{path} holds {', '.join(sorted(dtypes))}; weights are one of {', '.join(allowed)}")
+    if build is None:
+        return
     try:
         if depth > len(shapes):  # else even a network without memory would take for ever to build
             raise ValueError(f"{len(shapes)} tensors for {depth} blocks")
@@ -250,8 +259,11 @@ def _require_tensors(path: Path, build: Callable[[], nn.Module], depth: int) -> 
 def read_weights(folder: Path, config: Config) -> Weights:
     """Return the network's weights as they are stored; they fit the recipe, and have the checksum in config.json."""
     path, recipe = folder / WEIGHTS, config.recipe
-    depth = max(value for name, value in options(recipe.network).items() if "depth" in name)
-    _require_tensors(path, lambda: build_network(*recipe.blueprint), depth)
+    if isinstance(recipe.network, OwnConfig):
+        _require_tensors(path, None, 0)
+    else:
+        depth = max(value for name, value in options(recipe.network).items() if "depth" in name)
+        _require_tensors(path, lambda: build_network(*recipe.blueprint), depth)
     if (found := sha256(path)) != config.sha256:
         raise ValueError(f"{path} is damaged (sha256 {found[:12]}..., expected {config.sha256[:12]}...); get it again")
     return load_file(path)

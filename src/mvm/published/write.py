@@ -134,7 +134,7 @@ def _kept(path: Path, facts: CardFacts, figures: bool, licence: bool) -> CardFac
 
 def _rounded(values: Weights, kind: torch.dtype, name: str) -> Weights:
     """Return the weights in that dtype; what it cannot hold is refused."""
-    found = {key: value.to(kind) for key, value in values.items()}
+    found = {key: value.to(kind) if value.is_floating_point() else value for key, value in values.items()}
     if bad := [key for key, value in found.items() if not bool(value.isfinite().all())]:
         raise ValueError(f"--dtype {name} cannot hold {bad[0]} (not finite there); try bfloat16 or float32")
     return found

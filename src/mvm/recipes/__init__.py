@@ -4,6 +4,7 @@ from mvm.recipes.docs import OptionDoc, option_docs
 from mvm.recipes.reading import (
     PATHS,
     AnyRecipe,
+    changed,
     load_recipe,
     located,
     options,
@@ -15,6 +16,7 @@ from mvm.recipes.reading import (
 )
 from mvm.recipes.schema import (
     FOLDER,
+    OWN_DATA,
     RECIPE,
     CodecConfig,
     DataConfig,
@@ -27,6 +29,7 @@ from mvm.settings import SampleConfig
 
 __all__ = [
     "FOLDER",
+    "OWN_DATA",
     "PATHS",
     "RECIPE",
     "AnyRecipe",
@@ -38,6 +41,7 @@ __all__ = [
     "PreviewConfig",
     "Recipe",
     "SampleConfig",
+    "changed",
     "load_recipe",
     "located",
     "option_docs",

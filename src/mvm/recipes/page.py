@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mvm.latent.decoder import decoder_cost
-from mvm.network import SIZES, parameters
+from mvm.network import SIZES, OwnConfig, parameters
 from mvm.options import meanings
 from mvm.recipes.docs import option_docs, table_docs
 from mvm.recipes.memory import training_memory
@@ -60,7 +60,7 @@ def _decoder_costs(recipe: DecoderRecipe, training: str) -> list[str]:
 
 
 def _field_costs(recipe: Recipe, training: str) -> list[str]:
-    if 0 in recipe.sample_shape or recipe.condition.missing:
+    if 0 in recipe.sample_shape or recipe.condition.missing or isinstance(recipe.network, OwnConfig):
         return [training]
     batch = recipe.train.batch if recipe.train.batch <= ONE_GPU else SHOWN_BATCH  # one GPU, where that is meant for one
     need = training_memory(recipe, batch)

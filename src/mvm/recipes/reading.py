@@ -8,7 +8,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
-from mvm.network import DDTConfig, DiTConfig
+from mvm.network import DDTConfig, DiTConfig, OwnConfig
+from mvm.network.own import is_own
 from mvm.options import choose
 from mvm.recipes.docs import hint, tables, unknown_option
 from mvm.recipes.schema import TASK, DecoderRecipe, Recipe
@@ -17,7 +18,9 @@ from mvm.untrusted import MOST_RECIPE, cut, parse_json, read_text
 BASE = "base"  # in TOML: the shipped recipe that a recipe changes
 KIND = "kind"  # in a table that has variants: which one it is
 LONGEST = 2_000  # letters of an error: all options of a table fit
-VARIANTS: dict[type, dict[str, type]] = {DiTConfig: {"dit": DiTConfig, "ddt": DDTConfig}}
+NETWORKS: dict[str, type] = {"dit": DiTConfig, "ddt": DDTConfig}
+VARIANTS: dict[Any, dict[str, type]] = {DiTConfig | OwnConfig: NETWORKS}
+ARGUMENTS = "network.arguments."  # begins the options of an own network's class
 
 AnyRecipe = Recipe | DecoderRecipe
 TASKS: dict[str, type[Recipe] | type[DecoderRecipe]] = {kind.task: kind for kind in (Recipe, DecoderRecipe)}
@@ -57,7 +60,10 @@ def _checked(option: str, value: Any, kind: type) -> Any:
 def _variant(cls: Any, values: Mapping[str, Any], where: str) -> Any:
     """Return the class of a table that may be one of several."""
     known = VARIANTS.get(cls)
-    return cls if known is None else choose(f"{where}{KIND}", values.get(KIND, next(iter(known))), known)
+    if known is None:
+        return cls
+    kind = values.get(KIND, next(iter(known)))
+    return OwnConfig if is_own(kind) else choose(f"{where}{KIND}", kind, known)
 
 
 def from_dict(cls: type[C], values: Mapping[str, Any], where: str = "", known: Iterable[str] = ()) -> C:
@@ -71,7 +77,7 @@ def from_dict(cls: type[C], values: Mapping[str, Any], where: str = "", known: I
         if key not in kinds:
             likely = hint(f"{where}{key}", [*(f"{where}{kind}" for kind in kinds), *known])
             raise ValueError(f"unknown key '{where}{key}'{likely}; allowed: {', '.join(kinds)}")
-        if is_dataclass(kinds[key]):
+        if is_dataclass(kinds[key]) or kinds[key] in VARIANTS:
             table = _checked(f"{where}{key}", value, dict)
             built[key] = from_dict(_variant(kinds[key], table, f"{where}{key}."), table, f"{where}{key}.", known)
         else:
@@ -138,19 +144,40 @@ def override(recipe: R, changes: Mapping[str, str]) -> R:
     kind = f"network.{KIND}"
     if kind in changes and kind in options(recipe):  # first, so that the options of that kind are known
         tables = asdict(recipe)
+        if is_own(changes[kind]) != is_own(tables["network"][KIND]):
+            tables["network"] = {}
         tables["network"] |= {KIND: changes[kind]}
         recipe = from_dict(type(recipe), tables)
-    known = options(recipe)
-    values = asdict(recipe)
+    known, parsed = options(recipe), dict[str, Any]()
     for name, text in changes.items():
-        if name not in known:
+        if name.startswith(ARGUMENTS) and ARGUMENTS.rstrip(".") in known:
+            parsed[name] = _argument(text)
+        elif name not in known:
             raise ValueError(unknown_option(name, known))
+        else:
+            parsed[name] = parse(name, text, _kind(recipe, name))
+    return changed(recipe, parsed)
+
+
+def changed(recipe: R, changes: Mapping[str, Any]) -> R:
+    """Return the recipe with dotted options changed to values of their types; they are judged together."""
+    values = asdict(recipe)
+    for name, value in changes.items():
         *sections, last = name.split(".")
         table = values
         for section in sections:
             table = table[section]
-        table[last] = parse(name, text, _kind(recipe, name))
+        table[last] = value
     return from_dict(type(recipe), values)
+
+
+def _argument(text: str) -> int | float | bool | str:
+    """Return an argument of an own network's class as TOML has it: 64, 0.5, true; anything else is text."""
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except ValueError:
+        return text
+    return value if isinstance(value, int | float | bool | str) else text
 
 
 def located(recipe: R) -> R:
@@ -196,6 +223,8 @@ def _with_base(values: dict[str, Any], seen: tuple[str, ...] = ()) -> dict[str, 
     if base in seen:
         raise ValueError(f"{BASE}='{base}': these recipes stand on each other: {', '.join(seen)}")
     below = tomllib.loads(choose(BASE, _checked(BASE, base, str), shipped()))
+    if isinstance(network := values.get("network"), dict) and is_own(network.get(KIND)):
+        below.pop("network", None)  # the options of another kind
     return _merged(_with_base(below, (*seen, base)), values)
 
 

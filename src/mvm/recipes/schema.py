@@ -9,7 +9,7 @@ from mvm.data import AUGMENT_SIZE, DATA_SETS
 from mvm.distributed.processes import EngineConfig
 from mvm.latent import DecoderConfig, EncoderConfig
 from mvm.latent.decoder import decoder_cost
-from mvm.network import ConditionConfig, DiTConfig, multiply_adds
+from mvm.network import ConditionConfig, DiTConfig, OwnConfig, multiply_adds
 from mvm.objective import ObjectiveConfig, RepaConfig
 from mvm.objective.reconstruction import ReconstructionConfig
 from mvm.optim.optimizers import TrainConfig
@@ -21,6 +21,7 @@ RECIPE = "recipe.json"  # in a run directory
 TASK = "task"  # in a recipe: what is trained; without it a field
 DECODER = "decoder"  # the task of stage 1: the decoder of a frozen encoder, together a representation autoencoder
 FOLDER = "folder"  # data.name of a prepared folder that the catalogue does not know
+OWN_DATA = "own"  # data.name of a dataset given in Python, of which a recipe has the shape alone
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,9 @@ class DataConfig:
     """Names of the classes, of data.name "folder" only. Empty: read from the folder."""
 
     def __post_init__(self) -> None:
+        if self.name == OWN_DATA:
+            self._check_own()
+            return
         choose("data.name", self.name, {**DATA_SETS, FOLDER: None})
         between("data.augment", self.augment, 0, 1)
         choose("data.values", self.values, dict.fromkeys(("uint8", "float")))
@@ -82,21 +86,33 @@ class DataConfig:
         if self.name == FOLDER and not self.path:
             raise ValueError(f"data.name='{FOLDER}' needs data.path, a folder written by: mvm data prepare")
 
+    def _check_own(self) -> None:
+        choose("data.values", self.values, dict.fromkeys(("uint8", "float")))
+        for option in ("path", "mirror", "augment", "size"):
+            if value := getattr(self, option):
+                raise ValueError(f"data.{option}={value} is not for a dataset given in Python, which does that itself")
+
     @property
     def folder(self) -> Path:
         """Where the prepared images are looked for."""
+        if self.name == OWN_DATA:
+            raise ValueError(
+                "data.name='own' is a dataset that was given in Python; give it again: mvm.train(network, dataset, run)"
+            )
         return Path(self.path or f"data/{self.name}")
 
     @property
     def shape(self) -> tuple[int, ...]:
         """(C, H, W) of an image, (C, *space) of any sample."""
+        if self.name == OWN_DATA:
+            return (self.channels, *self.space)
         if self.name != FOLDER:
             return DATA_SETS[self.name].shape
         return (self.channels, *(self.space or (self.size, self.size)))
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        if self.name != FOLDER:
+        if self.name not in (FOLDER, OWN_DATA):
             return DATA_SETS[self.name].classes
         return self.names or tuple(map(str, range(self.classes)))
 
@@ -239,7 +255,7 @@ class Recipe(BaseRecipe):
     codec: CodecConfig = field(default_factory=CodecConfig)
     path: PathConfig = field(default_factory=PathConfig)
     condition: ConditionConfig = field(default_factory=ConditionConfig)
-    network: DiTConfig = field(default_factory=DiTConfig)
+    network: DiTConfig | OwnConfig = field(default_factory=DiTConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     repa: RepaConfig = field(default_factory=RepaConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
@@ -252,6 +268,7 @@ class Recipe(BaseRecipe):
         self._check_kind()
         self._check_condition()
         self._check_data()
+        self._check_own()
         self.require_guidance("sample.cfg", self.sample.cfg)
         self.repa.tap(self.network.dimensions[0])  # refuses a block that is not there
         require_previews(self.train, self.preview)
@@ -315,6 +332,26 @@ class Recipe(BaseRecipe):
         if self.network.kind != "dit":
             raise ValueError(f"{said} is for network.kind='dit'; a {self.network.kind} has no input for it")
 
+    def _check_own(self) -> None:
+        """What needs a DiT or DDT is refused for an own network, and an own dataset for what reads images."""
+        if self.data.name == OWN_DATA and self.codec.kind != "pixels":
+            raise ValueError(
+                f"codec.kind='{self.codec.kind}' reads prepared images; give latents as the samples of the dataset"
+            )
+        if not isinstance(self.network, OwnConfig):
+            return
+        engine = self.engine
+        needed = {
+            "repa.encoder": self.repa.encoder,
+            "engine.recompute": engine.recompute,
+            "engine.kernels": engine.kernels,
+            "engine.fp8": engine.fp8 if engine.fp8 != "off" else "",
+            "sample.share": self.sample.share,
+        }
+        for option, value in needed.items():
+            if value:
+                raise ValueError(f"{option}={value} is for network.kind dit or ddt, not for a network of your own")
+
     @property
     def sample_shape(self) -> tuple[int, ...]:
         """(C, *space) of what the path works on: (C, H, W) of images."""
@@ -322,17 +359,20 @@ class Recipe(BaseRecipe):
         return self.data.shape if codec.kind == "pixels" else (codec.channels, codec.side, codec.side)
 
     @property
-    def blueprint(self) -> tuple[DiTConfig, tuple[int, ...], int, int, ConditionConfig]:
+    def blueprint(self) -> tuple[DiTConfig | OwnConfig, tuple[int, ...], int, int, ConditionConfig]:
         """What build_network takes: network config, sample shape, number of classes, augment_size, condition."""
         augment_size = AUGMENT_SIZE if self.data.augment else 0
         return self.network, self.sample_shape, len(self.data.class_names), augment_size, self.condition
 
     @property
     def multiply_adds(self) -> int:
+        if isinstance(self.network, OwnConfig):
+            return 0  # not known
         return multiply_adds(self.network, self.sample_shape, len(self.data.class_names), self.condition)
 
     def usage(self, run: str, done: bool) -> str:
-        return f"sample: mvm sample {run} --out {'samples.npy' if self.data.values == 'float' else 'grid.png'}"
+        own = f" --network {self.network.kind}" if isinstance(self.network, OwnConfig) else ""
+        return f"sample: mvm sample {run}{own} --out {'samples.npy' if self.data.values == 'float' else 'grid.png'}"
 
 
 @dataclass(frozen=True)

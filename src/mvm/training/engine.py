@@ -12,16 +12,16 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from mvm.distributed.processes import EngineConfig, Processes, autocast, precision
-from mvm.network import DDT, DiT, blocks_of
+from mvm.network import DDT, DiT, Own, blocks_of
 from mvm.network.fast import cpu, gpu, recompute
 
 FP8_CAPABILITY = (8, 9)  # of the first GPUs with 8-bit products: Ada; Hopper has 9.0
 
 
-def compile_mode(config: EngineConfig, processes: Processes) -> str:
-    """Return "off", "blocks", "full" or "graph", with auto decided."""
+def compile_mode(config: EngineConfig, processes: Processes, own: bool = False) -> str:
+    """Return "off", "blocks", "full" or "graph", with auto decided: off for a network of the user's own."""
     if config.compile == "auto":
-        if processes.device.type == "cpu":
+        if own or processes.device.type == "cpu":
             return "off"
         return "blocks" if processes.world > 1 else "graph" if config.accumulate == 1 else "full"
     if config.compile in ("full", "graph") and config.parallel == "fsdp" and processes.world > 1:
@@ -31,7 +31,12 @@ def compile_mode(config: EngineConfig, processes: Processes) -> str:
     return config.compile
 
 
-def _shard(config: EngineConfig, learner: nn.Module, network: DiT | DDT, processes: Processes) -> None:
+def _blocks(network: DiT | DDT | Own) -> list[nn.Module]:
+    """Return the blocks that are compiled and sharded one by one; none of an own network that has no `blocks`."""
+    return network.blocks if isinstance(network, Own) else blocks_of(network)
+
+
+def _shard(config: EngineConfig, learner: nn.Module, network: DiT | DDT | Own, processes: Processes) -> None:
     """Shard weights, gradients and moments over the processes (FSDP2), in copies of `engine.shard` processes each."""
     size = config.shard or processes.world
     if processes.world % size:
@@ -45,7 +50,12 @@ def _shard(config: EngineConfig, learner: nn.Module, network: DiT | DDT, process
     policy = MixedPrecisionPolicy(
         param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
-    for block in blocks_of(network):
+    if not _blocks(network):
+        raise ValueError(
+            "engine.parallel='fsdp' shards block by block, and network has no `blocks` (a ModuleList or Sequential of "
+            "that name); use ddp"
+        )
+    for block in _blocks(network):
         fully_shard(block, mesh=mesh, mp_policy=policy)
     # The network is its own root, apart from any projector, so that sampling during training can call it alone;
     # it is spread again after each forward pass, since averages are swapped in and out between passes.
@@ -95,13 +105,14 @@ class Engine:
     """A learner made ready for its processes and device: call it, and control when gradients are summed."""
 
     def __init__(
-        self, config: EngineConfig, learner: nn.Module, network: DiT | DDT, processes: Processes, unused: bool
+        self, config: EngineConfig, learner: nn.Module, network: DiT | DDT | Own, processes: Processes, unused: bool
     ) -> None:
         self.config, self.processes, self.network = config, processes, network
         self.sharded = config.parallel == "fsdp" and processes.world > 1
-        network.blocks.recompute = math.ceil(config.recompute * len(network.blocks))
-        if config.keep == "products":
-            recompute.apply(network)
+        if not isinstance(network, Own):
+            network.blocks.recompute = math.ceil(config.recompute * len(network.blocks))
+            if config.keep == "products":
+                recompute.apply(network)
         if processes.device.type == "cpu":
             cpu.apply(network)  # for previews: with gradients the formulas stay plain
         kernels = _kernels(config, processes)
@@ -109,14 +120,14 @@ class Engine:
             _check_fp8(config, processes)
         if kernels is not None or config.fp8 != "off":
             gpu.apply(network, kernels, config.fp8)
-        self.mode = compile_mode(config, processes)
+        self.mode = compile_mode(config, processes, isinstance(network, Own))
         if self.mode == "blocks":
-            for block in blocks_of(network):
+            for block in _blocks(network) or [network]:
                 block.compile()
         if self.mode in ("full", "graph"):
             learner.compile(mode="reduce-overhead" if self.mode == "graph" else None)
         if processes.device.type == "cpu" and processes.world == 1:
-            for block in blocks_of(network):
+            for block in () if isinstance(network, Own) else blocks_of(network):
                 block.register_forward_hook(_let_python_in)
         self.module: nn.Module = learner
         if self.sharded:

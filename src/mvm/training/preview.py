@@ -23,12 +23,14 @@ from mvm.path.condition import map_tensors, rows
 from mvm.pictures import grid, is_image, png_bytes, write_images
 from mvm.pixels import to_uint8
 from mvm.recipes import PreviewConfig
+from mvm.training.dataset import stream_of
 from mvm.training.logs import warn
 
 if TYPE_CHECKING:
     from mvm.training.decoder_trainer import DecoderTrainer
 
 QUALITY = "fd_pixels"
+FD_VALUES = "fd_values"  # of float samples
 REFERENCE = 10_000  # images of the data that the figure compares with
 
 BATCH = 64  # images restored and compared at a time
@@ -71,54 +73,80 @@ class Preview(ABC):
 
     @staticmethod
     @abstractmethod
-    def quality(figures: dict[str, float]) -> float:
-        """Return what checkpoints are chosen by, lower being better."""
+    def quality(figures: dict[str, float]) -> float | None:
+        """Return what checkpoints are chosen by, lower being better; None where there is no figure."""
 
 
-def reference_moments(store: Store) -> Moments:
-    """Return the moments of images spread evenly over the data."""
-    count = min(len(store), REFERENCE)
-    indices = torch.linspace(0, len(store) - 1, count, dtype=torch.float64).long()
-    return moments(torch.cat([shrunken_features(store[part]).cpu() for part in indices.split(1000)]))
+def reference_moments(store: Store, stored: Callable[[Tensor], Tensor] = lambda images: images) -> Moments:
+    """Return the moments of samples spread evenly over the data; stored: as the model's samples are, of the store's."""
+    return moments(
+        torch.cat([shrunken_features(stored(store[part])).cpu() for part in spread(store, REFERENCE).split(1000)])
+    )
+
+
+def spread(store: Store, count: int) -> Tensor:
+    """Return indices of samples spread evenly over the data."""
+    return torch.linspace(0, len(store) - 1, min(len(store), count), dtype=torch.float64).long()
 
 
 class FieldPreview(Preview):
-    """Samples, always from the same seeds and classes, or conditions of the data; and the Frechet distance of their
-    shrunken pixels.
+    """Samples, always from the same seeds and conditions, and the Frechet distance of their features from the data's.
+
+    Conditions are the classes in turn, or those of samples spread over the data. Of a stream there is no distance.
     """
 
-    def __init__(self, config: PreviewConfig, model: Model, store: Store, folder: Path, processes: Processes) -> None:
+    def __init__(
+        self,
+        config: PreviewConfig,
+        model: Model,
+        store: Store,
+        folder: Path,
+        processes: Processes,
+    ) -> None:
         super().__init__(config, config.count, folder, processes)
         self.model, self.store = model, store
+        self.stored: Callable[[Tensor], Tensor] = lambda images: images  # as samples are, of what the store holds
         self.reference: Moments | None = None  # read when first needed
         self.sampler = Sampler(model, precision=None)  # what is around a preview decides
         self.labels, self.names = torch.zeros(config.count, dtype=torch.int64), model.classes
         self.condition: Condition = None
         if model.labelled:
             self.condition = self.labels = cycle_labels((), config.count, model.num_classes)
-        elif model.recipe.condition.kind != "none":  # conditions of the data, spread evenly
-            spread = torch.linspace(0, len(store) - 1, config.count, dtype=torch.float64).long()
-            self.condition, self.names = map_tensors(lambda _, tensor: tensor.cpu(), store.gather(spread)[1]), ()
         self.seeds = noise.derive(model.recipe.seed, torch.arange(config.count) + (1 << 40))  # apart from training's
 
     def _images(self) -> Tensor:
         mine, settings = self.share, self.model.recipe.sample
         made = self.sampler.images(rows(self.condition, mine), self.seeds[mine], settings, progress=False)
-        return self.processes.gather(made.images)[: self.count]
+        return self.processes.gather(made.images.cpu())[: self.count]
+
+    def _given(self) -> Condition:
+        """Return the conditions of samples spread over the data; None where there are none."""
+        if not self.model.recipe.objective.conditional or self.model.recipe.condition.kind == "none":
+            return None
+        stream = stream_of(self.store)
+        indices = spread(self.store, self.count)
+        found = self.store.gather(indices)[1] if stream is None else stream.first.condition
+        have = len(indices) if stream is None else 1
+        return map_tensors(lambda _, tensor: tensor.cpu(), rows(found, torch.arange(self.count) % have))
 
     @torch.no_grad()
     def __call__(self, step: int) -> dict[str, float]:
+        if self.condition is None:
+            self.condition = self._given()
         images = self._images()
         shown = images[: self.config.grid]
         pictures = is_image(shown.shape[1:], shown.dtype) and shown.shape[1] in (1, 3)
         labels, suffix = self.labels[: len(shown)], ".png" if pictures else ".npy"
         self.save(step, lambda path: write_images(path.with_suffix(suffix), shown, labels, self.names))
-        self.reference = self.reference or reference_moments(self.store)
-        return {QUALITY: frechet_distance(moments(shrunken_features(images)), self.reference)}
+        if stream_of(self.store) is not None:
+            return {}
+        self.reference = self.reference or reference_moments(self.store, self.stored)
+        name = QUALITY if images.dtype == torch.uint8 else FD_VALUES
+        return {name: frechet_distance(moments(shrunken_features(images)), self.reference)}
 
     @staticmethod
-    def quality(figures: dict[str, float]) -> float:
-        return figures[QUALITY]
+    def quality(figures: dict[str, float]) -> float | None:
+        return figures.get(QUALITY, figures.get(FD_VALUES))
 
 
 def known_figures(objective: Reconstruction, side: int, device: torch.device) -> dict[str, Figure]:

@@ -26,7 +26,7 @@ from mvm.objective import Loss
 from mvm.optim.ema import Averages, power_name
 from mvm.optim.optimizers import learning_rate, set_rate, step_unless
 from mvm.published import Opened
-from mvm.recipes import AnyRecipe
+from mvm.recipes import OWN_DATA, AnyRecipe
 from mvm.recipes.memory import Memory
 from mvm.training.engine import Engine
 from mvm.training.logs import Record, Window, warn
@@ -67,8 +67,16 @@ class Trainer(ABC, Generic[R]):
         return recipe, None, ""
 
     @classmethod
-    def open(cls, recipe: R, store: Store, run: Path, processes: Processes, progress: bool) -> "Trainer[R]":
-        """Return the trainer of a recipe at step 0."""
+    def open(
+        cls,
+        recipe: R,
+        store: Store,
+        run: Path,
+        processes: Processes,
+        progress: bool,
+        network: nn.Module | None = None,
+    ) -> "Trainer[R]":
+        """Return the trainer of a recipe at step 0; network: of the user's own, for a recipe of one."""
         return cls(recipe, store, processes)
 
     @abstractmethod
@@ -267,11 +275,15 @@ class Trainer(ABC, Generic[R]):
         """Read a checkpoint; every file is checked before anything is changed."""
         manifest = checkpoint.read_manifest(folder)
         if manifest.get("data", self.store.stamp) != self.store.stamp:
-            where = self.recipe.data.folder
-            raise ValueError(f"{folder} was trained on other images than data.path={where} holds now")
+            raise ValueError(f"{folder} was trained on other {self._data_words(manifest)}")
         self.require_provenance(folder, manifest)
         self.load({file: checkpoint.load(folder, file) for file in self.state()})
         self.step, self.window = manifest["step"], Window(**manifest["window"])
+
+    def _data_words(self, manifest: Mapping[str, Any]) -> str:
+        if self.recipe.data.name == OWN_DATA:
+            return f"data ({manifest['data']}) than dataset holds now ({self.store.stamp})"
+        return f"images than data.path={self.recipe.data.folder} holds now"
 
     def load(self, files: dict[str, Weights]) -> None:
         """Set weights, averages and optimizers from the files of a checkpoint."""

@@ -20,7 +20,7 @@ from mvm.path import as_time, schedule_named
 from mvm.path.field import network_time
 from mvm.published import is_published, locate, open_published, shipped_models
 from mvm.published.diffusers import transformer_options
-from mvm.recipes.reading import VARIANTS, from_dict
+from mvm.recipes.reading import NETWORKS, from_dict
 
 # options of from_pretrained: those that the hub's library takes, and those without effect on one safetensors file
 HUB, IDLE = ("cache_dir", "force_download", "local_files_only", "token"), ("low_cpu_mem_usage", "use_safetensors")
@@ -88,7 +88,7 @@ class MVMTransformer2DModel(ModelMixin, ConfigMixin):
     ) -> None:
         super().__init__()
         self.schedule = schedule_named(schedule, T)
-        kind = choose("network.kind", network_options.get("kind", DiTConfig.kind), VARIANTS[DiTConfig])
+        kind = choose("network.kind", network_options.get("kind", DiTConfig.kind), NETWORKS)
         shape = from_dict(kind, network_options, "network.")
         assert isinstance(shape, DiTConfig)
         self.network = build_network(shape, tuple(sample_shape), num_classes)
