@@ -151,6 +151,18 @@ def test_a_share_of_training_has_the_null_condition(kind):
     assert torch.count_nonzero(found[0.5]) == len(before)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_is_one_graph(kind):
+    """What engine.compile "full" and "graph" need: null, dropping and network without a break."""
+    space = (8, 12)
+    recipe = recipe_of(kind, space, "uint8")
+    recipe = replace(recipe, network=replace(recipe.network, depth=1, inner_block=0))
+    trainer = FieldTrainer(recipe, images_of(kind, space, "uint8"))
+    batch = trainer.batch()
+    compiled = torch.compile(trainer.learner, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(batch).total, trainer.learner(batch).total)
+
+
 def test_recipes_of_conditions_and_spaces_go_to_text_and_back():
     for kind in KINDS:
         recipe = recipe_of(kind, (4, 8, 4), "float")
