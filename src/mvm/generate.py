@@ -29,7 +29,7 @@ from tqdm import tqdm
 from mvm import noise
 from mvm.latent import Undecoded
 from mvm.model import Model, load
-from mvm.network import DDT
+from mvm.network import DDT, DiT
 from mvm.network.fast import cpu, gpu, int8
 from mvm.options import at_least, choose, nearest
 from mvm.path import Condition
@@ -488,11 +488,20 @@ class Sampler:
 
         with self.computing():
             there = seeds.to(model.device)
-            inputs: Any = None if condition is None else batched(condition, there), there
-            if self.replays is None or solver.by_tolerance or not model.labelled:
-                images = images_of(*inputs)
+            placed: Any = None if condition is None else batched(condition, there)
+            parts: dict[str, Tensor] = {}  # of the condition: a recording takes tensors alone
+            map_tensors(lambda name, tensor: parts.setdefault(name, tensor), placed)
+
+            def images_of_parts(*values: Tensor) -> Tensor:
+                following = iter(values)
+                return images_of(map_tensors(lambda *_: next(following), placed), values[-1])
+
+            ours = model.labelled or isinstance(model.network, DiT | DDT)  # another one may look at the device
+            if self.replays is None or solver.by_tolerance or not ours:
+                images = images_of(placed, there)
             else:
-                images = self.replays((settings, recording_key(model, model.device)), images_of, *inputs)
+                key = settings, tuple(parts), recording_key(model, model.device)
+                images = self.replays(key, images_of_parts, *parts.values(), there)
             wait, (nfe, passes) = to_host(images), self.costs[settings]
         own = None if model.labelled else condition
         return lambda: Generated(wait(), labels, seeds, nfe, passes, model.classes, own)
