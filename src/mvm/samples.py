@@ -187,18 +187,19 @@ def sample_parts(
     progress: bool = True,
     condition: Condition = None,
     captions: Sequence[str] = (),
+    encoder: str | Path = "",
 ) -> Parts:
     """Return the folder with all parts of a draw; those already there are kept, the others shared by the processes.
 
     A call that was interrupted, made again, ends with the same bytes, whatever the number of processes; at most the
     batches in flight are lost. origin: where the weights came from, beside what `mvm.load` noted. Every process must
-    call, and all see the same folder. condition, captions: of a model that has another condition than class labels; a
-    draw goes round their rows.
+    call, and all see the same folder. condition, captions, encoder: of a model that has another condition than class
+    labels; a draw goes round their rows.
     """
     model = sampler.model
     place, shape, values, spans = place or Processes(), model.recipe.data.shape, model.recipe.data.values, draw.spans()
     check_settings(model, settings)
-    (labels, conditions), seeds = asked_conditions(model, draw, condition, captions), draw.chosen_seeds()
+    (labels, conditions), seeds = asked_conditions(model, draw, condition, captions, encoder), draw.chosen_seeds()
     provenance = _provenance(sampler, draw, settings, origin or {}, conditions)
     store, missing = _store(folder), list[int]()
     with ExitStack() as stack:

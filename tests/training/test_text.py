@@ -133,6 +133,8 @@ def test_captions_go_through_the_text_encoder(run, monkeypatch):
     assert made.names == ("three", "the digit one")
     wanted = embedded(["three", "the digit one", "three", "the digit one", "three"])
     assert torch.equal(made.images, model.generate(5, condition=wanted, cfg=2.0, progress=False).images)
+    model.generate(1, captions=["three"], encoder="elsewhere", progress=False)
+    assert asked[2] == "elsewhere"
     made.save(run / "captions.png")
 
 
@@ -162,6 +164,17 @@ def test_images_are_judged_for_captions_of_the_training_set(run, tmp_path, monke
     wanted = load(run).generate(5, condition={n: v[[0, 1, 2, 0, 1]] for n, v in data.items()}, batch=2, progress=False)
     assert made.facts["conditions"] == checksum(data)
     assert torch.equal(found, wanted.images)
+
+
+def test_an_exported_model_is_sampled_with_the_same_conditions(run, tmp_path):
+    model, text = load(run), embedded(["three", "the digit one"])
+    assert main(["export", str(run), "--out", str(tmp_path / "out"), "--license", "mit", "--dtype", "float32"]) == 0
+    again = load(tmp_path / "out")
+    made = [each.generate(2, condition=text, cfg=2.0, progress=False).images for each in (model, again)]
+    assert torch.equal(*made)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "- Images: 1x8x8 (channels x height x width). Condition: tokens of width 16, 4 at most." in card
+    assert "MVMPipeline` does not take this model: it takes class labels" in card
 
 
 @pytest.mark.parametrize(
