@@ -94,6 +94,8 @@ def test_any_folder_fills_in_what_it_holds(pictures, tmp_path, tiny, done):
         "augment": 0.0,
         "channels": 1,
         "size": 16,
+        "space": [],
+        "values": "uint8",
         "classes": 10,
         "names": [f"kind-{number}" for number in range(10)],
     }

@@ -13,6 +13,7 @@ from mvm.cli import run as command
 from mvm.data.prepare import describe, prepare
 from mvm.data.resize import box, centre_crop, unchanged
 from mvm.data.shards import open_prepared
+from mvm.evaluation.images import of_prepared
 
 COUNT = 13
 DRAW = np.random.default_rng(0)
@@ -63,6 +64,10 @@ def test_the_index_tells_how_large_values_are(tmp_path):
     assert f"values     float, standard deviation {exact.std():.4g}" in describe(tmp_path / "out")[0]
     index = json.loads((tmp_path / "out/index.json").read_text())
     assert (index["format"], index["statistics"]) == (2, found)
+    for wrong in ({"mean": 0.0}, {**found, "std": float("nan")}, {}):
+        (tmp_path / "out/index.json").write_text(json.dumps({**index, "statistics": wrong}))
+        with pytest.raises(ValueError, match=r"index\.json' is damaged"):
+            open_prepared(tmp_path / "out")
 
 
 def test_what_was_interrupted_has_the_same_bytes(tmp_path, monkeypatch):
@@ -127,6 +132,13 @@ def test_a_row_too_large_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("mvm.data.form.MOST_PICTURE", 71)
     with pytest.raises(ValueError, match=r"images: a row of float32 \(2, 9\) takes more than 71 bytes"):
         run(tmp_path, np.zeros((COUNT, 2, 9), np.float32))
+
+
+def test_figures_are_of_images(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"holds float samples of shape \(2, 9\); images \(C, H, W\) in uint8 are needed"
+    ):
+        of_prepared(run(tmp_path, np.zeros((COUNT, 2, 9), np.float32)))
 
 
 def test_the_command_keeps_signals(tmp_path, capsys):

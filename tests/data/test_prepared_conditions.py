@@ -98,6 +98,14 @@ def test_arrays_beside_an_npy(tmp_path):
     check(run(tmp_path / "images.npy", tmp_path / "out", "tokens:tokens,mask"), WANT["tokens:tokens,mask"][1])
 
 
+def test_a_key_does_not_lead_out_of_a_folder(tmp_path):
+    (tmp_path / "in").mkdir()
+    np.save(tmp_path / "in/images.npy", PIXELS)
+    np.save(tmp_path / "vector.npy", VECTOR)
+    with pytest.raises(ValueError, match=r"'\.\./vector\.npy' is no name of a file in this folder"):
+        run(tmp_path / "in/images.npy", tmp_path / "out", "vector:../vector")
+
+
 def png(pixels):
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "PNG")

@@ -1,5 +1,7 @@
 """The prepared format: what its files hold, both ways of reading, and damage told by name."""
 
+import hashlib
+import io
 import json
 import pickle
 
@@ -55,6 +57,22 @@ def test_index(whole):
     assert index["empty_classes"] == []
     assert set(index["shards"][0]) == {"images", "labels", "count", "sha256"}
     assert str(whole.folder.parent) not in (whole.folder / "index.json").read_text()
+
+
+def test_labelled_images_are_written_as_older_versions_read_them(whole):
+    """No key more, in their order, and files as np.save writes them."""
+    index = json.loads((whole.folder / "index.json").read_text())
+    assert " ".join(index) == (
+        "format count shape classes class_counts empty_classes resize source settings skipped shards reasons ignored"
+    )
+    assert " ".join(index["settings"]) == "size resize channels split classes part_size source kind contents"
+    assert " ".join(index["shards"][0]) == "images labels count sha256"
+    assert list(index["shards"][0]["sha256"]) == ["images-00000.npy", "labels-00000.npy"]
+    saved = io.BytesIO()
+    np.save(saved, WANT.numpy()[:PART])
+    assert (whole.folder / "images-00000.npy").read_bytes() == saved.getvalue()
+    sums = "".join(shard.sha256[name] for shard in whole.shards for name in (shard.images, shard.labels))
+    assert whole.stamp == hashlib.sha256(sums.encode()).hexdigest()[:16]
 
 
 def test_opening_gives_what_prepare_gave(whole):

@@ -193,6 +193,14 @@ def test_what_contradicts_the_folder_is_named(folders, encoder):
         training_data(override(load_recipe("digits"), {"condition.kind": "vector"}))
 
 
+@pytest.mark.parametrize(("factor", "scale", "warned"), [(1, "1", False), (30, "1", True), (30, "60", False)])
+def test_values_far_from_those_of_images_are_told(tmp_path, capsys, factor, scale, warned):
+    np.save(tmp_path / "set.npy", SIGNALS * factor)
+    prepare(tmp_path / "set.npy", tmp_path / "out", workers=1, progress=False)
+    training_store(completed(recipe(tmp_path / "out", codec_scale=scale)), CPU)
+    assert (f"--codec.scale {2 * factor * SIGNALS.std():.2g}" in capsys.readouterr().err) == warned
+
+
 def test_images_that_are_not_square_have_a_space(tmp_path):
     np.savez(tmp_path / "set.npz", images=DRAW.integers(0, 256, (COUNT, 8, 16, 3), dtype=np.uint8))
     prepare(tmp_path / "set.npz", tmp_path / "out", size=(4, 8), workers=1, progress=False)

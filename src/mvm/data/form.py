@@ -18,26 +18,26 @@ Row = tuple[Any, ...]  # a sample, and its condition: an array, with a mask of t
 MASK = np.dtype(np.bool_)
 
 
-def _numbers(value: Any, shape: tuple[int, ...], dtype: np.dtype, what: str) -> np.ndarray:
-    """Return finite numbers of this shape and type; what: begins the error."""
+def _numbers(value: Any, shape: tuple[int, ...], dtype: np.dtype, what: str = "") -> np.ndarray:
+    """Return finite numbers of this shape and type; what: begins the error, behind the name of the row."""
     found = np.asarray(value)
     if found.shape != shape or found.dtype.kind not in "fiub" or (dtype == np.uint8 and found.dtype != dtype):
-        raise ValueError(f"{what} is {found.dtype} of shape {found.shape}, not {dtype} of {shape} as the first one is")
+        raise ValueError(f"{what}is {found.dtype} of shape {found.shape}, not {dtype} of {shape} as the first one is")
     with np.errstate(over="ignore"):
         row = found.astype(dtype)
     if not np.isfinite(row).all():
-        raise ValueError(f"{what} holds NaN or Inf as {dtype}; repair this row, or leave it out")
+        raise ValueError(f"{what}holds NaN or Inf as {dtype}; repair this row, or leave it out")
     return row
 
 
-def _mask(value: Any, length: int, what: str) -> np.ndarray:
-    mask = _numbers(value, (length,), np.dtype(np.float32), f"{what} mask")
+def _mask(value: Any, length: int) -> np.ndarray:
+    mask = _numbers(value, (length,), np.dtype(np.float32), "mask ")
     if not np.isin(mask, (0, 1)).all() or not mask.any():
-        raise ValueError(f"{what} mask must hold 0 and 1 alone, and 1 for at least one token")
+        raise ValueError("mask must hold 0 and 1 alone, and 1 for at least one token")
     return mask.astype(MASK)
 
 
-def _text(value: Any, what: str) -> str:
+def _text(value: Any, what: str = CAPTION) -> str:
     try:
         text = value.decode() if isinstance(value, bytes) else value
     except UnicodeDecodeError:
@@ -74,29 +74,28 @@ class Form:
     def row(self, record: Record) -> Row:
         """Return what is stored of a record; BadImage where it is a picture that cannot be read."""
         if self.size is None:
-            sample = _numbers(record.image, self.shape, DTYPES[self.values], f"'{record.name}'")
+            sample = _numbers(record.image, self.shape, DTYPES[self.values])
         else:
             sample = self._picture(record.image, self.size)
-        return (sample, *self._condition(record))
+        return (sample, *self._condition(*record.condition))
 
     def _picture(self, image: bytes | np.ndarray, size: Size) -> np.ndarray:
         return planes(RESIZES[self.resize](decode(image, self.shape[0]), size))
 
-    def _condition(self, record: Record) -> Row:
+    def _condition(self, value: Any = None, mask: Any = None) -> Row:
         held = self.condition
         if held is None:
             return ()
-        (value, *more), what = record.condition, f"'{record.name}' {held.kind}"
         if held.kind == CAPTION:
-            return (_text(value, what),)
+            return (_text(value),)
         if held.kind == "image" and self.size is not None and held.dtype == "uint8" and _is_picture(value):
-            image = value if isinstance(value, bytes) else channels_last(value[None], what)[0]
+            image = value if isinstance(value, bytes) else channels_last(value[None], "its image")[0]
             return (self._picture(image, self.size),)
         value = np.atleast_1d(value) if held.kind == "vector" else value
-        row = _numbers(value, held.row(self.shape[1:]), np.dtype(held.dtype), what)
+        row = _numbers(value, held.row(self.shape[1:]), np.dtype(held.dtype), f"{held.kind} ")
         if held.kind != "tokens":
             return (row,)
-        return row, _mask(more[0] if more else np.ones(held.length), held.length, what)
+        return row, _mask(np.ones(held.length) if mask is None else mask, held.length)
 
 
 def _stored(wanted: Wanted, first: Record, form: Form) -> StoredCondition:

@@ -98,8 +98,7 @@ def _stream(task: Task, write: Sequence[Callable[[np.ndarray], None]]) -> _Rows:
                 raise ValueError(f"'{record.name}': {error}; repair it, or prepare without strict to skip it") from None
             rows.skipped.append([record.name, str(error)])
         except ValueError as error:
-            name = f"'{record.name}'"
-            raise ValueError(str(error) if str(error).startswith(name) else f"{name} {error}") from None
+            raise ValueError(f"'{record.name}' {error}") from None
         else:
             for append, array in zip(write, row, strict=False):  # a caption is no array
                 append(array)
@@ -301,12 +300,10 @@ def _without_empty(prepared: Prepared) -> Prepared:
 
 def _index(prepared: Prepared) -> dict[str, Any]:
     """Return what index.json says of a set."""
-    facts = {name: value for name, value in asdict(prepared).items() if name != "folder"}
-    facts["shards"] = [shard.facts() for shard in prepared.shards]
-    if prepared.format == 1:
-        for name in ("values", "condition", "statistics"):
-            del facts[name]
-    return {"format": prepared.format, "count": prepared.count, **facts}
+    left = {"folder"} if prepared.format > 1 else {"folder", "values", "condition", "statistics"}
+    facts = {name: value for name, value in asdict(prepared).items() if name not in left}
+    shards = [shard.facts() for shard in prepared.shards]
+    return {"format": prepared.format, "count": prepared.count, **facts, "shards": shards}
 
 
 def prepare(
@@ -385,11 +382,7 @@ def prepare(
             prepared = _accept(_summary(done, form, source, names, out), strict)
             if source.by_folder and classes is None:
                 prepared = _without_empty(prepared)
-            facts = {name: value for name, value in asdict(prepared).items() if name != "folder"}
-            facts["shards"] = [shard.facts() for shard in prepared.shards]
-            for name in ("values", "condition", "statistics") if prepared.format == 1 else ():
-                del facts[name]
-            store.write_table(INDEX, {"format": prepared.format, "count": prepared.count, **facts}, indent=1)
+            store.write_table(INDEX, _index(prepared), indent=1)
         # what is not part of the finished set goes: sidecars, empty shards, what a killed run left
         kept = {INDEX, *(name for shard in prepared.shards for name in shard.sha256)}
         for entry in sorted(out.iterdir()):

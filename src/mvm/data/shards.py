@@ -246,7 +246,9 @@ def _of_index(folder: Path, index: dict[str, Any]) -> Prepared:
     prepared = Prepared(folder=folder, shards=shards, condition=held, **facts)
     if held is not None:
         held.require_valid()
-    if prepared.values not in DTYPES or prepared.format > form or not all(map(isfinite, prepared.statistics.values())):
+    finite = all(map(isfinite, prepared.statistics.values()))
+    known = set(prepared.statistics) == ({"mean", "std", "largest"} if prepared.values == "float" else set())
+    if prepared.values not in DTYPES or prepared.format > form or not (finite and known):
         raise ValueError(f"{cut(prepared.values)} of shape {cut(prepared.shape)} is nothing of format {form}")
     whole_numbers(*prepared.shape, *prepared.class_counts, *(shard.count for shard in shards))
     whole_numbers(prepared.skipped["count"], *prepared.reasons.values(), *prepared.ignored.values())

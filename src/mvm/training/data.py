@@ -19,6 +19,7 @@ from mvm.path.condition import Condition
 from mvm.recipes import AnyRecipe, DataConfig, Recipe, located
 from mvm.recipes.memory import free_memory
 from mvm.store import ALONE, INDEX, Rows, Share
+from mvm.training.logs import warn
 
 R = TypeVar("R", bound=AnyRecipe)
 
@@ -145,6 +146,12 @@ def training_store(recipe: AnyRecipe, device: torch.device, share: Share = ALONE
     if _shipped(recipe) is not None:
         return Resident(training_data(recipe), device)
     prepared, where = _open(recipe), recipe.engine.resident
+    std, scale = prepared.statistics.get("std", 0), recipe.codec.scale if isinstance(recipe, Recipe) else 1
+    if std and not 0.1 < std / scale < 5 and share.rank == 0:
+        warn(
+            f"data.path={prepared.folder}: standard deviation {std:.3g}, of images about 0.5; codec.scale={scale:g} "
+            f"leaves {std / scale:.3g}, --codec.scale {2 * std:.2g} would leave 0.5"
+        )
     embeddings = _embeddings(recipe, prepared, device, share)
     if where == "auto":
         size = prepared.bytes + (0 if embeddings is None else sum(array.nbytes for array in embeddings.arrays))
