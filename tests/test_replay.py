@@ -1,5 +1,7 @@
 """Recorded loops: what a replay computes, when there is one, and that nothing in a loop looks at the device."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -8,6 +10,7 @@ from mvm import generate as module
 from mvm import noise
 from mvm.generate import Replays, Sampler, cycle_labels, recording_key, to_host
 from mvm.model import Model, load
+from mvm.network import ConditionConfig
 from mvm.recipes import SampleConfig, load_recipe
 from mvm.solver import ClassifierFree, Interval, integrate, solver_named
 
@@ -103,6 +106,25 @@ def test_what_is_on_the_host_has_arrived():
     assert to_host(x)() is x
 
 
+def of_kind(kind):
+    """The digits recipe, small, of another condition."""
+    width, length = {"vector": 3, "image": 2, "tokens": 5}.get(kind, 0), 4 if kind == "tokens" else 0
+    recipe = load_recipe("digits")
+    network = replace(recipe.network, depth=1, width=16, heads=2, patch=4)
+    return replace(recipe, network=network, condition=ConditionConfig(kind, width=width, length=length))
+
+
+def conditions(kind, count):
+    match kind:
+        case "vector":
+            return torch.randn(count, 3)
+        case "image":
+            return torch.rand(count, 2, 8, 8)
+        case "tokens":
+            return {"tokens": torch.randn(count, 4, 5), "mask": torch.rand(count, 4) < 0.5}
+    return None
+
+
 @pytest.mark.parametrize("settings", [SampleConfig(nfe=4), SampleConfig(nfe=4, rho=1.0, cfg=2.0, low=0.1, high=0.9)])
 def test_replayed_batches_are_the_images_of_their_seeds(settings, standin):
     model = load("digits")
@@ -114,6 +136,37 @@ def test_replayed_batches_are_the_images_of_their_seeds(settings, standin):
     assert torch.equal(found.images, want.images)
     assert (found.nfe, found.passes) == (want.nfe, want.passes)
     assert standin.made == 1
+
+
+@pytest.mark.parametrize("kind", ["none", "vector", "image", "tokens"])
+def test_replays_take_every_condition(kind, standin):
+    """Rows of a later batch reach the recording of an earlier one, in a structure too."""
+    model, condition, guided = Model(of_kind(kind)).eval(), conditions(kind, 12), {} if kind == "none" else {"cfg": 2.0}
+    for parameter in model.network.parameters():
+        torch.nn.init.normal_(parameter, std=0.05)
+    seeds, settings = torch.arange(12), SampleConfig(nfe=3, **guided)
+    want = Sampler(model).images(condition, seeds, settings, batch=4, progress=False)
+    sampler = Sampler(model)
+    sampler.replays = Replays(standin)
+    found = sampler.images(condition, seeds, settings, batch=4, progress=False)
+    assert torch.equal(found.images, want.images)
+    assert standin.made == 1
+    if kind != "none":
+        assert not torch.equal(sampler.images(None, seeds, SampleConfig(nfe=3), progress=False).images, want.images)
+        assert len(sampler.replays.seen) == 2
+
+
+@pytest.mark.parametrize("kind", ["none", "vector", "image", "tokens"])
+def test_a_loop_of_any_condition_never_looks_at_the_device(kind):
+    with torch.device("meta"):
+        model = Model(of_kind(kind)).to("meta")
+        condition = conditions(kind, 2)
+        seeds = torch.zeros(2, dtype=torch.int64)
+    x = noise.initial(seeds, model.sample_shape)
+    rules = () if kind == "none" else ClassifierFree(2.0)
+    how = {"schedule": model.schedule, "nfe": 3, "rho": 0.0, "condition": condition, "guidance": rules}
+    found = integrate(model, x, solver_named("adams"), seeds, **how)
+    assert model.codec.decode(found.x).shape == (2, 1, 8, 8)
 
 
 def test_a_bad_label_is_refused_before_a_replay(standin):

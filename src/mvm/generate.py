@@ -29,7 +29,7 @@ from tqdm import tqdm
 from mvm import noise
 from mvm.latent import Undecoded
 from mvm.model import Model, load
-from mvm.network import DDT
+from mvm.network import DDT, DiT
 from mvm.network.fast import cpu, gpu, int8
 from mvm.options import at_least, choose, nearest
 from mvm.path import Condition
@@ -144,12 +144,13 @@ def row_count(condition: Condition) -> int:
 
 
 def asked_conditions(
-    model: Model, draw: "Draw", condition: Condition = None, captions: Sequence[str] = ()
+    model: Model, draw: "Draw", condition: Condition = None, captions: Sequence[str] = (), encoder: str | Path = ""
 ) -> tuple[Tensor, Condition]:
     """Return what images of a draw are asked for: labels (num,), and the conditions that these are the rows of, if any.
 
     Of a model of class labels these are all there is; of another one a condition's rows, or the captions, take the
-    place of classes: a draw goes round them, or draws from them. Without a condition: the null condition.
+    place of classes: a draw goes round them, or draws from them. Without a condition: the null condition. encoder: the
+    folder of the text encoder, where it is not the recipe's.
     """
     kind = model.recipe.condition
     if model.labelled:
@@ -163,7 +164,7 @@ def asked_conditions(
     if captions:
         if condition is not None:
             raise ValueError("condition and captions are given; give one of the two")
-        condition = embedded(model, captions)
+        condition = embedded(model, captions, encoder)
     if condition is None:
         model.require_null()
         return torch.zeros(draw.num, dtype=torch.int64), None
@@ -172,21 +173,27 @@ def asked_conditions(
     return draw.chosen_labels(count), condition
 
 
-def embedded(model: Model, captions: Sequence[str]) -> Condition:
-    """Return captions as the model's text encoder embeds them."""
+def given(model: Model, labels: Tensor, conditions: Condition) -> Condition:
+    """Return what a model is given for images of these labels, as `asked_conditions` returns both."""
+    return labels if model.labelled else rows(conditions, labels)
+
+
+def embedded(model: Model, captions: Sequence[str], encoder: str | Path = "") -> Condition:
+    """Return captions as the model's text encoder embeds them; encoder: its folder, where it is not the recipe's."""
     kind = model.recipe.condition
     if isinstance(captions, str) or not all(isinstance(text, str) for text in captions):
         raise ValueError(f"captions={captions!r} must be a list of texts, e.g. ['a red square']")
     if kind.kind != "tokens":
         raise ValueError(f"captions are for models of text; this one has condition.kind='{kind.kind}'")
-    if not kind.encoder:
+    folder = encoder or kind.encoder
+    if not folder:
         raise ValueError(
             "captions need a text encoder, and condition.encoder is empty: this model learned from embeddings; give "
-            "condition={'tokens': ..., 'mask': ...}"
+            "condition={'tokens': ..., 'mask': ...}, or encoder=, the folder that made them"
         )
     from mvm.data.text import TextEncoder  # and transformers with it
 
-    return TextEncoder(kind.encoder).embed(list(captions), kind.length)
+    return TextEncoder(folder).embed(list(captions), kind.length)
 
 
 @dataclass(frozen=True)
@@ -483,11 +490,20 @@ class Sampler:
 
         with self.computing():
             there = seeds.to(model.device)
-            inputs: Any = None if condition is None else batched(condition, there), there
-            if self.replays is None or solver.by_tolerance or not model.labelled:
-                images = images_of(*inputs)
+            placed: Any = None if condition is None else batched(condition, there)
+            parts: dict[str, Tensor] = {}  # of the condition: a recording takes tensors alone
+            map_tensors(lambda name, tensor: parts.setdefault(name, tensor), placed)
+
+            def images_of_parts(*values: Tensor) -> Tensor:
+                following = iter(values)
+                return images_of(map_tensors(lambda *_: next(following), placed), values[-1])
+
+            ours = model.labelled or isinstance(model.network, DiT | DDT)  # another one may look at the device
+            if self.replays is None or solver.by_tolerance or not ours:
+                images = images_of(placed, there)
             else:
-                images = self.replays((settings, recording_key(model, model.device)), images_of, *inputs)
+                key = settings, tuple(parts), recording_key(model, model.device)
+                images = self.replays(key, images_of_parts, *parts.values(), there)
             wait, (nfe, passes) = to_host(images), self.costs[settings]
         own = None if model.labelled else condition
         return lambda: Generated(wait(), labels, seeds, nfe, passes, model.classes, own)
@@ -532,6 +548,7 @@ class Sampler:
         classes: Sequence[int | str] = (),
         condition: Condition = None,
         captions: Sequence[str] = (),
+        encoder: str | Path = "",
         seed: int = 0,
         labels: str = "balanced",
         batch: int = 256,
@@ -542,7 +559,8 @@ class Sampler:
         """Return `num` images: those of `mvm sample` with the same options, bit for bit.
 
         condition: of a model that has another than class labels: `num` rows, or one for all; captions: the same as
-        texts, to go round, embedded by the encoder that the recipe names; neither: the null condition.
+        texts, to go round, embedded by the encoder that the recipe names, or by that in the folder `encoder`; neither:
+        the null condition.
         classes: numbers or names, to go round (labels="balanced") or to draw from ("random"); all when empty. seed:
         image i has seed `seed + i`, and is the same picture whatever num and batch. interval: where guidance acts.
         settings: those of SampleConfig (nfe, solver, rho, cfg, ...); what is not given is the recipe's own.
@@ -557,9 +575,8 @@ class Sampler:
         indices = [draw.filled(span, chosen) for span in spans]
         if condition is not None and (count := row_count(condition)) not in (1, num):
             raise ValueError(f"condition has {count} rows for num={num} images; give one for each, or one for all")
-        asked, table = asked_conditions(model, draw, condition, captions)
-        given = asked if model.labelled else rows(table, asked)
-        made = self._joined(given, draw.chosen_seeds(), chosen, spans, indices, progress)
+        asked, table = asked_conditions(model, draw, condition, captions, encoder)
+        made = self._joined(given(model, asked, table), draw.chosen_seeds(), chosen, spans, indices, progress)
         return made if model.labelled else replace(made, labels=asked, names=tuple(captions))
 
     def _joined(

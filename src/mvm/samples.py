@@ -19,10 +19,10 @@ from mvm import __version__
 from mvm.data.loader import as_received
 from mvm.distributed.processes import Processes
 from mvm.files import temporary_beside, write_text
-from mvm.generate import Draw, Sampler, asked_conditions, check_settings, mean_cost, solver_record, steps_of
+from mvm.generate import Draw, Sampler, asked_conditions, check_settings, given, mean_cost, solver_record, steps_of
 from mvm.model import Model
 from mvm.path import Condition
-from mvm.path.condition import map_tensors, rows
+from mvm.path.condition import map_tensors
 from mvm.pictures import (
     ARRAYS,
     as_array,
@@ -187,18 +187,19 @@ def sample_parts(
     progress: bool = True,
     condition: Condition = None,
     captions: Sequence[str] = (),
+    encoder: str | Path = "",
 ) -> Parts:
     """Return the folder with all parts of a draw; those already there are kept, the others shared by the processes.
 
     A call that was interrupted, made again, ends with the same bytes, whatever the number of processes; at most the
     batches in flight are lost. origin: where the weights came from, beside what `mvm.load` noted. Every process must
-    call, and all see the same folder. condition, captions: of a model that has another condition than class labels; a
-    draw goes round their rows.
+    call, and all see the same folder. condition, captions, encoder: of a model that has another condition than class
+    labels; a draw goes round their rows.
     """
     model = sampler.model
     place, shape, values, spans = place or Processes(), model.recipe.data.shape, model.recipe.data.values, draw.spans()
     check_settings(model, settings)
-    (labels, conditions), seeds = asked_conditions(model, draw, condition, captions), draw.chosen_seeds()
+    (labels, conditions), seeds = asked_conditions(model, draw, condition, captions, encoder), draw.chosen_seeds()
     provenance = _provenance(sampler, draw, settings, origin or {}, conditions)
     store, missing = _store(folder), list[int]()
     with ExitStack() as stack:
@@ -219,8 +220,8 @@ def sample_parts(
         # the main process's bar takes the others to be as quick
         with tqdm(total=draw.num, initial=there, desc="sample", unit="image", disable=not shown) as bar:
             filled = (draw.filled(spans[number], settings) for number in mine)
-            given = ((labels[i] if model.labelled else rows(conditions, labels[i]), seeds[i]) for i in filled)
-            made = sampler.batches(given, settings, steps_of(bar))
+            asked = ((given(model, labels[i], conditions), seeds[i]) for i in filled)
+            made = sampler.batches(asked, settings, steps_of(bar))
             for number, batch in zip(mine, made, strict=True):
                 size = spans[number].stop - spans[number].start
                 cost = Cost(labels[spans[number]].tolist(), batch.nfe, batch.passes)

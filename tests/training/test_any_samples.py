@@ -151,6 +151,18 @@ def test_a_share_of_training_has_the_null_condition(kind):
     assert torch.count_nonzero(found[0.5]) == len(before)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_is_one_graph(kind):
+    """What engine.compile "full" and "graph" need: null, dropping and network without a break."""
+    space = (8, 12)
+    recipe = recipe_of(kind, space, "uint8")
+    recipe = replace(recipe, network=replace(recipe.network, depth=1, inner_block=0))
+    trainer = FieldTrainer(recipe, images_of(kind, space, "uint8"))
+    batch = trainer.batch()
+    compiled = torch.compile(trainer.learner, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(batch).total, trainer.learner(batch).total)
+
+
 def test_recipes_of_conditions_and_spaces_go_to_text_and_back():
     for kind in KINDS:
         recipe = recipe_of(kind, (4, 8, 4), "float")
@@ -242,12 +254,15 @@ def test_what_is_for_images_of_classes_says_so(what, words):
         what(Model(recipe_of("vector", (16,), "float")))
 
 
-def test_a_model_without_condition_is_judged_and_one_with_text_is_not():
+def test_a_model_without_condition_is_judged():
     found = of_model(Sampler(Model(recipe_of("none", (8, 12), "uint8")), None), Draw(3, batch=2))
     indices, images = zip(*found.read(2), strict=True)
     assert torch.cat(indices).tolist() == [0, 1, 2]
     assert torch.cat(images).shape == (3, 2, 8, 12)
-    with pytest.raises(ValueError, match=r"condition\.kind='tokens' is not sampled for judging"):
+
+
+def test_without_its_data_a_model_of_text_is_not_judged():
+    with pytest.raises(ValueError, match=r"judged by conditions of the training set \(.*write them with mvm sample"):
         of_model(Sampler(Model(recipe_of("tokens", (8, 12), "uint8")), None), Draw(3))
 
 

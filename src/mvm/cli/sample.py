@@ -22,6 +22,7 @@ def sample(
     device: Device = "auto",
     condition: Path | None = None,
     caption: list[str] | None = None,
+    encoder: str = "",
     out: Path = Path("samples.png"),
 ) -> int:
     """Sample images from a run or a shipped model. Settings not given are those of its recipe.
@@ -42,6 +43,8 @@ def sample(
         mask. Its rows are gone round.
     caption
         Of a model of text: what to show. Given several times, the images go round them.
+    encoder
+        Folder of the text encoder that embeds captions, where it is not where it was in training.
     out
         X.png is one grid, a class a row; X.npz and X.npy are uint8 NHWC; X.parquet, X.zip or a folder holds PNG files.
         Float arrays go to X.npz or X.npy, as the data had them.
@@ -68,7 +71,14 @@ def sample(
                 say_from_first(f"mvm: {settings.nfe:,} evaluations an image; planning them takes a while", error=True)
             tuned = takes_tuned_times(loaded, settings)
             parts = sample_parts(
-                sampler, draw, settings, parts_folder, place=place, condition=given, captions=caption or ()
+                sampler,
+                draw,
+                settings,
+                parts_folder,
+                place=place,
+                condition=given,
+                captions=caption or (),
+                encoder=encoder,
             )
         if place.main:  # the others need not wait
             write_set(parts, out, names=loaded.classes if loaded.labelled else caption or ())

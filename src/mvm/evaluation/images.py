@@ -3,7 +3,7 @@
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,15 +20,19 @@ from mvm.data.sources.arrays import channels_last, keys_of, layout, shape_of, st
 from mvm.data.sources.records import stamp_of
 from mvm.distributed.processes import Processes
 from mvm.files import sha256
-from mvm.generate import Draw, Sampler, asked_conditions, check_settings, takes_tuned_times
+from mvm.generate import Draw, Sampler, asked_conditions, check_settings, given, takes_tuned_times
 from mvm.latent import RAE
 from mvm.model import Model
 from mvm.options import at_least, choose
+from mvm.path import Condition
 from mvm.pictures import is_image
 from mvm.pixels import to_uint8
 from mvm.recipes import SampleConfig
-from mvm.samples import Parts
+from mvm.samples import Parts, checksum
+from mvm.training.data import training_store
 
+CPU = torch.device("cpu")
+CONDITIONS = 2048  # of the training set that images are made for, at most, spread evenly over it
 DECODERS = 8  # threads; Pillow releases Python's lock while it decodes
 GREY = {"1", "L", "LA", "I", "I;16", "I;16B", "I;16L"}
 DATA = "data:"  # before the name of a set in the package
@@ -206,38 +210,50 @@ def of_parts(parts: Parts, **more: Any) -> ImageSet:
 
 
 def require_judged(model: Model) -> None:
-    """Refuse to judge samples that are no images, or need more than class labels."""
-    data, kind = model.recipe.data, model.recipe.condition.kind
+    """Refuse to judge samples that are no images."""
+    data = model.recipe.data
     if not is_image(data.shape, torch.uint8) or data.values != "uint8":
         raise ValueError(f"samples are judged as images, and this model makes {data.values} of shape {data.shape}")
-    if kind not in ("labels", "none"):
+
+
+def judged_condition(model: Model) -> Condition:
+    """Return the conditions of images that are judged, where they are no labels: of samples it was trained on."""
+    if model.recipe.condition.kind in ("labels", "none"):
+        return None
+    try:
+        store = training_store(replace(model.recipe, engine=replace(model.recipe.engine, resident="host")), CPU)
+    except (OSError, ValueError) as error:
         raise ValueError(
-            f"a model of condition.kind='{kind}' is not sampled for judging, as each image needs a condition; write "
-            "them with mvm sample --condition, and judge that file"
-        )
-
-
-def judged_labels(model: Model, draw: Draw) -> Tensor | None:
-    """Return the labels of images that are judged; None of a model without any condition."""
-    require_judged(model)
-    return asked_conditions(model, draw)[0] if model.labelled else None
+            f"images of condition.kind='{model.recipe.condition.kind}' are judged by conditions of the training set "
+            f"({error}); or write them with mvm sample --condition, and judge that file"
+        ) from None
+    count = min(len(store), CONDITIONS)
+    return store.gather(torch.linspace(0, len(store) - 1, count, dtype=torch.float64).long())[1]
 
 
 def of_model(sampler: Sampler, draw: Draw, settings: SampleConfig | None = None, *, name: str = "model") -> ImageSet:
     """Return images that are sampled as they are read; nothing is kept."""
     model = sampler.model
     settings = settings or model.recipe.sample
+    require_judged(model)
     check_settings(model, settings)
-    labels, seeds = judged_labels(model, draw), draw.chosen_seeds()
+    (labels, conditions), seeds = asked_conditions(model, draw, judged_condition(model)), draw.chosen_seeds()
 
     def chunks(batch: int, wanted: Wanted) -> Iterator[Chunk]:
         spans = list(_spans(draw.num, draw.batch, wanted))
-        parts = ((None if labels is None else labels[start:stop], seeds[start:stop]) for start, stop in spans)
+        parts = ((given(model, labels[start:stop], conditions), seeds[start:stop]) for start, stop in spans)
         for (start, _), made in zip(spans, sampler.batches(parts, settings), strict=True):
             yield start, made.images
 
     how = {**asdict(settings), "tuned": takes_tuned_times(model, settings)}
-    more = {"draw": asdict(draw), "sampler": how, "precision": sampler.precision, "origin": model.origin}
+    more: dict[str, Any] = {
+        "draw": asdict(draw),
+        "sampler": how,
+        "precision": sampler.precision,
+        "origin": model.origin,
+    }
+    if conditions is not None:
+        more["conditions"] = checksum(conditions)
     shape = model.recipe.data.shape
     return ImageSet(shape, _facts("run", name, shape, count=draw.num, **more), chunks)
 

@@ -23,14 +23,14 @@ from mvm.distributed.processes import Processes
 from mvm.evaluation.cells import Result, file_name
 from mvm.evaluation.evaluate import Evaluation, Reference, Side, check_shapes, check_side, evaluate
 from mvm.evaluation.gather import Judge
-from mvm.evaluation.images import ImageSet, judged_labels, of_parts, require_judged
+from mvm.evaluation.images import ImageSet, judged_condition, of_parts, require_judged
 from mvm.evaluation.report import provenance, require_plots
 from mvm.evaluation.sweep_report import REAL, write_report
 from mvm.files import atomic, recover_all, remove, write_text
-from mvm.generate import Draw, Sampler, check_settings, solver_record, takes_tuned_times
+from mvm.generate import Draw, Sampler, asked_conditions, check_settings, given, solver_record, takes_tuned_times
 from mvm.metrics.measures import Figure
 from mvm.model import Model
-from mvm.path.condition import rows
+from mvm.path import Condition
 from mvm.pictures import grid, png_bytes
 from mvm.samples import Parts, sample_parts
 from mvm.settings import SampleConfig
@@ -79,6 +79,11 @@ class Sweep:
     def target(self) -> Reference:
         """The reference; its features are gathered when the first cell needs them."""
         return Reference(self.judge, self.reference, self.metrics)
+
+    @cached_property
+    def condition(self) -> Condition:
+        """What images are made for, where that is no label."""
+        return judged_condition(self.model)
 
     def shared(self) -> dict[str, Any]:
         """Return what a finished cell must share with the others to stand beside them."""
@@ -135,8 +140,9 @@ class Sweep:
         """Compile, and plan encoder sharing, so that no cell's seconds hold what is done once."""
         if cells and self.sampler.compiled:
             size = min(self.draw.batch, self.draw.num)  # let the compiler see one batch
-            labels, seeds = judged_labels(self.model, self.draw), self.draw.chosen_seeds()[:size]
-            self.sampler.batch(rows(labels, slice(size)), seeds, SampleConfig(nfe=1))
+            labels, conditions = asked_conditions(self.model, self.draw, self.condition)
+            seeds = self.draw.chosen_seeds()[:size]
+            self.sampler.batch(given(self.model, labels[:size], conditions), seeds, SampleConfig(nfe=1))
         for settings in cells:
             if settings.share:
                 self.sampler.sharing_plan(settings)
@@ -202,7 +208,8 @@ class Sweep:
         folder = self.folder / WORK / self._name(settings) / str(number)
         draw = replace(self.draw, seed=self.draw.seed + number * self.draw.num)
         there, start = len(list(folder.glob("part-*.npy"))), time.perf_counter()
-        parts = sample_parts(self.sampler, draw, settings, folder, place=self.place, progress=self.judge.progress)
+        how: dict[str, Any] = {"place": self.place, "progress": self.judge.progress, "condition": self.condition}
+        parts = sample_parts(self.sampler, draw, settings, folder, **how)
         # of all images, from those made now: an interrupted call may have left the others
         now = (time.perf_counter() - start) * len(draw.spans()) / max(1, len(draw.spans()) - there)
         seconds = self._kept_seconds(folder, now)

@@ -130,13 +130,15 @@ def null_of(null: Null, condition: Condition, x: Tensor) -> Condition:
     null: a condition, of which one row serves all samples; a number, for labels; or a callable that makes it from the
     condition, e.g. torch.zeros_like.
     """
-    if callable(null):
-        if condition is None:
-            raise ValueError("null is a function of the condition, and condition=None; give one, or a null value")
-        return batched(null(condition), x, "null(condition)")
+    if null is None:
+        return None
     if isinstance(null, int):
         return torch.full((x.shape[0],), null, dtype=torch.int64, device=x.device)
-    return None if null is None else batched(null, x, "null")
+    if isinstance(null, Mapping | list | tuple) or not callable(null):  # torch.compile cannot ask a mapping that
+        return batched(null, x, "null")
+    if condition is None:
+        raise ValueError("null is a function of the condition, and condition=None; give one, or a null value")
+    return batched(null(condition), x, "null(condition)")
 
 
 def dropped(condition: Condition, null: Condition, mask: Tensor) -> Condition:
