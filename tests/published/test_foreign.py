@@ -264,9 +264,19 @@ def test_files_of_training_scripts(tmp_path):
     assert all(torch.equal(a.weights[name], value) for name, value in b.weights.items())
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_files_in_half_precision(tmp_path, dtype):
+    state = layouts.lightning_state(dtype=dtype)
+    save_file(state, tmp_path / "x.safetensors")
+    found = convert("lightningdit", tmp_path / "x.safetensors")
+    assert all(value.dtype == torch.float32 for value in found.weights.values())
+    assert torch.equal(found.weights["label.weight"], state["y_embedder.embedding_table.weight"].float())
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
+        (lambda s: s.update(pos_embed=s["pos_embed"] * float("nan")), "'pos_embed' is not the published table"),
         (lambda s: s.pop("blocks.1.mlp.fc1.weight"), r"'blocks\.1\.mlp\.fc1\.weight' is missing; is it of another"),
         (lambda s: s.pop("pos_embed"), "'pos_embed' is missing"),
         (lambda s: s.update({"blocks.0.attn.q_norm.weight": torch.ones(8)}), r"1 tensors belong to no .*q_norm"),
