@@ -13,6 +13,8 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import mvm
 from mvm import checkpoint
 from mvm.data import Images, digits
+from mvm.evaluation.images import of_model
+from mvm.generate import Draw, Sampler
 from mvm.training.dataset import StreamOrder, open_samples
 
 X = torch.arange(24, dtype=torch.float32).reshape(8, 3) / 24
@@ -178,6 +180,18 @@ def test_uint8_and_floats_in_the_unit_interval_are_the_same_images():
         models.append(mvm.train(Image(1, 1, 3, padding=1), dataset, steps=3, batch=4, data_values=values, lr=1e-2,
                                 progress=False))  # fmt: skip
     assert all(torch.equal(a, b) for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True))
+
+
+def test_images_of_an_own_model_are_evaluated():
+    class Image(nn.Conv2d):
+        def forward(self, x, t):
+            return super().forward(x)
+
+    model = mvm.train(Image(1, 1, 1), (torch.rand(8, 1, 4, 4) * 255).to(torch.uint8), steps=1, batch=4, progress=False)
+    draw = Draw(5, seed=3, batch=2)
+    found = of_model(Sampler(model), draw, model.recipe.sample.asked(nfe=2))
+    images = torch.cat([images for _, images in found.chunks(2, lambda number: True)])
+    assert torch.equal(images, model.generate(5, seed=3, nfe=2, progress=False).images)
 
 
 def test_a_network_of_float64_is_trained_in_float64():

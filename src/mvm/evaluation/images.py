@@ -20,7 +20,7 @@ from mvm.data.sources.arrays import channels_last, keys_of, layout, shape_of, st
 from mvm.data.sources.records import stamp_of
 from mvm.distributed.processes import Processes
 from mvm.files import sha256
-from mvm.generate import Draw, Sampler, check_settings, takes_tuned_times
+from mvm.generate import Draw, Sampler, asked_conditions, check_settings, takes_tuned_times
 from mvm.latent import RAE
 from mvm.model import Model
 from mvm.options import at_least, choose
@@ -202,11 +202,12 @@ def of_model(sampler: Sampler, draw: Draw, settings: SampleConfig | None = None,
     model = sampler.model
     settings = settings or model.recipe.sample
     check_settings(model, settings)
-    labels, seeds = draw.chosen_labels(model.num_classes), draw.chosen_seeds()
+    labels, seeds = asked_conditions(model, draw)[0], draw.chosen_seeds()
+    given = labels if model.labelled else None  # the null condition
 
     def chunks(batch: int, wanted: Wanted) -> Iterator[Chunk]:
         spans = list(_spans(draw.num, draw.batch, wanted))
-        parts = ((labels[start:stop], seeds[start:stop]) for start, stop in spans)
+        parts = ((None if given is None else given[start:stop], seeds[start:stop]) for start, stop in spans)
         for (start, _), made in zip(spans, sampler.batches(parts, settings), strict=True):
             yield start, made.images
 

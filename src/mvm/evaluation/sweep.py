@@ -27,7 +27,7 @@ from mvm.evaluation.images import ImageSet, of_parts
 from mvm.evaluation.report import provenance, require_plots
 from mvm.evaluation.sweep_report import REAL, write_report
 from mvm.files import atomic, recover_all, remove, write_text
-from mvm.generate import Draw, Sampler, check_settings, solver_record, takes_tuned_times
+from mvm.generate import Draw, Sampler, asked_conditions, check_settings, solver_record, takes_tuned_times
 from mvm.metrics.measures import Figure
 from mvm.model import Model
 from mvm.pictures import grid, png_bytes
@@ -133,8 +133,8 @@ class Sweep:
         """Compile, and plan encoder sharing, so that no cell's seconds hold what is done once."""
         if cells and self.sampler.compiled:
             size = min(self.draw.batch, self.draw.num)  # let the compiler see one batch
-            labels, seeds = self.draw.chosen_labels(self.model.num_classes)[:size], self.draw.chosen_seeds()[:size]
-            self.sampler.batch(labels, seeds, SampleConfig(nfe=1))
+            labels, seeds = asked_conditions(self.model, self.draw)[0][:size], self.draw.chosen_seeds()[:size]
+            self.sampler.batch(labels if self.model.labelled else None, seeds, SampleConfig(nfe=1))
         for settings in cells:
             if settings.share:
                 self.sampler.sharing_plan(settings)
