@@ -13,6 +13,7 @@ MODULES = (
     "mvm.oracle",
     "mvm.noise",
     "mvm.solver",
+    "mvm.edit",
     "mvm.likelihood",
     "mvm.bridge",
     "mvm.model",

@@ -9,21 +9,31 @@ import sys
 from pathlib import Path
 from unittest.mock import MagicMock
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from mvm.cli import app, run, split_overrides
 from mvm.recipes import load_recipe, override
+from text_encoders import tiny_encoder
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-OWN_TESTS = ("bridge.md", "diffusers.md", "onnx.md", "page.md")  # another file under tests/ runs what these say
+OWN_TESTS = (
+    "bridge.md",
+    "diffusers.md",
+    "onnx.md",
+    "page.md",
+    "published-checkpoints.md",
+)  # another file under tests/ runs what these say
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md"))}
 TYPED = {name: text for name, text in PAGES.items() if name not in OWN_TESTS}
 OWN_IMAGES = "train-on-your-own-images.md"
 
 # Commands that are parsed, recipe and options included, but not run: (page, how they begin) -> why.
 PARSED = {
+    ("fine-tune.md", "mvm train cifar10-small --init-from"): "full size; tests/cli/test_init_from.py types small ones",
+    ("fine-tune.md", "mvm sample runs/tuned"): "needs the run before it",
     ("baselines.md", "mvm train cifar10-ddpm --objective"): "in place of the line before it; one folder is one run",
     ("latents.md", "mvm train"): "needs an encoder and LPIPS; tests/cli/test_rae_command.py types it with small ones",
     ("latents.md", "mvm sample runs/ddt"): "needs the run before it",
@@ -122,6 +132,11 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the pages take for granted: pictures, prepared data, runs."""
     folder = tmp_path_factory.mktemp("prepared")
     draw_pictures(folder / "pictures")
+    draw = np.random.default_rng(0)
+    captions = [f"a {word} square" for word in ("red", "blue")] * 4
+    np.savez(folder / "captioned.npz", images=draw.integers(0, 256, (8, 20, 16, 3), np.uint8), captions=captions)
+    np.savez(folder / "signals.npz", images=draw.normal(size=(8, 1, 64)).astype(np.float32))
+    tiny_encoder(folder / "encoders" / "text", "bert")
     data = str(folder / "data" / "cifar10")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)

@@ -54,7 +54,7 @@ def test_the_command_starts_without_torch():
 
 def test_dir():
     functions = ["load", "loss", "sample", "train", "wrap"]
-    modules = ["bridge", "generate", "likelihood", "noise", "oracle", "path", "solver"]
+    modules = ["bridge", "edit", "generate", "likelihood", "noise", "oracle", "path", "solver"]
     assert dir(mvm) == sorted(["Model", "__version__", *functions, *modules])
     for name in dir(mvm):
         assert getattr(mvm, name) is not None

@@ -8,6 +8,7 @@
     mvm.train(network, dataset)         a trained model: any network, any dataset
     mvm.train(recipe, run)              the same from a recipe, by name or as an object
     mvm.likelihood(field, x)            log p(x); mvm.likelihood.bits_per_dim, encode, decode
+    mvm.edit                            image-to-image, inpainting, super-resolution, deblurring, with any field
     mvm.bridge                          other people's models as fields, and fields as other people's models
     mvm.path, mvm.solver, mvm.oracle
 
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:
-    from mvm import bridge, noise, oracle, path, solver
+    from mvm import bridge, edit, noise, oracle, path, solver
     from mvm.generate import Front as _Generate
     from mvm.likelihood import Front as _Likelihood
     from mvm.model import Model, load
@@ -41,12 +42,13 @@ _LAZY = {
     "train": "mvm.training.own",
     "wrap": "mvm.wrapped",
 }
-_MODULES = ("bridge", "generate", "likelihood", "noise", "oracle", "path", "solver")
+_MODULES = ("bridge", "edit", "generate", "likelihood", "noise", "oracle", "path", "solver")
 
 __all__ = [
     "Model",
     "__version__",
     "bridge",
+    "edit",
     "generate",
     "likelihood",
     "load",

@@ -1,5 +1,6 @@
 """Speed and memory of a recipe, measured with random images: what a step and a sample cost on this machine."""
 
+import math
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,8 @@ from mvm import noise
 from mvm.data import Images
 from mvm.distributed.processes import Processes, autocast, determinism, precision
 from mvm.generate import Sampler, cycle_labels
-from mvm.network import OwnConfig, multiply_adds, parameters
+from mvm.network import OwnConfig, parameters
+from mvm.path import Condition
 from mvm.recipes import FOLDER, CodecConfig, DataConfig, Recipe
 from mvm.recipes.memory import training_memory
 from mvm.recipes.page import training_flops
@@ -37,11 +39,30 @@ class RandomBank(TensorBank):
 
 
 def random_images(recipe: Recipe, count: int) -> Images:
-    """Return images of the recipe's shape with random pixels and labels."""
+    """Return images of the recipe's shape with random pixels and labels, or another condition."""
     draw = torch.Generator().manual_seed(recipe.seed)
-    classes = recipe.data.class_names
+    classes = recipe.data.class_names or ("0",)
     images = torch.randint(0, 256, (count, *recipe.data.shape), dtype=torch.uint8, generator=draw)
-    return Images(images, torch.randint(0, len(classes), (count,), generator=draw), classes)
+    if recipe.data.values == "float":
+        images = images / 128 - 1
+    labels = torch.randint(0, len(classes), (count,), generator=draw)
+    return Images(images, labels, classes, random_condition(recipe, count))
+
+
+def random_condition(recipe: Recipe, count: int) -> Condition:
+    """Return random rows of the recipe's condition; None: labels, an empty tuple: none."""
+    kind, draw = recipe.condition, torch.Generator().manual_seed(recipe.seed)
+    match kind.kind:
+        case "none":
+            return ()
+        case "vector":
+            return torch.randn(count, kind.width, generator=draw)
+        case "image":
+            return torch.rand(count, kind.width, *recipe.data.shape[1:], generator=draw) * 2 - 1
+        case "tokens":
+            tokens = torch.randn(count, kind.length, kind.width, generator=draw)
+            return {"tokens": tokens, "mask": torch.ones(count, kind.length, dtype=torch.bool)}
+    return None
 
 
 def on_random_samples(recipe: Recipe) -> Recipe:
@@ -112,11 +133,12 @@ def bench_sampling(recipe: Recipe, place: Processes, *, num: int = 256, progress
 
     model = Model(recipe).to(place.device).eval().requires_grad_(False)
     sampler = Sampler(model, precision=None, compile=compile_mode(recipe.engine, place) != "off")
-    labels, seeds = cycle_labels((), num, model.num_classes), noise.derive(0, torch.arange(num))
+    given = cycle_labels((), num, model.num_classes) if model.labelled else random_images(recipe, num).given
+    seeds = noise.derive(0, torch.arange(num))
 
     def run() -> None:
         with autocast(recipe.engine, place.device):
-            sampler.images(labels, seeds, recipe.sample, batch=num, progress=progress)
+            sampler.images(given, seeds, recipe.sample, batch=num, progress=progress)
 
     batches = SAMPLED if place.device.type == "cuda" else 1  # a CPU needs minutes for one, and no recording
     for _ in range(SETTLED if place.device.type == "cuda" else 1):
@@ -150,17 +172,17 @@ def bench(
     if isinstance(recipe.network, OwnConfig):
         raise ValueError(f"network.kind='{recipe.network.kind}': mvm bench measures dit and ddt, not your own network")
     recipe = on_random_samples(recipe)
-    shape, classes = recipe.sample_shape, len(recipe.data.class_names)
+    shape = recipe.sample_shape
+    tokens = math.prod(extent // recipe.network.patch for extent in shape[1:])
     if recipe.repa.encoder and teacher is None:
-        tokens = (shape[-1] // recipe.network.patch) ** 2
         teacher = RandomBank(4 * recipe.train.batch, tokens, TEACHER_WIDTH, place.device)
     found: dict[str, Any] = {
         "recipe": recipe.name,
         "repa": "none" if teacher is None else f"cached features, {teacher.width} wide",
         "network": {"size": recipe.network.size, "patch": recipe.network.patch, "input": list(shape)},
-        "tokens": (shape[-1] // recipe.network.patch) ** 2,
+        "tokens": tokens,
         "parameters": parameters(*recipe.blueprint),
-        "multiply_adds": multiply_adds(recipe.network, shape, classes),
+        "multiply_adds": recipe.multiply_adds,
         "batch": recipe.train.batch,
         "precision": str(precision(recipe.engine, place.device)).removeprefix("torch."),
         "compile": compile_mode(recipe.engine, place),
@@ -179,10 +201,10 @@ def bench(
 def growth(recipe: Recipe, place: Processes, *, steps: int = 12, progress: bool = True) -> list[dict[str, Any]]:
     """Return what doubling resolution, depth and batch does to a step's time and memory, each alone."""
     recipe = on_random_samples(recipe)
-    data, (channels, side, _) = recipe.data, recipe.data.shape
+    data, (channels, *space) = recipe.data, recipe.data.shape
     twice = DataConfig(
-        name=FOLDER, path="random", mirror=data.mirror, augment=data.augment,
-        channels=channels, size=2 * side, classes=len(data.class_names),
+        name=FOLDER, path="random", mirror=data.mirror, augment=data.augment, values=data.values,
+        channels=channels, space=tuple(2 * extent for extent in space), classes=len(data.class_names),
     )  # fmt: skip
     changed = {
         "resolution": replace(recipe, data=twice),

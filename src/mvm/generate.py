@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from mvm import noise
+from mvm.latent import Undecoded
 from mvm.model import Model, load
 from mvm.network import DDT
 from mvm.network.fast import cpu, gpu, int8
@@ -183,7 +184,7 @@ def embedded(model: Model, captions: Sequence[str]) -> Condition:
             "captions need a text encoder, and condition.encoder is empty: this model learned from embeddings; give "
             "condition={'tokens': ..., 'mask': ...}"
         )
-    from mvm.data.text import TextEncoder  # ty: ignore[import-not-found]  # and transformers with it
+    from mvm.data.text import TextEncoder  # and transformers with it
 
     return TextEncoder(kind.encoder).embed(list(captions), kind.length)
 
@@ -237,6 +238,8 @@ def check_settings(model: Model, settings: SampleConfig) -> None:
     """Refuse settings that a model cannot be sampled with, before anything is made of it."""
     solver, recipe = settings.build_solver(), model.recipe
     solver.plan(model.schedule, settings.nfe, settings.rho)
+    if isinstance(model.codec, Undecoded):
+        model.codec.refuse()  # before the work
     if settings.internal != 1 and not recipe.network.inner_block:
         raise ValueError(f"internal={settings.internal} needs a network with an inner head (network.inner_block)")
     if settings.share and not isinstance(model.network, DDT):

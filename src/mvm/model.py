@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from mvm.latent import Arrays, Codec, Pixels, load_decoder_only, load_rae
+from mvm.latent import Arrays, Codec, Pixels, Undecoded, load_decoder_only, load_rae, load_vae
 from mvm.network import DDT, Output, Own, OwnConfig, build_network
 from mvm.network import Condition as Backbone
 from mvm.network.fast import cpu
@@ -16,7 +16,7 @@ from mvm.network.own import OWN, adapted, load_weights, named_network
 from mvm.path import Condition, Schedule, to_x0
 from mvm.path.condition import batched, cat, check_labels, null_of, require_finite, require_like
 from mvm.path.field import network_time
-from mvm.published import Opened, is_published, open_model, read_codec, shipped_models
+from mvm.published import Opened, as_foreign, is_published, open_model, read_codec, shipped_models
 from mvm.published.hub import as_hub_id
 from mvm.published.tuned import Entry, Key
 from mvm.recipes import RECIPE, Recipe, require_field_recipe
@@ -51,8 +51,13 @@ def build_codec(recipe: Recipe, encoder: bool = True) -> Codec:
         kind = Arrays if recipe.data.values == "float" else Pixels
         return kind(recipe.data.shape, config.scale)
     if not config.path:
-        raise ValueError("codec.kind='rae' needs codec.path, the folder of an autoencoder (stage 1 writes RUN/rae)")
-    codec = load_rae(Path(config.path), config.encoder) if encoder else load_decoder_only(Path(config.path))
+        raise ValueError(
+            f"codec.kind='{config.kind}' needs codec.path, the folder of an autoencoder (stage 1 writes RUN/rae)"
+        )
+    if config.kind == "vae":
+        codec = load_vae(config.path, recipe.data.shape[-1], config.posterior)
+    else:
+        codec = load_rae(Path(config.path), config.encoder) if encoder else load_decoder_only(Path(config.path))
     shapes = {"latents": (codec.latent_shape, recipe.sample_shape), "images": (codec.image_shape, recipe.data.shape)}
     for what, (found, asked) in shapes.items():
         if tuple(found) != tuple(asked):
@@ -141,6 +146,12 @@ class Model(nn.Module):
         if not (callable(null := self.network.null) or null is None):
             require_like(condition, null)
         return require_finite(batched(condition, x))
+
+    def require_labels(self, what: str) -> None:
+        """Refuse a model of another condition than class labels where something is for these alone."""
+        if not self.labelled:
+            kind = self.recipe.condition.kind
+            raise ValueError(f"{what} is for models of class labels; this one has condition.kind='{kind}'")
 
     @property
     def labelled(self) -> bool:
@@ -262,8 +273,8 @@ def own_network(recipe: Recipe, given: nn.Module | str | None, source: str) -> O
 def is_model(name: str) -> bool:
     """Return whether `load` would take this name: a run, an exported model, a shipped one, or an id of the hub."""
     folder = Path(name)
-    local = (folder / RECIPE).is_file() or is_published(folder) or name in shipped_models()
-    return local or as_hub_id(name) is not None
+    local = (folder / RECIPE).is_file() or is_published(folder) or name in shipped_models() or as_foreign(name)
+    return bool(local) or as_hub_id(name) is not None
 
 
 def load(
@@ -272,25 +283,34 @@ def load(
     which: str = "latest",
     *,
     encoder: bool = False,
+    codec: str | Path | None = None,
     network: nn.Module | str | None = None,
 ) -> Model:
     """Return the model of a run directory, of a folder that `mvm export` wrote, shipped in the package, or on the hub.
 
-    Lookup order: local folder, bundled model, hub (OWNER/NAME or OWNER/NAME@REVISION). Nothing is executed or
-    unpickled. weights: "ema" (default), "model" (the raw weights), or another average the run keeps ("ema-0.999",
-    "power-0.1"). which: the checkpoint: "latest", "best" (by previews), or a step number. An exported model has one
-    set of weights, of one step. encoder: of a latent run, load the frozen encoder too, to encode images; sampling
-    decodes only. network: of a model that was trained with a network of your own: that network, as `mvm.train` was
-    given it, which receives the weights; or its class, "module:PACKAGE.MODULE:CLASS", which is imported.
+    Lookup order: local folder, bundled model, hub (OWNER/NAME or OWNER/NAME@REVISION). FORMAT:FILE is a checkpoint of
+    another project, as in "sit:SiT-XL-2-256x256.pt" (docs/published-checkpoints.md). Nothing is executed or unpickled.
+    weights: "ema" (default), "model" (the raw weights), or another average the run keeps ("ema-0.999", "power-0.1").
+    which: the checkpoint: "latest", "best" (by previews), or a step number. An exported model has one set of weights,
+    of one step. encoder: of a latent run, load the frozen encoder too, to encode images; sampling decodes only.
+    codec: the folder of its autoencoder, in place of its own. network: of a model that was trained with a network of
+    your own: that network, as `mvm.train` was given it, which receives the weights; or its class,
+    "module:PACKAGE.MODULE:CLASS", which is imported.
     """
-    return build(open_model(run_or_name, weights, which), encoder=encoder, network=network)
+    opened = open_model(run_or_name, weights, which)
+    return build(opened if codec is None else opened.with_codec(codec), encoder=encoder, network=network)
 
 
 def build(opened: Opened, *, encoder: bool = False, network: nn.Module | str | None = None) -> Model:
     """Return the model of stored weights; encoder, network: as in `load`."""
     recipe = require_field_recipe(opened.recipe, opened.origin["run"])
     own = own_network(recipe, network, str(opened.folder))
-    codec = read_codec(opened.folder, recipe) if opened.config is not None else build_codec(recipe, encoder)
+    if opened.config is not None:
+        codec = read_codec(opened.folder, opened.config)
+    elif "format" in opened.origin and recipe.codec.kind != "pixels" and not recipe.codec.path:
+        codec = Undecoded(recipe.sample_shape, recipe.codec.kind)
+    else:
+        codec = build_codec(recipe, encoder)
     model = Model(recipe, codec, own).eval()
     if own is None:  # the caller may go on to train a network of their own
         model.requires_grad_(False)

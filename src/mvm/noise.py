@@ -19,10 +19,12 @@ _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
 
-# Streams keep the draws of one seed apart; solver steps use STEP + index, likelihood's evaluations HUTCHINSON + index.
+# Streams keep the draws of one seed apart; solver steps use STEP + index, resampling of particles RESAMPLE + index,
+# likelihood's evaluations HUTCHINSON + index.
 INITIAL, LABEL, TIME, TRAIN, DEQUANTISE, COMPONENT, DERIVE, MIRROR, BLOCK, DROPOUT, WARP, WARP_NORMAL, DATA = range(13)
 AUGMENT = 1 << 12
 STEP = 1 << 16
+RESAMPLE = 1 << 30
 HUTCHINSON = 1 << 31
 
 MAX_SEED = 2**63 - 1

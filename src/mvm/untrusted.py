@@ -19,6 +19,7 @@ MOST_LISTED = 1 << 29  # bytes of a dataset.json or classes.txt: ten million pic
 MOST_PIXELS = (1 << 28) // 3  # of a picture: a quarter GiB in RGB; where Pillow begins to warn
 MOST_PICTURE = 1 << 28  # bytes of a picture's file, or of a row of an array: as many as the pixels take unpacked
 MOST_LABEL = 1 << 20  # bytes of a picture's label in a tar
+MOST_CAPTION = 1 << 14  # bytes of a caption: ten times what text encoders read
 MOST_ROWS = 1 << 26  # of an array or a table: their labels alone take half a GiB
 MOST_DIMENSIONS = 1 << 14  # of features: a covariance of 2 GiB; the largest in use has 3,072
 MOST_WORDS = 300  # characters quoted from a file in an error

@@ -102,7 +102,7 @@ def test_what_auto_stands_for():
 
 
 def test_none_demands_the_size():
-    with pytest.raises(ValueError, match="is 8x9, not 8x8, and resize='none'"):
+    with pytest.raises(ValueError, match="is 9x8, not 8x8, and resize='none'"):
         RESIZES["none"](Image.new("L", (8, 9)), 8)
 
 

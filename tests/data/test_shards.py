@@ -134,7 +134,7 @@ def test_a_shard_of_another_shape_is_refused(own):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda index: index.update(format=2), "format 2; this version of mvm reads 1"),
+        (lambda index: index.update(format=3), "format 3; this version of mvm reads 1 and 2"),
         (lambda index: index.update(count=3), "counts contradict"),
         (lambda index: index.pop("classes"), "is damaged"),
         (lambda index: index.update(surprise=1), "is damaged"),

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import sys
+from pathlib import Path
 
 import fuzz_seeds
 import torch
@@ -10,9 +12,12 @@ from fuzz_kept import KEPT
 from fuzz_mutate import spoiled_json, spoiled_npy, spoiled_npz, spoiled_safetensors, spoiled_text
 from fuzz_sources import SOURCES
 
+sys.path.append(str(Path(__file__).parent.parent))  # as pytest does; fuzz.py is a program
+
 from mvm import checkpoint, samples
 from mvm.data.prepare import prepare
 from mvm.data.shards import open_prepared
+from mvm.data.text import TextEncoder
 from mvm.latent.cache import open_latents
 from mvm.latent.rae import load_decoder_only
 from mvm.latent.statistics import load_statistics
@@ -22,6 +27,7 @@ from mvm.published import check_tables, open_model, open_stored, read_codec, rea
 from mvm.published.card import read_figures
 from mvm.recipes import load_recipe
 from mvm.training import logs, rundir
+from text_encoders import tiny_encoder
 
 
 class Text(Format):
@@ -155,6 +161,45 @@ class PreparedLabels(PreparedImages):
     name, file = "labels-*.npy of prepared data", "labels-00000.npy"
 
 
+class PreparedTokens(Prepared):
+    """A prepared folder of signals with tokens."""
+
+    name = "index.json of prepared signals and tokens"
+    condition = "tokens:tokens"
+
+    def lay(self) -> list[bytes]:
+        fuzz_seeds.conditioned(self.folder, self.condition)
+        return [(self.folder / self.file).read_bytes()]
+
+
+class PreparedMask(PreparedTokens):
+    name, file, share = "mask-*.npy of prepared data", "mask-00000.npy", 0.3
+    spoil = staticmethod(spoiled_npy)
+
+
+class PreparedCaptions(PreparedTokens):
+    name, file, share = "captions of prepared data", "condition-00000.json", 0.3
+    condition = "caption:text"
+
+
+class TextConfig(Format):
+    """A text encoder; subclasses spoil one of its files."""
+
+    name, file, share = "config.json of a text encoder", "config.json", 0.1
+    spoil = staticmethod(spoiled_json)
+
+    def lay(self) -> list[bytes]:
+        tiny_encoder(self.folder)
+        return [(self.folder / self.file).read_bytes()]
+
+    def read(self) -> None:
+        TextEncoder(self.folder).embed(["a red circle"], 5)
+
+
+class TextTokenizer(TextConfig):
+    name, file = "tokenizer.json of a text encoder", "tokenizer.json"
+
+
 class Sidecar(Prepared):
     """A shard's sidecar, read when a preparation that was interrupted goes on."""
 
@@ -275,6 +320,7 @@ class Figures(Format):
 FORMATS: tuple[type[Format], ...] = (
     *(Text, RecipeJson, Manifest, Metrics, Safetensors, Statistics, Decoder, Autoencoder, Weights, ShardMap),
     *(Prepared, PreparedImages, PreparedLabels, Sidecar, Latents, LatentShard, Moments),
+    *(PreparedTokens, PreparedMask, PreparedCaptions, TextConfig, TextTokenizer),
     *(Samples, SampleCost, SamplePart, *SOURCES),
     *(PublishedConfig, PublishedIndex, PublishedWeights, Figures, *KEPT),
 )

@@ -168,6 +168,16 @@ def prepared(folder: Path) -> None:
         path.rename(folder / path.name)
 
 
+def conditioned(folder: Path, condition: str) -> None:
+    """Write a prepared folder of signals with a condition."""
+    signals, texts = np.linspace(-1, 1, 60, dtype=np.float32).reshape(5, 2, 6), np.array(["a", "b c", "a", "ß", ""])
+    np.savez(folder / ".source.npz", images=signals, tokens=signals[:, :, :3], text=texts)
+    options = {"condition": condition, "workers": 1, "progress": False, "part_size": 3}
+    prepare(folder / ".source.npz", folder / ".out", **options)
+    for path in (folder / ".out").iterdir():
+        path.rename(folder / path.name)
+
+
 def sidecar(source: Path, out: Path) -> bytes:
     """Write the shards of a prepared folder; return the sidecar that its first shard had."""
     from mvm.data import prepare as module

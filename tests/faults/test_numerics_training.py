@@ -48,7 +48,7 @@ def pictures(tmp_path_factory):
 def aligned(encoder, monkeypatch):
     """Recipes with REPA on 64 digits."""
     few = training_data(load_recipe("digits"))[:64]
-    monkeypatch.setattr("mvm.training.loop.training_store", lambda recipe, device: Resident(few, device))
+    monkeypatch.setattr("mvm.training.loop.training_store", lambda recipe, device, _: Resident(few, device))
     network = {"network.depth": "2", "network.heads": "2", "network.width": "16", "network.patch": "4"}
     told = {"repa.encoder": str(encoder), "repa.resolution": "16", "repa.block": "1"}
     return lambda **more: override(load_recipe("digits"), {**network, **told, **COMMON, **named(more)})

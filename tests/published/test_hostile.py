@@ -49,7 +49,7 @@ def test_pickles(folder, name, tmp_path, monkeypatch):
         ("modeling.py", "is code"),
         ("run.sh", "is code"),
         ("notes.txt", "is not part of the format"),
-        ("codec/config.json", "is not part of the format"),
+        ("codec/model_index.json", "is not part of the format"),
         ("more/README.md", "is not part of the format"),
         ("model.safetensors.index.json", "is not part of the format"),
         ("codec/picture.png", "is not part of the format"),

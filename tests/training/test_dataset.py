@@ -219,7 +219,7 @@ def test_previews_of_images_and_of_points(tmp_path):
     assert manifest["quality"] == lines[-1]["fd_pixels"]
     mvm.train(nn_of_3(), X, tmp_path / "points", on_log=lines.append, **how, progress=False)
     assert lines[-1]["fd_values"] > 0
-    assert not (tmp_path / "points" / "samples").exists()
+    assert [path.name for path in (tmp_path / "points" / "samples").iterdir()] == ["step-00000002.npy"]
     mvm.train(nn_of_3(), lambda: iter(X), tmp_path / "stream", on_log=lines.append, **how, progress=False)
     assert lines[-1] == {"step": 2}
 

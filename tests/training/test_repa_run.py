@@ -56,7 +56,7 @@ def encoder(tmp_path_factory):
 def recipe(encoder, monkeypatch):
     """Tiny recipes with the encoder; 64 of the digits, for there are features to compute of each."""
     few = training_data(load_recipe("digits"))[:64]
-    monkeypatch.setattr("mvm.training.loop.training_store", lambda recipe, device: Resident(few, device))
+    monkeypatch.setattr("mvm.training.loop.training_store", lambda recipe, device, _: Resident(few, device))
 
     def make(**changes):
         told = {**TINY, "repa.encoder": str(encoder), **{k.replace("_", ".", 1): v for k, v in changes.items()}}

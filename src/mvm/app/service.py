@@ -79,7 +79,9 @@ class Shelf:
             raise ValueError(f"model '{name}' is not on this page; it has: {', '.join(self.names)}")
         with self._lock:
             if name not in self._loaded:
-                self._loaded[name] = load(name).to(self.device)
+                model = load(name).to(self.device)
+                model.require_labels("this page")
+                self._loaded[name] = model
             return self._loaded[name]
 
 

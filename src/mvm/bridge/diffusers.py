@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from mvm.bridge.incoming import BridgedField, Network, fits, from_edm, from_flow, from_model
-from mvm.bridge.paths import BetaTable
 from mvm.options import choose
 from mvm.path import Condition, LinearFlow, like
+from mvm.path.betas import BetaTable
 from mvm.path.condition import map_tensors
 
 # A table of betas; how a scheduler steps through it is no matter of the model.

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mvm.bridge.paths import BetaTable, FlowConvention, VarianceExploding
+from mvm.bridge.paths import FlowConvention, VarianceExploding
 from mvm.options import at_least, choose
 from mvm.path import (
     KINDS,
@@ -40,6 +40,7 @@ from mvm.path import (
     like,
     to_x0,
 )
+from mvm.path.betas import BetaTable
 from mvm.path.condition import batched, cat, check_labels, require_finite
 from mvm.solver import Multistep, adams
 

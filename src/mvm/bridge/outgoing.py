@@ -9,8 +9,9 @@ from torch import Tensor
 
 from mvm.bridge.diffusers import beta_table
 from mvm.bridge.incoming import Clock
-from mvm.bridge.paths import BetaTable, FlowConvention, VarianceExploding
+from mvm.bridge.paths import FlowConvention, VarianceExploding
 from mvm.path import MEAN_VELOCITY, Condition, Field, LinearFlow, Schedule, TrainedField, as_time, convert, equal_snr
+from mvm.path.betas import BetaTable
 
 ROUNDING = 1e-6  # of the end: what float32 may do to a caller's time
 

@@ -1,14 +1,31 @@
 """mvm data prepare, mvm data info."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
+from typing import Annotated
 
-from cyclopts import App
+from cyclopts import App, Parameter, Token
 
 from mvm.cli.app import Whole, app
 
 data = App(name="data", help="Prepare images for training, and look at what was prepared.", help_format="plaintext")
 app.command(data)
+
+
+def _size(kind: type, tokens: Sequence[Token]) -> int | tuple[int, int]:
+    """Return the side of "32", or height and width of "32x64"."""
+    text = tokens[0].value
+    try:
+        sides = tuple(map(int, text.split("x")))
+    except ValueError:
+        raise ValueError(f"'{text}' is not a whole number, or two as HEIGHTxWIDTH") from None
+    if len(sides) > 2:
+        raise ValueError(f"'{text}' has {len(sides)} sides; pictures have HEIGHTxWIDTH")
+    return sides if len(sides) == 2 else sides[0]
+
+
+Pixels = Annotated[int | tuple[int, int] | None, Parameter(converter=_size, n_tokens=1)]
 
 
 @data.command
@@ -17,15 +34,19 @@ def prepare(
     /,
     *,
     out: Path,
-    size: Whole,
+    size: Pixels = None,
     resize: str = "auto",
-    channels: Whole = 3,
+    channels: Whole | None = None,
+    values: str = "",
+    condition: str = "",
     split: str = "",
     classes: Whole | None = None,
     workers: Whole | None = None,
     strict: bool = False,
 ) -> int:
     """Read images of any common kind, resize them, write shards that training reads; restarts where it was stopped.
+
+    Arrays (N, C, *space) of other things, such as signals and volumes, are kept as they are.
 
     Parameters
     ----------
@@ -35,12 +56,18 @@ def prepare(
     out
         Folder to write.
     size
-        Side of the square images in pixels.
+        Pixels: the side of square images, or HEIGHTxWIDTH. Without it the rows of an .npz or .npy are kept.
     resize
         box: the whole picture squashed, as published ImageNet-32; centre-crop: halved, then bicubic, then cut;
         none: sizes must match; auto: box up to 64 pixels, centre-crop above.
     channels
-        3, or 1 for grey.
+        3, or 1 for grey; of arrays that are kept: as many as they have.
+    values
+        Of arrays that are kept: uint8 (images) or float; by default as their type says.
+    condition
+        What samples are conditioned on beside their labels: vector:KEY, tokens:KEY or tokens:KEY,MASK, image:KEY or
+        caption:KEY. KEY is an array of the .npz (KEY.npy beside an .npy), a parquet column, or the suffix of captions
+        in a webdataset.
     split
         Which split, where the source has several (train, test, ...).
     classes
@@ -59,6 +86,8 @@ def prepare(
         size=size,
         resize=resize,
         channels=channels,
+        values=values,
+        condition=condition,
         split=split,
         workers=workers,
         strict=strict,

@@ -1,6 +1,7 @@
-"""mvm export, mvm onnx, mvm push, mvm models."""
+"""mvm export, mvm convert, mvm onnx, mvm push, mvm models."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -64,13 +65,87 @@ def export(
     return 0
 
 
+@app.command
+def convert(
+    file: Path,
+    /,
+    *,
+    as_: Annotated[str, Parameter(name="--as")],
+    out: Path,
+    codec: Path | None = None,
+    stats: Path | None = None,
+    pixels: str = "imagenet",
+    encoder: str = "unknown",
+    heads: int = 0,
+    classes: int = 0,
+    inner_block: int = 8,
+    factor: int = 0,
+    weights: str = "ema",
+    dtype: str = "float32",
+    license: str = "unknown",
+) -> int:
+    """Write a published checkpoint of another project as a folder that mvm.load opens. Nothing in it is executed.
+
+    Sizes are read from the tensors. A decoder of RAE or RAEv2 (stage 1) becomes an autoencoder for --codec.
+
+    Parameters
+    ----------
+    file
+        A .safetensors, or a .pt, .pth or .ckpt of torch.
+    as_
+        The format: sit, dit, repa, lightningdit, rae or raev2.
+    out
+        Folder to write.
+    codec
+        The autoencoder of the latents, copied into the folder: a VAE (AutoencoderKL) in diffusers' format, or a
+        decoder that was converted before. Without one the folder makes latents alone.
+    stats
+        Of a decoder: the file with mean and var of the latents. Without one they are not normalised.
+    pixels
+        Of a decoder of RAE: how its encoder scales pixels, imagenet (DINOv2, MAE) or half (SigLIP2).
+    encoder
+        Of a decoder: the name of its encoder, for people.
+    heads
+        Attention heads, where the file does not say them and the width is not a published one.
+    classes
+        Number of classes; 0: all rows of the label table but the null class.
+    inner_block
+        Of RAEv2: the block after which the inner head stands; a file does not say it.
+    factor
+        Pixels a side that one latent becomes; 0: 8 for SiT, DiT and REPA, 16 for the others.
+    weights
+        ema, or model (the raw weights) where the file has both.
+    dtype
+        Of the stored weights: float16, bfloat16 or float32.
+    license
+        Of the weights, as the hub names licences; their authors say which.
+    """
+    from mvm.published import Options, convert_decoder, export, is_decoder, open_foreign, read_tensors
+
+    if as_ in ("rae", "raev2") and is_decoder(read_tensors(file, weights)):
+        convert_decoder(as_, file, stats=stats, pixels=pixels, encoder=encoder, weights=weights).save(out)
+        print(f"wrote {out}: the decoder of {file.name}; use it with: mvm convert FILE --as {as_} --codec {out}")
+        return 0
+    options = Options(heads=heads, classes=classes, inner_block=inner_block, factor=factor)
+    opened = open_foreign(as_, file, weights, options=options)
+    if codec is not None:
+        opened = opened.with_codec(codec)
+    config = export(opened, out, dtype=dtype, license=license)
+    kind = config.recipe.codec.kind
+    print(f"wrote {out}: {config.recipe.network.kind}, {_megabytes(out):.1f} MB; ", end="")
+    if kind == "pixels" or codec is not None:
+        print(f"sample: mvm sample {out} --out grid.png")
+    else:
+        print(f"it makes latents {config.recipe.sample_shape} alone; give their autoencoder with --codec")
+    return 0
+
+
 def _draw(folder: Path) -> bytes | None:
     """Return the picture of a card as PNG; None, and a line that says so, where the model is too large for it here."""
     import torch
 
     from mvm.generate import Sampler
     from mvm.model import choose_device, load
-    from mvm.network import multiply_adds
     from mvm.network.own import is_own
     from mvm.pictures import png_bytes, sample_grid
     from mvm.published import read_config
@@ -82,16 +157,23 @@ def _draw(folder: Path) -> bytes | None:
         print("mvm: the card has no samples: its network is not part of mvm", file=sys.stderr)
         return None
     passes = recipe.sample.nfe * (1 if recipe.sample.cfg == 1 else 2)
-    work = SAMPLES * passes * multiply_adds(recipe.network, recipe.sample_shape, count)
+    work = SAMPLES * passes * recipe.multiply_adds
     if work > MOST_WORK * (GPU if device.type == "cuda" else 1):
         where = "this GPU" if device.type == "cuda" else "a CPU"
         why = f"{SAMPLES} images take {work / 1e12:,.0f} T multiply-adds, too many for {where}"
         print(f"mvm: the card has no samples: {why}", file=sys.stderr)
         return None
+    if not recipe.data.pictured or not (recipe.condition.kind in ("labels", "none") or recipe.objective.has_null):
+        print("mvm: the card has no samples: they are no pictures, or need a condition", file=sys.stderr)
+        return None
     seeds = torch.arange(SAMPLES)
-    labels = seeds * count // SAMPLES  # all over the classes
-    images = Sampler(load(folder).to(device)).images(labels, seeds, recipe.sample).images
-    return png_bytes(sample_grid(images, labels, config.classes if recipe.objective.conditional else (), SAMPLES // 2))
+    model = load(folder).to(device)
+    labels = seeds * count // SAMPLES if model.labelled else None  # all over the classes
+    settings = recipe.sample if model.labelled else replace(recipe.sample, cfg=1.0)
+    made = Sampler(model).images(labels, seeds, settings)
+    return png_bytes(
+        sample_grid(made.images, made.labels, config.classes if recipe.objective.conditional else (), SAMPLES // 2)
+    )
 
 
 def _megabytes(folder: Path) -> float:

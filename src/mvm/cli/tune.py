@@ -79,7 +79,8 @@ def tune(
             "fitted times are for adams alone; sample it with --solver adams instead"
         )
     settings = guidance.settings(settings).canonical()
-    loaded.recipe.objective.require_guidance("cfg", settings.cfg)
+    loaded.recipe.require_guidance("cfg", settings.cfg)
+    loaded.require_labels("mvm tune")
     labels = cycle_labels((), 2 * num, loaded.num_classes).to(loaded.device)
     x = noise.initial(noise.derive(seed, torch.arange(2 * num)).to(loaded.device), loaded.sample_shape)
     entries, weights = read_tuned(folder, loaded.origin["sha256"]), loaded.origin["sha256"]

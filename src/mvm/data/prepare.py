@@ -10,31 +10,35 @@ import re
 import signal
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from functools import reduce
+from math import sqrt
 from pathlib import Path
 from statistics import median
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
-from mvm.data.resize import MODES, NO_HEIF, RESIZES, BadImage, decode, has_heif, planes, resolve
-from mvm.data.shards import FORMAT, Prepared, Shard, open_prepared
-from mvm.data.sources import open_source
+from mvm.data.form import Form, form_of
+from mvm.data.resize import MODES, NO_HEIF, BadImage, Size, has_heif, sides
+from mvm.data.shards import CAPTION, Prepared, Shard, open_prepared
+from mvm.data.sources import Wanted, open_source
 from mvm.data.sources.records import MOST_CLASSES, PART_SIZE, Part, Source, most_common, natural, numbered, stamp_of
 from mvm.files import atomic, sha256
 from mvm.options import at_least
 from mvm.store import INDEX, ArrayStore, as_json
-from mvm.untrusted import cut, plain_name, printable, whole_numbers
+from mvm.untrusted import MOST_LISTED, cut, plain_name, printable, whole_numbers
 
 NAMED = 100  # skipped records kept with their reasons
 LISTED = 20  # classes in a description
 GOOD = "good"
 
-_OURS = r"(images|labels)-\d{5,}\.npy|shard-\d{5,}\.json|index\.json|\..*\.tmp\.\w+"
+_OURS = r"(images|labels|condition|mask)-\d{5,}\.npy|(shard|condition)-\d{5,}\.json|index\.json|\..*\.tmp\.\w+"
 
 
 def grouped(skipped: Iterable[Sequence[str]]) -> dict[str, int]:
@@ -52,28 +56,59 @@ class Task:
     settings: dict[str, Any]
     classes: int | None  # None: any label from 0 on
     strict: bool
+    form: Form
 
 
-def _stream(task: Task, file: IO[bytes]) -> tuple[list[int], list[list[str]]]:
-    """Write the pixels of each good record; return labels, and [name, reason] of each skipped one."""
-    labels, skipped = [], []
+Statistics = tuple[int, float, float, float]  # count, mean, sum of squared deviations, largest absolute value
+
+
+def _statistics(row: np.ndarray) -> Statistics:
+    values = row.astype(np.float64)
+    return values.size, float(values.mean()), float(values.var() * values.size), float(np.abs(values).max())
+
+
+def _merged(one: Statistics, other: Statistics) -> Statistics:
+    """Return the statistics of both: Chan, Golub and LeVeque's update, which keeps digits where std << mean."""
+    count, step = one[0] + other[0], other[1] - one[1]
+    mean, more = one[1] + step * other[0] / count, step * step * one[0] * other[0] / count
+    return count, mean, one[2] + other[2] + more, max(one[3], other[3])
+
+
+@dataclass
+class _Rows:
+    """What was read of a part, beside the arrays that go to the disk at once."""
+
+    labels: list[int] = field(default_factory=list)
+    skipped: list[list[str]] = field(default_factory=list)  # [name, reason]
+    captions: list[str] = field(default_factory=list)
+    statistics: Statistics | None = None  # of floats
+
+
+def _stream(task: Task, write: Sequence[Callable[[np.ndarray], None]]) -> _Rows:
+    """Append the arrays of each good record to their files; return the rest of what it holds."""
+    rows = _Rows()
     for record in task.part.read():
         if not 0 <= record.label < (MOST_CLASSES if task.classes is None else task.classes):
             allowed = "0 or more" if task.classes is None else f"0..{task.classes - 1}"
             raise ValueError(f"'{record.name}' has label {cut(record.label)}; allowed: {allowed}")
         try:
-            image = decode(record.image, task.settings["channels"])
-            pixels = planes(RESIZES[task.settings["resize"]](image, task.settings["size"]))
+            row = task.form.row(record)
         except BadImage as error:
             if task.strict:
                 raise ValueError(f"'{record.name}': {error}; repair it, or prepare without strict to skip it") from None
-            skipped.append([record.name, str(error)])
+            rows.skipped.append([record.name, str(error)])
         except ValueError as error:
-            raise ValueError(f"'{record.name}' {error}") from None
+            name = f"'{record.name}'"
+            raise ValueError(str(error) if str(error).startswith(name) else f"{name} {error}") from None
         else:
-            file.write(pixels.tobytes())
-            labels.append(record.label)
-    return labels, skipped
+            for append, array in zip(write, row, strict=False):  # a caption is no array
+                append(array)
+            rows.labels.append(record.label)
+            rows.captions += [value for value in row if isinstance(value, str)]
+            if task.form.values == "float":
+                found = _statistics(row[0])
+                rows.statistics = found if rows.statistics is None else _merged(rows.statistics, found)
+    return rows
 
 
 def _read_sidecar(store: ArrayStore, name: str) -> dict[str, Any]:
@@ -81,8 +116,10 @@ def _read_sidecar(store: ArrayStore, name: str) -> dict[str, Any]:
     facts = store.table(name)
     with store.reading(name):
         shard, skipped = Shard(**facts["shard"]), facts["skipped"]
-        for file in (shard.images, shard.labels, *shard.sha256):
+        for file in (*shard.files, *shard.sha256):
             plain_name(file)
+        if len(tuple(map(float, facts.get("statistics", (0,) * 4)))) != 4:
+            raise ValueError("its statistics are no four numbers")
         whole_numbers(shard.count, skipped["count"], *(number for pair in facts["class_counts"] for number in pair))
         whole_numbers(*facts.get("reasons", {}).values())
         pairs = (*skipped["first"], *facts["class_counts"])
@@ -91,11 +128,33 @@ def _read_sidecar(store: ArrayStore, name: str) -> dict[str, Any]:
     return facts
 
 
+@contextmanager
+def _growing(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> Generator[Callable[[np.ndarray], None]]:
+    """Yield what appends a row to an .npy, which is whole under its name when the context ends."""
+    count = 0
+
+    def append(row: np.ndarray) -> None:
+        nonlocal count
+        file.write(np.ascontiguousarray(row, dtype).tobytes())
+        count += 1
+
+    def write_header() -> None:
+        header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (count, *shape)}
+        np.lib.format.write_array_header_1_0(file, header)  # its length does not depend on shape[0], by design
+
+    with atomic(path) as temporary, temporary.open("wb") as file:
+        write_header()
+        start = file.tell()
+        yield append
+        file.seek(0)
+        write_header()
+        assert file.tell() == start
+
+
 def _shard(task: Task) -> dict[str, Any]:
     """Return the sidecar of a shard: that on the disk where the shard is whole, else the shard is made."""
-    store, size = task.store, task.settings["size"]
-    number = f"{task.number:05}"
-    sidecar, images, labels = f"shard-{number}.json", f"images-{number}.npy", f"labels-{number}.npy"
+    store, number = task.store, f"{task.number:05}"
+    sidecar, labels = f"shard-{number}.json", f"labels-{number}.npy"
     if (store.folder / sidecar).is_file():
         facts = _read_sidecar(store, sidecar)
         reasons = facts.get("reasons")
@@ -103,26 +162,29 @@ def _shard(task: Task) -> dict[str, Any]:
         if reasons is not None and not (NO_HEIF in reasons and has_heif()) and store.is_whole(facts["shard"]["sha256"]):
             return facts
 
-    def write_header(file: IO[bytes], count: int) -> None:
-        header = {"descr": "|u1", "fortran_order": False, "shape": (count, task.settings["channels"], size, size)}
-        np.lib.format.write_array_header_1_0(file, header)  # its length does not depend on shape[0], by design
-
-    with atomic(store.folder / images) as temporary, temporary.open("wb") as file:
-        write_header(file, 0)
-        start = file.tell()
-        found, skipped = _stream(task, file)
-        file.seek(0)
-        write_header(file, len(found))
-        assert file.tell() == start
+    files = {name: f"{name}-{number}.npy" for name in task.form.arrays}
+    with ExitStack() as stack:
+        kinds = task.form.arrays.items()
+        write = [stack.enter_context(_growing(store.folder / files[name], *kind)) for name, kind in kinds]
+        rows = _stream(task, write)
+    if task.form.condition is not None and task.form.condition.kind == CAPTION:
+        files["condition"] = f"condition-{number}.json"
+        store.write_table(files["condition"], {"captions": rows.captions}, indent=None)
+        if (size := (store.folder / files["condition"]).stat().st_size) > MOST_LISTED:
+            raise ValueError(f"'{task.part.name}' has captions of {size:,} bytes, more than {MOST_LISTED:,}; split it")
+    found, skipped = rows.labels, rows.skipped
     store.write(labels, np.array(found, np.int64))
-    sums = {name: sha256(store.folder / name) for name in (images, labels)}
+    shard = Shard(labels=labels, count=len(found), sha256={}, **files)
+    shard = replace(shard, sha256={name: sha256(store.folder / name) for name in shard.files})
     facts = {
         "settings": task.settings,
-        "shard": asdict(Shard(images, labels, len(found), sums)),
+        "shard": shard.facts(),
         "class_counts": sorted(Counter(found).items()),
         "skipped": {"count": len(skipped), "first": skipped[:NAMED]},
         "reasons": grouped(skipped),
     }
+    if rows.statistics is not None:
+        facts["statistics"] = rows.statistics
     store.write_table(sidecar, facts, indent=None)
     return as_json(facts)  # the same, made now or read back
 
@@ -172,9 +234,11 @@ def _class_names(source: Source, classes: int | None) -> tuple[str, ...]:
     raise ValueError(f"classes={classes}, but '{source.name}' names {len(source.classes)}; leave it out, or correct it")
 
 
-def _summary(done: list[dict[str, Any]], source: Source, names: tuple[str, ...], out: Path) -> Prepared:
+def _summary(done: list[dict[str, Any]], form: Form, source: Source, names: tuple[str, ...], out: Path) -> Prepared:
     """Return the prepared set that the sidecars describe."""
     settings, counts, reasons = done[0]["settings"], Counter[int](), Counter(grouped(source.unread))
+    statistics = [facts["statistics"] for facts in done if "statistics" in facts]
+    whole = reduce(_merged, statistics) if statistics else None
     for facts in done:
         counts.update(dict(facts["class_counts"]))
         reasons.update(facts["reasons"])
@@ -183,7 +247,7 @@ def _summary(done: list[dict[str, Any]], source: Source, names: tuple[str, ...],
     first = [*(pair for some in skipped for pair in some["first"]), *map(list, source.unread)][:NAMED]
     return Prepared(
         folder=out,
-        shape=(settings["channels"], settings["size"], settings["size"]),
+        shape=form.shape,
         classes=names,
         class_counts=tuple(counts[label] for label in range(len(names))),
         empty_classes=tuple(name for label, name in enumerate(names) if not counts[label]),
@@ -194,6 +258,9 @@ def _summary(done: list[dict[str, Any]], source: Source, names: tuple[str, ...],
         shards=tuple(Shard(**facts["shard"]) for facts in done if facts["shard"]["count"]),
         reasons=most_common(reasons),
         ignored=source.ignored,
+        values=form.values,
+        condition=form.condition,
+        statistics={} if whole is None else {"mean": whole[1], "std": sqrt(whole[2] / whole[0]), "largest": whole[3]},
     )
 
 
@@ -232,13 +299,25 @@ def _without_empty(prepared: Prepared) -> Prepared:
     )
 
 
+def _index(prepared: Prepared) -> dict[str, Any]:
+    """Return what index.json says of a set."""
+    facts = {name: value for name, value in asdict(prepared).items() if name != "folder"}
+    facts["shards"] = [shard.facts() for shard in prepared.shards]
+    if prepared.format == 1:
+        for name in ("values", "condition", "statistics"):
+            del facts[name]
+    return {"format": prepared.format, "count": prepared.count, **facts}
+
+
 def prepare(
     source_path: Path | str,
     out: Path | str,
     *,
-    size: int,
+    size: Size | None = None,
     resize: str = "auto",
-    channels: int = 3,
+    channels: int | None = None,
+    values: str = "",
+    condition: str = "",
     split: str = "",
     workers: int | None = None,
     strict: bool = False,
@@ -249,24 +328,35 @@ def prepare(
     """Return the set prepared from source_path (see open_source) in the folder `out`, made now or before.
 
     An interrupted call, made again, keeps finished shards and ends with the very bytes of one that was not.
+    size: of pictures, (height, width) or the side of a square; without one the rows of an array (N, C, *space) are
+    kept as they are: values uint8 or float, by default as their type says, floats as float32.
     resize: auto (box up to 64 pixels, centre-crop above), box, centre-crop, none. channels: 3, or 1 for grey.
+    condition: what samples are conditioned on beside their labels: "vector:KEY", "tokens:KEY" or "tokens:KEY,MASK",
+    "image:KEY", "caption:KEY"; KEY names an array of an .npz (KEY.npy beside an .npy), a column of parquet, or the
+    suffix of captions in a webdataset. NaN and Inf are refused.
     workers: processes, by default one per CPU. classes: how many there must be. part_size: most images in a shard.
     Pictures that cannot be read are skipped and named in the index, as are class folders without images, which are
     no classes unless `classes` counts them; strict makes both errors.
     """
     source_path, out = Path(source_path), Path(out)
-    for option, value in {"size": size, "workers": workers, "classes": classes}.items():
+    for option, value in {"workers": workers, "classes": classes}.items():
         at_least(option, 1 if value is None else value, 1)
-    if channels not in MODES:
+    for side in () if size is None else sides(size):
+        at_least("size", side, 1)
+    if size is not None and channels not in (None, *MODES):
         raise ValueError(f"channels={channels} is not supported; allowed: {', '.join(map(str, MODES))}")
     if out.resolve().is_relative_to(source_path.resolve()):
         raise ValueError(f"out='{out}' lies in the source; choose a folder elsewhere")
-    options = {"size": size, "resize": resolve(resize, size), "channels": channels, "split": split, "classes": classes}
-    source = open_source(source_path, split, part_size)
+    wanted = Wanted.parse(condition) if condition else None
+    source = open_source(source_path, split, part_size, wanted, kept=size is None)
     if strict and source.unread:  # before hours of work
         name, reason = source.unread[0]
         raise ValueError(f"'{cut(name)}': {reason}; or prepare without strict to skip it")
     names = _class_names(source, classes)
+    form = form_of(source, size, resize, channels, values, wanted)
+    options = {"size": size, "resize": form.resize, "channels": form.shape[0], "split": split, "classes": classes}
+    options |= {"values": form.values} if size is None else {}
+    options |= {"condition": condition} if condition else {}
     contents = stamp_of([(part.name, part.stamp) for part in source.parts], source.classes)
     # what makes two preparations the same, as JSON keeps it
     settings = {**options, "part_size": part_size, "source": source.name, "kind": source.kind, "contents": contents}
@@ -288,15 +378,18 @@ def prepare(
                 )
         else:
             tasks = [
-                Task(part, number, store, settings, len(names) or None, strict)
+                Task(part, number, store, settings, len(names) or None, strict, form)
                 for number, part in enumerate(source.parts)
             ]
             done = _all_shards(tasks, workers or os.cpu_count() or 1, progress)
-            prepared = _accept(_summary(done, source, names, out), strict)
+            prepared = _accept(_summary(done, form, source, names, out), strict)
             if source.by_folder and classes is None:
                 prepared = _without_empty(prepared)
             facts = {name: value for name, value in asdict(prepared).items() if name != "folder"}
-            store.write_table(INDEX, {"format": FORMAT, "count": prepared.count, **facts}, indent=1)
+            facts["shards"] = [shard.facts() for shard in prepared.shards]
+            for name in ("values", "condition", "statistics") if prepared.format == 1 else ():
+                del facts[name]
+            store.write_table(INDEX, {"format": prepared.format, "count": prepared.count, **facts}, indent=1)
         # what is not part of the finished set goes: sidecars, empty shards, what a killed run left
         kept = {INDEX, *(name for shard in prepared.shards for name in shard.sha256)}
         for entry in sorted(out.iterdir()):
@@ -333,8 +426,12 @@ def describe(folder: Path | str) -> tuple[str, bool]:
     except ValueError as error:
         checksums = str(error)
     names = [name for shard in prepared.shards for name in shard.sha256]
+    held, floats = prepared.condition, prepared.statistics
+    spread = f", standard deviation {floats['std']:.4g}, largest {floats['largest']:.4g}" if floats else ""
     rows = {
         "shape": "x".join(map(str, prepared.shape)),
+        **({"values": f"{prepared.values}{spread}"} if prepared.format > 1 else {}),
+        **({"condition": str(held)} if held is not None else {}),
         "images": f"{prepared.count:,} in {len(prepared.shards):,} shards",
         "bytes": f"{sum((prepared.folder / name).stat().st_size for name in names):,}",
         "resize": prepared.resize,

@@ -1,4 +1,4 @@
-"""From a stored picture to size x size pixels."""
+"""From a stored picture to height x width pixels; a size is (height, width), or the side of a square."""
 
 import importlib
 import importlib.util
@@ -24,41 +24,54 @@ NO_AVIF = "an AVIF picture needs Pillow 11.3 or newer"
 BOX_UP_TO = 64  # pixels; small images are published squashed whole (ImageNet-32, -64), large ones cropped (ADM)
 
 
+Size = int | tuple[int, int]
+
+
 class BadImage(ValueError):
     """A picture that cannot be decoded."""
 
 
-def box(image: Image.Image, size: int) -> Image.Image:
-    """Return the whole picture squashed to size x size; each pixel is the mean over its box."""
-    return image if image.size == (size, size) else image.resize((size, size), Image.Resampling.BOX)
+def sides(size: Size) -> tuple[int, int]:
+    """Return (height, width)."""
+    return (size, size) if isinstance(size, int) else size
 
 
-def centre_crop(image: Image.Image, size: int) -> Image.Image:
-    """Return the middle square, its side resized to `size`, as ADM does: halve by boxes, then bicubic, then crop."""
-    while min(image.size) >= 2 * size:
+def box(image: Image.Image, size: Size) -> Image.Image:
+    """Return the whole picture squashed to the size; each pixel is the mean over its box."""
+    height, width = sides(size)
+    return image if image.size == (width, height) else image.resize((width, height), Image.Resampling.BOX)
+
+
+def centre_crop(image: Image.Image, size: Size) -> Image.Image:
+    """Return the largest middle piece of this shape, resized as ADM does: halve by boxes, then bicubic, then crop."""
+    rows, columns = sides(size)
+    while image.size[0] >= 2 * columns and image.size[1] >= 2 * rows:
         width, height = image.size
         image = image.resize((width // 2, height // 2), Image.Resampling.BOX)
-    width, height = (round(side * size / min(image.size)) for side in image.size)
+    width, height = image.size
+    wanted, there = (columns, width) if width * rows <= height * columns else (rows, height)  # the side that is kept
+    width, height = (round(side * wanted / there) for side in image.size)
     _check_pixels(width, height)  # a line of pixels would grow into a picture that fills the memory
     if image.size != (width, height):
         image = image.resize((width, height), Image.Resampling.BICUBIC)
-    left, top = (width - size) // 2, (height - size) // 2
-    return image.crop((left, top, left + size, top + size))
+    left, top = (width - columns) // 2, (height - rows) // 2
+    return image.crop((left, top, left + columns, top + rows))
 
 
-def unchanged(image: Image.Image, size: int) -> Image.Image:
+def unchanged(image: Image.Image, size: Size) -> Image.Image:
     """Return the picture, which must have the size already."""
-    if image.size != (size, size):
-        raise ValueError(f"is {image.size[0]}x{image.size[1]}, not {size}x{size}, and resize='none'; choose a resize")
+    (width, height), (rows, columns) = image.size, sides(size)
+    if (height, width) != (rows, columns):
+        raise ValueError(f"is {height}x{width}, not {rows}x{columns}, and resize='none'; choose a resize")
     return image
 
 
-def auto(image: Image.Image, size: int) -> Image.Image:
+def auto(image: Image.Image, size: Size) -> Image.Image:
     """Return the picture by the resize that is usual at this size."""
     return RESIZES[resolve("auto", size)](image, size)
 
 
-RESIZES: dict[str, Callable[[Image.Image, int], Image.Image]] = {
+RESIZES: dict[str, Callable[[Image.Image, Size], Image.Image]] = {
     "auto": auto,
     "box": box,
     "centre-crop": centre_crop,
@@ -66,10 +79,10 @@ RESIZES: dict[str, Callable[[Image.Image, int], Image.Image]] = {
 }
 
 
-def resolve(resize: str, size: int) -> str:
+def resolve(resize: str, size: Size) -> str:
     """Return the name of the resize that will be done: what "auto" stands for at this size."""
     choose("resize", resize, RESIZES)
-    return ("box" if size <= BOX_UP_TO else "centre-crop") if resize == "auto" else resize
+    return ("box" if max(sides(size)) <= BOX_UP_TO else "centre-crop") if resize == "auto" else resize
 
 
 def _check_pixels(width: int, height: int) -> None:

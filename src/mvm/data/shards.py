@@ -1,10 +1,13 @@
-"""The prepared format: a folder of uint8 shards (.npy) with an index, read whole or memory-mapped."""
+"""The prepared format: a folder of shards (.npy) with an index, read whole or memory-mapped.
+
+Format 1 holds uint8 images (C, H, W) with labels; format 2 float arrays, samples of other axes, or conditions as well.
+"""
 
 import hashlib
 import os
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import islice
-from math import prod
+from math import isfinite, prod
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -14,20 +17,69 @@ import torch
 from torch import Tensor
 
 from mvm.data.catalogue import Images
+from mvm.path.condition import Condition
 from mvm.store import INDEX, ArrayStore, Rows
-from mvm.untrusted import cut, plain_name, read_json, whole_numbers
+from mvm.untrusted import MOST_LISTED, cut, plain_name, read_json, whole_numbers
 
-FORMAT = 1
+FORMATS = (1, 2)
+DTYPES = {"uint8": np.dtype(np.uint8), "float": np.dtype(np.float32)}  # of samples, by values
+CAPTION = "caption"
+
+
+@dataclass(frozen=True)
+class StoredCondition:
+    """What prepared samples are conditioned on, beside their labels."""
+
+    kind: str  # vector, tokens, image or caption
+    width: int = 0  # of a vector or a token; channels of an image
+    length: int = 0  # number of tokens
+    dtype: str = ""  # of the stored numbers
+
+    def row(self, space: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape that one sample's has; space: that of the sample."""
+        shapes = {"vector": (self.width,), "tokens": (self.length, self.width), "image": (self.width, *space)}
+        return shapes.get(self.kind, ())
+
+    def require_valid(self) -> None:
+        """Raise unless it is one of the conditions that can be stored."""
+        dtypes = {
+            "vector": ("float32",),
+            "tokens": ("float16", "float32"),
+            "image": ("uint8", "float32"),
+            CAPTION: ("",),
+        }
+        whole_numbers(self.width, self.length)
+        sizes = (self.width > 0, self.length > 0) == (self.kind != CAPTION, self.kind == "tokens")
+        if self.dtype not in dtypes[self.kind] or not sizes:
+            raise ValueError(f"{cut(self)} is no condition")
+
+    def __str__(self) -> str:
+        many = f"{self.length} " if self.length else ""
+        return f"{many}{self.kind}" + (f" of width {self.width}" if self.width else "")
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Two files of equal length: images (n, C, H, W) uint8 and labels (n,) int64."""
+    """Files of equal length: images (n, C, *space), labels (n,) int64, and the condition of each where there is one.
+
+    A condition is an array (n, ...), of tokens with a mask (n, length) bool; or a list of captions.
+    """
 
     images: str
     labels: str
     count: int
     sha256: dict[str, str]  # by file name
+    condition: str = ""
+    mask: str = ""
+
+    @property
+    def files(self) -> list[str]:
+        """Return the names of its files."""
+        return [name for name in (self.images, self.labels, self.condition, self.mask) if name]
+
+    def facts(self) -> dict[str, Any]:
+        """Return what is written of it."""
+        return {name: value for name, value in asdict(self).items() if value != ""}
 
 
 @dataclass(frozen=True)
@@ -35,7 +87,7 @@ class Prepared:
     """A prepared data set: what its index says, and ways to read it."""
 
     folder: Path
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]  # (C, *space) of a sample
     classes: tuple[str, ...]
     class_counts: tuple[int, ...]
     empty_classes: tuple[str, ...]  # without images; class folders among them are not in `classes`
@@ -46,6 +98,14 @@ class Prepared:
     shards: tuple[Shard, ...]
     reasons: dict[str, int] = field(default_factory=dict)  # how many were skipped for each
     ignored: dict[str, int] = field(default_factory=dict)  # files of the source that are no images, by suffix
+    values: str = "uint8"  # or float
+    condition: StoredCondition | None = None
+    statistics: dict[str, float] = field(default_factory=dict)  # of floats: mean, std, largest absolute value
+
+    @property
+    def format(self) -> int:
+        """Return the version that its index has: the first that can say all of it."""
+        return 1 if self.values == "uint8" and len(self.shape) == 3 and self.condition is None else 2
 
     @property
     def count(self) -> int:
@@ -54,13 +114,16 @@ class Prepared:
 
     @property
     def bytes(self) -> int:
-        """Return what the pixels take in memory."""
-        return self.count * prod(self.shape)
+        """Return what the samples and their condition take in memory."""
+        row, held = prod(self.shape) * DTYPES[self.values].itemsize, self.condition
+        if held is not None and held.dtype:
+            row += prod(held.row(self.shape[1:])) * np.dtype(held.dtype).itemsize
+        return self.count * row
 
     @property
     def stamp(self) -> str:
         """Return a checksum of all shards' checksums, different for other images."""
-        sums = [shard.sha256[name] for shard in self.shards for name in (shard.images, shard.labels)]
+        sums = [shard.sha256[name] for shard in self.shards for name in shard.files]
         return hashlib.sha256("".join(sums).encode()).hexdigest()[:16]
 
     def __len__(self) -> int:
@@ -79,17 +142,47 @@ class Prepared:
     def load(self) -> Images:
         """Return all images in memory, one copy."""
         stored, labels = self.arrays()  # before memory is taken for what the index says
-        images = torch.empty((self.count, *self.shape), dtype=torch.uint8)
-        np.concatenate(stored, out=images.numpy())
-        return Images(images, labels, self.classes)
+        parts = self.conditions().items()
+        given = _unwrapped({name: _joined(some) if isinstance(some, list) else some for name, some in parts})
+        return Images(_joined(stored), labels, self.classes, given)
 
     def mapped(self) -> "Mapped":
         """Return the images left on the disk, for sets larger than the memory."""
         return Mapped(self)
 
+    def conditions(self) -> dict[str, list[np.ndarray] | Tensor]:
+        """Return the parts of a condition by their key in it ("" for the whole): an array of every shard, mapped.
+
+        Of captions: which of the distinct ones each sample has, in memory.
+        """
+        held = self.condition
+        if held is None:
+            return {}
+        if held.kind == CAPTION:
+            return {CAPTION: self.captions()[1]}
+        row = held.row(self.shape[1:])
+        rows = [self.store.array(shard.condition, (shard.count, *row), held.dtype) for shard in self.shards]
+        if held.kind != "tokens":
+            return {"": rows}
+        masks = [self.store.array(shard.mask, (shard.count, held.length), np.bool_) for shard in self.shards]
+        return {"tokens": rows, "mask": masks}
+
+    def captions(self) -> tuple[list[str], Tensor]:
+        """Return the distinct captions, sorted, and which of them each sample has, int64 (N,)."""
+        texts: list[str] = []
+        for shard in self.shards:
+            with self.store.reading(shard.condition):
+                some = read_json(self.folder / shard.condition, MOST_LISTED)["captions"]
+                if len(some) != shard.count or not all(isinstance(text, str) for text in some):
+                    raise ValueError(f"no list of {shard.count} texts")
+            texts += some
+        distinct = {text: number for number, text in enumerate(sorted(set(texts)))}
+        return list(distinct), torch.tensor([distinct[text] for text in texts])
+
     def arrays(self) -> tuple[list[np.ndarray], Tensor]:
         """Return the images of every shard, memory-mapped, and all labels."""
-        images = [self.store.array(shard.images, (shard.count, *self.shape), np.uint8) for shard in self.shards]
+        dtype = DTYPES[self.values]
+        images = [self.store.array(shard.images, (shard.count, *self.shape), dtype) for shard in self.shards]
         labels = [self.store.array(shard.labels, (shard.count,), np.int64) for shard in self.shards]
         for shard, some in zip(self.shards, labels, strict=True):
             if not 0 <= some.min() <= some.max() < len(self.classes):
@@ -98,14 +191,29 @@ class Prepared:
         return images, torch.from_numpy(np.concatenate(labels))
 
 
+def _joined(arrays: list[np.ndarray]) -> Tensor:
+    """Return arrays after one another, in memory of their own."""
+    joined = np.empty((sum(map(len, arrays)), *arrays[0].shape[1:]), arrays[0].dtype)
+    return torch.from_numpy(np.concatenate(arrays, out=joined))
+
+
+def _unwrapped(parts: dict[str, Any]) -> Condition:
+    """Return a condition by its keys; what is under "" is the whole of it, and without keys there is none."""
+    return parts.get("", parts) if parts else None
+
+
 class Mapped:
-    """Random access to a prepared set without loading it; labels are in memory."""
+    """Random access to a prepared set without loading it; labels and captions are in memory."""
 
     def __init__(self, prepared: Prepared) -> None:
         self.prepared = prepared
         self.shape, self.classes = prepared.shape, prepared.classes
         images, self.labels = prepared.arrays()
         self._rows = Rows([array[None] for array in images])
+        self._condition = {
+            name: Rows([array[None] for array in some]) if isinstance(some, list) else some
+            for name, some in prepared.conditions().items()
+        }
 
     def __reduce__(self) -> tuple:
         return Mapped, (self.prepared,)  # to another process go the names, not the pixels
@@ -113,9 +221,16 @@ class Mapped:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def gather(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Return images (B, C, H, W) uint8 and labels (B,) at the indices, on the CPU."""
-        return torch.from_numpy(self._rows.gather(indices)), self.labels[indices.cpu()]
+    def gather(self, indices: Tensor) -> tuple[Tensor, Condition]:
+        """Return samples (B, C, *space) and their condition at the indices, on the CPU; labels where there is none."""
+        indices, parts = indices.cpu(), self._condition.items()
+        given = _unwrapped(
+            {
+                name: torch.from_numpy(rows.gather(indices)) if isinstance(rows, Rows) else rows[indices]
+                for name, rows in parts
+            }
+        )
+        return torch.from_numpy(self._rows.gather(indices)), self.labels[indices] if given is None else given
 
 
 def _store(folder: Path) -> ArrayStore:
@@ -125,14 +240,20 @@ def _store(folder: Path) -> ArrayStore:
 def _of_index(folder: Path, index: dict[str, Any]) -> Prepared:
     """Return the set that an index describes; an error of some kind where it is none."""
     facts: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in index.items()}
-    del facts["format"]
+    form, condition = facts.pop("format"), facts.pop("condition", None)
     count, shards = facts.pop("count"), tuple(Shard(**shard) for shard in facts.pop("shards"))
-    prepared = Prepared(folder=folder, shards=shards, **facts)
+    held = None if condition is None else StoredCondition(**condition)
+    prepared = Prepared(folder=folder, shards=shards, condition=held, **facts)
+    if held is not None:
+        held.require_valid()
+    if prepared.values not in DTYPES or prepared.format > form or not all(map(isfinite, prepared.statistics.values())):
+        raise ValueError(f"{cut(prepared.values)} of shape {cut(prepared.shape)} is nothing of format {form}")
     whole_numbers(*prepared.shape, *prepared.class_counts, *(shard.count for shard in shards))
     whole_numbers(prepared.skipped["count"], *prepared.reasons.values(), *prepared.ignored.values())
     for shard in shards:
         names = [plain_name(name) for name in shard.sha256]
-        if sorted(names) != sorted((shard.images, shard.labels)) or not shard.count:
+        parts = (bool(shard.condition), bool(shard.mask)) == (held is not None, held is not None and held.length > 0)
+        if sorted(names) != sorted(shard.files) or not shard.count or not parts:
             raise ValueError(f"{cut(shard)} is no shard")
         for name, total in shard.sha256.items():
             if not isinstance(total, str) or not total.isascii():
@@ -143,7 +264,7 @@ def _of_index(folder: Path, index: dict[str, Any]) -> Prepared:
     if not all(isinstance(text, str) for text in texts) or not {"name", "kind"} <= prepared.source.keys():
         raise ValueError("names must be text")
     pairs = all(len(pair) == 2 for pair in prepared.skipped["first"])
-    if len(prepared.shape) != 3 or len(prepared.classes) != len(prepared.class_counts) or not pairs:
+    if len(prepared.shape) < 2 or len(prepared.classes) != len(prepared.class_counts) or not pairs:
         raise ValueError("its parts do not fit each other")
     if not 0 < count == prepared.count == sum(prepared.class_counts):
         raise ValueError("its counts contradict each other")
@@ -203,6 +324,7 @@ def open_prepared(folder: Path | str, size: int = 0) -> Prepared:
     store = _store(folder)
     index = store.table(INDEX)
     with store.reading(INDEX):
-        if index["format"] != FORMAT:
-            raise ValueError(f"format {cut(index['format'])}; this version of mvm reads {FORMAT}")
+        if index["format"] not in FORMATS:
+            formats = " and ".join(map(str, FORMATS))
+            raise ValueError(f"format {cut(index['format'])}; this version of mvm reads {formats}")
         return _of_index(folder, index)

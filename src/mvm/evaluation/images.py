@@ -24,6 +24,7 @@ from mvm.generate import Draw, Sampler, asked_conditions, check_settings, takes_
 from mvm.latent import RAE
 from mvm.model import Model
 from mvm.options import at_least, choose
+from mvm.pictures import is_image
 from mvm.pixels import to_uint8
 from mvm.recipes import SampleConfig
 from mvm.samples import Parts
@@ -79,6 +80,13 @@ def of_tensor(images: Tensor, name: str = "images", **more: Any) -> ImageSet:
 
 def of_prepared(prepared: Prepared) -> ImageSet:
     """Return what `mvm data prepare` wrote as a set."""
+    if prepared.values != "uint8" or len(prepared.shape) != 3:
+        raise ValueError(
+            f"'{prepared.folder}' holds {prepared.values} samples of shape {prepared.shape}; images (C, H, W) in uint8 "
+            "are needed"
+        )
+    channels, height, width = prepared.shape
+    shape = (channels, height, width)
 
     def chunks(batch: int, wanted: Wanted) -> Iterator[Chunk]:
         mapped = prepared.mapped()
@@ -86,8 +94,8 @@ def of_prepared(prepared: Prepared) -> ImageSet:
             yield start, mapped.gather(torch.arange(start, stop))[0]
 
     source = {"resize": prepared.resize, "source": prepared.source["name"], "stamp": prepared.stamp}
-    facts = _facts("prepared", prepared.folder.name, prepared.shape, count=prepared.count, **source)
-    return ImageSet(prepared.shape, facts, chunks)
+    facts = _facts("prepared", prepared.folder.name, shape, count=prepared.count, **source)
+    return ImageSet(shape, facts, chunks)
 
 
 def of_array(path: Path) -> ImageSet:
@@ -197,17 +205,34 @@ def of_parts(parts: Parts, **more: Any) -> ImageSet:
     return ImageSet(parts.shape, _facts("samples", parts.folder.name, parts.shape, count=parts.count, **more), chunks)
 
 
+def require_judged(model: Model) -> None:
+    """Refuse to judge samples that are no images, or need more than class labels."""
+    data, kind = model.recipe.data, model.recipe.condition.kind
+    if not is_image(data.shape, torch.uint8) or data.values != "uint8":
+        raise ValueError(f"samples are judged as images, and this model makes {data.values} of shape {data.shape}")
+    if kind not in ("labels", "none"):
+        raise ValueError(
+            f"a model of condition.kind='{kind}' is not sampled for judging, as each image needs a condition; write "
+            "them with mvm sample --condition, and judge that file"
+        )
+
+
+def judged_labels(model: Model, draw: Draw) -> Tensor | None:
+    """Return the labels of images that are judged; None of a model without any condition."""
+    require_judged(model)
+    return asked_conditions(model, draw)[0] if model.labelled else None
+
+
 def of_model(sampler: Sampler, draw: Draw, settings: SampleConfig | None = None, *, name: str = "model") -> ImageSet:
     """Return images that are sampled as they are read; nothing is kept."""
     model = sampler.model
     settings = settings or model.recipe.sample
     check_settings(model, settings)
-    labels, seeds = asked_conditions(model, draw)[0], draw.chosen_seeds()
-    given = labels if model.labelled else None  # the null condition
+    labels, seeds = judged_labels(model, draw), draw.chosen_seeds()
 
     def chunks(batch: int, wanted: Wanted) -> Iterator[Chunk]:
         spans = list(_spans(draw.num, draw.batch, wanted))
-        parts = ((None if given is None else given[start:stop], seeds[start:stop]) for start, stop in spans)
+        parts = ((None if labels is None else labels[start:stop], seeds[start:stop]) for start, stop in spans)
         for (start, _), made in zip(spans, sampler.batches(parts, settings), strict=True):
             yield start, made.images
 

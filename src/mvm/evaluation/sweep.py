@@ -23,13 +23,14 @@ from mvm.distributed.processes import Processes
 from mvm.evaluation.cells import Result, file_name
 from mvm.evaluation.evaluate import Evaluation, Reference, Side, check_shapes, check_side, evaluate
 from mvm.evaluation.gather import Judge
-from mvm.evaluation.images import ImageSet, of_parts
+from mvm.evaluation.images import ImageSet, judged_labels, of_parts, require_judged
 from mvm.evaluation.report import provenance, require_plots
 from mvm.evaluation.sweep_report import REAL, write_report
 from mvm.files import atomic, recover_all, remove, write_text
-from mvm.generate import Draw, Sampler, asked_conditions, check_settings, solver_record, takes_tuned_times
+from mvm.generate import Draw, Sampler, check_settings, solver_record, takes_tuned_times
 from mvm.metrics.measures import Figure
 from mvm.model import Model
+from mvm.path.condition import rows
 from mvm.pictures import grid, png_bytes
 from mvm.samples import Parts, sample_parts
 from mvm.settings import SampleConfig
@@ -44,6 +45,7 @@ CELLS, WORK = "cells", "work"  # folders of results, and of images that are not 
 
 def check_cells(cells: Sequence[SampleConfig], model: Model) -> None:
     """Refuse combinations that cannot be sampled, before the first hour and not after it."""
+    require_judged(model)
     for settings in cells:
         try:
             check_settings(model, settings)
@@ -133,8 +135,8 @@ class Sweep:
         """Compile, and plan encoder sharing, so that no cell's seconds hold what is done once."""
         if cells and self.sampler.compiled:
             size = min(self.draw.batch, self.draw.num)  # let the compiler see one batch
-            labels, seeds = asked_conditions(self.model, self.draw)[0][:size], self.draw.chosen_seeds()[:size]
-            self.sampler.batch(labels if self.model.labelled else None, seeds, SampleConfig(nfe=1))
+            labels, seeds = judged_labels(self.model, self.draw), self.draw.chosen_seeds()[:size]
+            self.sampler.batch(rows(labels, slice(size)), seeds, SampleConfig(nfe=1))
         for settings in cells:
             if settings.share:
                 self.sampler.sharing_plan(settings)

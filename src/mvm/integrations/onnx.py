@@ -22,7 +22,8 @@ from mvm.latent.codec import require_unit_scale
 from mvm.model import Model
 from mvm.network import Own
 from mvm.options import needs
-from mvm.path import to_x0
+from mvm.path import as_time, to_x0
+from mvm.path.field import network_time
 from mvm.settings import SampleConfig
 from mvm.solver.base import TablePlan
 from mvm.solver.guidance import Interval
@@ -63,6 +64,7 @@ def export_network(model: Model) -> ExportedProgram:
     """
     if isinstance(model.network, Own):
         raise ValueError("a network of your own is exported by torch.onnx.export itself; mvm onnx takes dit and ddt")
+    model.require_labels("an exported network")
     batch = {0: Dim("batch", min=1)}
     return torch.export.export(
         Prediction(model.network).eval(), _example(model), dynamic_shapes=tuple(batch for _ in INPUTS)
@@ -79,7 +81,7 @@ def _step(model: Model, course: Course, index: int, row: Row, guided: bool) -> d
     kind = model.recipe.objective.kind
     return {
         "t": t,
-        "level": float(model.schedule.level(t)),
+        "level": float(network_time(model.network.time, as_time(t), model.schedule)),
         "scale": course.scales[index],
         "from_x": float(to_x0(kind, zero, one, t, model.schedule)),
         "from_prediction": float(to_x0(kind, one, zero, t, model.schedule)),
@@ -97,6 +99,7 @@ def sampler_tables(model: Model, settings: SampleConfig) -> dict[str, Any]:
         raise ValueError(f"internal={settings.internal}: the exported network has no inner head; use internal 1")
     if settings.share:
         raise ValueError(f"share={settings.share}: the exported network is one piece; use share 0")
+    model.require_labels("mvm onnx")
     require_unit_scale(model.codec, "the exported sampler")
     build_solver(settings.solver, {})  # refuses what evaluates more than once a step
     solver = solver_of(model, settings)

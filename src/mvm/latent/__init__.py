@@ -1,11 +1,12 @@
 """Codecs between images and the space the path works in."""
 
 from mvm.latent.cache import Latents, LoadedLatents, open_latents, write_latents
-from mvm.latent.codec import VAE, Arrays, Codec, Pixels, load_vae
+from mvm.latent.codec import Arrays, Codec, Pixels, Undecoded
 from mvm.latent.decoder import Decoder, DecoderConfig
 from mvm.latent.encoder import EncoderConfig, LatentEncoder, load_latent_encoder
 from mvm.latent.rae import RAE, DecoderOnly, LatentDecoder, is_rae, load_decoder_only, load_rae
 from mvm.latent.statistics import LatentMoments, Statistics, load_statistics, measure
+from mvm.latent.vae import VAE, load_vae
 
 __all__ = [
     "RAE",
@@ -23,6 +24,7 @@ __all__ = [
     "LoadedLatents",
     "Pixels",
     "Statistics",
+    "Undecoded",
     "is_rae",
     "load_decoder_only",
     "load_latent_encoder",

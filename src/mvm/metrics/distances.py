@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import adaptive_avg_pool2d
+from torch.nn.functional import adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d
 
 from mvm.metrics.moments import Accumulator, Moments, merged, random_blocks
 from mvm.metrics.moments import moments as moments  # one import for those who have features and want a figure
@@ -308,6 +308,13 @@ SHRUNKEN_SIDE = 8
 
 
 def shrunken_features(images: Tensor) -> Tensor:
-    """Return uint8 images (N, C, H, W) as vectors of at most 8x8 means per channel: layout and colour, no detail."""
-    unit = to_unit(images)
-    return adaptive_avg_pool2d(unit, min(SHRUNKEN_SIDE, unit.shape[-1])).flatten(1).double()
+    """Return uint8 images (N, C, H, W) as vectors of at most 8x8 means per channel: layout and colour, no detail.
+
+    Samples of one or three axes, and float arrays, likewise; those of other axes as they are.
+    """
+    unit = to_unit(images) if images.dtype == torch.uint8 else images.float()
+    pools: Any = {1: adaptive_avg_pool1d, 2: adaptive_avg_pool2d, 3: adaptive_avg_pool3d}
+    size = [min(SHRUNKEN_SIDE, extent) for extent in unit.shape[2:]]
+    if len(size) in pools:
+        unit = pools[len(size)](unit, size)
+    return unit.flatten(1).double()

@@ -3,6 +3,7 @@
 A block is attention and an MLP, each modulated and gated by the condition (adaLN-Zero), in one of two designs.
 modern: RMSNorm, norm of queries and keys, rotary positions, SwiGLU. classic, as DiT and SiT have it: LayerNorm, a bias
 with queries, keys and values, no positions here (tokens have theirs from the start), GELU. Both cost the same.
+lightning and raev2 are between them, as in LightningDiT and RAE, and in RAEv2: for their weights.
 """
 
 from abc import ABC, abstractmethod
@@ -13,21 +14,40 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from mvm.network.extras import GELU, AugmentMap, Local, PlainAttention, Skip, drop
+from mvm.network.extras import (
+    GELU,
+    AugmentMap,
+    BiasedAttention,
+    FourierEmbedding,
+    LightningAttention,
+    Local,
+    PlainAttention,
+    Skip,
+    drop,
+)
 from mvm.network.layers import MLP, Attention, RotaryAttention, SwiGLU, modulate
 
 
 class Design(NamedTuple):
-    """What a block is made of; centred: its norm is LayerNorm, not RMSNorm."""
+    """What a block is made of; centred: its norm is LayerNorm, not RMSNorm.
+
+    sines: whether tokens begin with sine positions. base: of rotary positions. twice: whether a DDT's conditions pass
+    a second SiLU before each modulation.
+    """
 
     attention: type[Attention]
     mlp: type[MLP]
     centred: bool
+    sines: bool = False
+    base: float = 100.0
+    twice: bool = False
 
 
 DESIGNS = {
     "modern": Design(RotaryAttention, SwiGLU, centred=False),
-    "classic": Design(PlainAttention, GELU, centred=True),
+    "classic": Design(PlainAttention, GELU, centred=True, sines=True),
+    "lightning": Design(LightningAttention, SwiGLU, centred=False, sines=True, base=1e4, twice=True),
+    "raev2": Design(BiasedAttention, SwiGLU, centred=False, base=1e4, twice=True),
 }
 
 
@@ -41,9 +61,10 @@ class ModulatedBlock(nn.Module, ABC):
 
     def __init__(self, width: int, heads: int, design: str = "modern") -> None:
         super().__init__()
-        attention, mlp, self.centred = DESIGNS[design]
-        self.attention = attention(width, heads)
-        self.mlp = mlp(width)
+        parts = DESIGNS[design]
+        self.centred = parts.centred
+        self.attention = parts.attention(width, heads)
+        self.mlp = parts.mlp(width)
 
     @abstractmethod
     def modulated(self, condition: Tensor) -> Tensor:
@@ -192,3 +213,5 @@ def initialise(network: nn.Module) -> None:
             nn.init.zeros_(module.offset)
         if isinstance(module, Local | Skip | AugmentMap):
             nn.init.zeros_(module.weight)
+        if isinstance(module, FourierEmbedding):
+            module.reset()

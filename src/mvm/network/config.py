@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from mvm.network.blocks import BLOCKS, DESIGNS
+from mvm.network.extras import TIMES
 from mvm.options import at_least, choose
 
 SIZES: dict[str, tuple[int, int, int]] = {
@@ -50,8 +51,12 @@ class DiTConfig:
     """adaLN modulation: a map for each block, or one map for all with an offset each (PixArt; a third less weights).
     One of: own, shared."""
     design: str = "modern"
-    """Blocks: modern (RMSNorm, rotary positions, SwiGLU), or classic as in DiT and SiT (LayerNorm, sine positions,
-    GELU). One of: modern, classic."""
+    """Blocks: modern (RMSNorm, rotary positions, SwiGLU), classic as in DiT and SiT (LayerNorm, sine positions, GELU),
+    or as in LightningDiT and RAE, and in RAEv2. One of: modern, classic, lightning, raev2."""
+    time: str = "level"
+    """What is embedded for time: the noise level, the path's time t or 1-t, DDPM's training step at equal
+    signal-to-noise ratio (on variance-preserving), or t by random Fourier features.
+    One of: level, t, 1-t, step, fourier."""
     dropout: float = 0.0
     """Dropout in training: fraction of the channels hidden from each branch of each block, per image; 0: none."""
     kind: str = "dit"
@@ -61,6 +66,7 @@ class DiTConfig:
     def __post_init__(self) -> None:
         choose("network.size", self.size, SIZES)
         choose("network.design", self.design, DESIGNS)
+        choose("network.time", self.time, TIMES)
         choose("network.modulation", self.modulation, BLOCKS)
         if not 0 <= self.dropout < 1:
             raise ValueError(f"network.dropout={self.dropout} is out of range; it must be at least 0 and less than 1")
@@ -102,11 +108,10 @@ class DDTConfig(DiTConfig):
         for option in ("skip", "local", "dropout"):
             if value := getattr(self, option):
                 raise ValueError(f"network.{option}={value} is for network.kind='dit'; a ddt has none")
-        for option, own in (("modulation", "own"), ("design", "modern")):
-            if getattr(self, option) != own:
-                raise ValueError(
-                    f"network.{option}='{getattr(self, option)}' is for network.kind='dit'; a ddt's is '{own}'"
-                )
+        if self.modulation != "own":
+            raise ValueError(f"network.modulation='{self.modulation}' is for network.kind='dit'; a ddt's is 'own'")
+        if self.design == "classic":
+            raise ValueError("network.design='classic' is for network.kind='dit'; a ddt's is 'modern'")
         choose("network.conditioning", self.conditioning, dict.fromkeys(CONDITIONINGS))
         at_least("network.time_tokens", self.time_tokens, 1)
         at_least("network.class_tokens", self.class_tokens, 1)
@@ -148,6 +153,13 @@ class ConditionConfig:
             raise ValueError(
                 f"condition.length and condition.encoder are for tokens, not '{self.kind}'; leave them out"
             )
+
+    @property
+    def words(self) -> str:
+        """Kind and shape, as a reader wants them."""
+        shapes = {"vector": f" of {self.width}", "image": f" of {self.width} channels"}
+        shapes["tokens"] = f" of width {self.width}, {self.length} at most"
+        return f"{self.kind}{shapes.get(self.kind, '')}"
 
     @property
     def channels(self) -> int:

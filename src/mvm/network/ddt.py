@@ -12,21 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm, silu
 
-from mvm.network.blocks import Block, Head, Passed, Stack, initialise
+from mvm.network.blocks import DESIGNS, Block, Head, Passed, Stack, initialise
 from mvm.network.conditions import Given, conditioning
 from mvm.network.config import BY_LABELS, ConditionConfig, DDTConfig, DiTConfig
 from mvm.network.dit import DiT, Output
-from mvm.network.layers import (
-    NORM_EPS,
-    LevelEmbedding,
-    RotaryAttention,
-    SwiGLU,
-    grid_of,
-    patchify,
-    rotary_table,
-    rotary_waves,
-    unpatchify,
-)
+from mvm.network.extras import TIMES, sine_positions
+from mvm.network.layers import NORM_EPS, grid_of, patchify, rotary_table, rotary_waves, unpatchify
 from mvm.network.own import OwnConfig
 
 Condition = Passed  # the backbone's output: tokens (B, N, d) for the head, the inner head's prediction, block outputs
@@ -35,10 +26,10 @@ Condition = Passed  # the backbone's output: tokens (B, N, d) for the head, the 
 class PlainBlock(nn.Module):
     """Attention and SwiGLU without modulation: the condition is among the tokens."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, design: str = "modern") -> None:
         super().__init__()
-        self.attention = RotaryAttention(width, heads)
-        self.mlp = SwiGLU(width)
+        self.attention = DESIGNS[design].attention(width, heads)
+        self.mlp = DESIGNS[design].mlp(width)
 
     def forward(self, x: Tensor, condition: Tensor, cos: Tensor, sin: Tensor, kept: None = None) -> Tensor:
         """Return the tokens after the block; condition and kept are not read, they make the call that of a Block."""
@@ -71,14 +62,21 @@ class WideHead(nn.Module):
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, dimensions: tuple[int, int, int], pixels: int, condition: int, grid: Sequence[int]) -> None:
+    def __init__(
+        self,
+        dimensions: tuple[int, int, int],
+        pixels: int,
+        condition: int,
+        grid: Sequence[int],
+        design: str = "modern",
+    ) -> None:
         super().__init__()
         depth, width, heads = dimensions
         self.embed = nn.Linear(pixels, width)
         self.project = nn.Linear(condition, width)
-        self.blocks = Stack(Block(width, heads) for _ in range(depth))
+        self.blocks = Stack(Block(width, heads, design) for _ in range(depth))
         self.out = Head(width, pixels)
-        cos, sin = rotary_waves(rotary_table(grid, width // heads))
+        cos, sin = rotary_waves(rotary_table(grid, width // heads, DESIGNS[design].base))
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
 
@@ -93,9 +91,10 @@ class DDT(nn.Module):
     network.head(x, level, network.condition(x, level, labels)) is the same prediction, to the bit.
     """
 
-    time = "level"
+    time: str
     cos: Tensor
     sin: Tensor
+    positions: Tensor | None
 
     def __init__(
         self,
@@ -111,13 +110,18 @@ class DDT(nn.Module):
         in_context, values = config.conditioning == "in-context", config.patch ** len(self.grid)
         pixels = self.channels * values
         self.embed = nn.Linear(pixels + condition.channels * values, dim)
-        self.level = LevelEmbedding(dim)
+        design = DESIGNS[config.design]
+        self.again = silu if design.twice else nn.Identity()
+        self.time, embedding = TIMES[config.time]
+        self.level = embedding(dim)
         self.label = conditioning(condition, sample_shape, num_classes, dim)
         self.context = ContextTokens(dim, config.time_tokens, config.class_tokens) if in_context else None
-        self.blocks = Stack((PlainBlock if in_context else Block)(dim, heads) for _ in range(depth))
+        self.blocks = Stack((PlainBlock if in_context else Block)(dim, heads, config.design) for _ in range(depth))
         self.inner_head = Head(dim, pixels) if config.inner_block else None
-        self.wide = WideHead(config.head_dimensions, pixels, dim, self.grid)
-        angles = rotary_table(self.grid, dim // heads)
+        self.wide = WideHead(config.head_dimensions, pixels, dim, self.grid, config.design)
+        positions = sine_positions(self.grid, dim) if design.sines else None
+        self.register_buffer("positions", positions, persistent=False)
+        angles = rotary_table(self.grid, dim // heads, design.base)
         others = condition.length + (config.time_tokens + config.class_tokens if in_context else 0)
         angles = torch.cat((angles, angles.new_zeros(others, angles.shape[1])))  # they have no position on the grid
         cos, sin = rotary_waves(angles)
@@ -143,6 +147,8 @@ class DDT(nn.Module):
         time = self.level(level)
         label = self.label(given).expand_as(time)
         tokens = self.embed(patchify(self.label.join_channels(x, given), self.patch))
+        if self.positions is not None:
+            tokens = tokens + self.positions.to(tokens.dtype)
         tokens = self.label.join_tokens(tokens, given)
         if self.context is not None:
             tokens = torch.cat((tokens, self.context(time, label).to(tokens.dtype)), dim=1)
@@ -152,11 +158,11 @@ class DDT(nn.Module):
         def inner(tokens: Tensor) -> Tensor:
             assert inner_head is not None
             c = silu(time[:, None] + tokens)
-            return self.latent(inner_head(c, c))  # its condition is its input too, as there is no other
+            return self.latent(inner_head(c, self.again(c)))  # its condition is its input too, as there is no other
 
         return self.blocks(
             tokens,
-            silu(time + label),
+            self.again(silu(time + label)),
             self.cos,
             self.sin,
             image=self.tokens,

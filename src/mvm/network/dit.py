@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from mvm import noise
-from mvm.network.blocks import BLOCKS, Head, SharedBlock, Stack, initialise
+from mvm.network.blocks import BLOCKS, DESIGNS, Head, SharedBlock, Stack, initialise
 from mvm.network.conditions import Given, conditioning
 from mvm.network.config import BY_LABELS, ConditionConfig, DiTConfig
-from mvm.network.extras import AugmentMap, Local, Skip, sine_positions
-from mvm.network.layers import LevelEmbedding, grid_of, patchify, rotary_table, rotary_waves, unpatchify
+from mvm.network.extras import TIMES, AugmentMap, Local, Skip, sine_positions
+from mvm.network.layers import grid_of, patchify, rotary_table, rotary_waves, unpatchify
 
 AUGMENT_MAP = "augment.weight"  # the one weight that only training reads
 
@@ -35,7 +35,7 @@ class DiT(nn.Module):
     (B,), from which dropout is drawn. None: neither.
     """
 
-    time = "level"  # what it receives for time: the schedule's noise level
+    time: str  # what it receives for time, of mvm.path.field.network_time: by default the noise level
     cos: Tensor
     sin: Tensor
     positions: Tensor | None
@@ -55,23 +55,24 @@ class DiT(nn.Module):
         self.text, values = condition.length, config.patch ** len(self.grid)
         pixels = self.channels * values
         self.embed = nn.Linear(pixels + condition.channels * values, dim)
-        self.level = LevelEmbedding(dim)
+        self.time, embedding = TIMES[config.time]
+        self.level = embedding(dim)
         # of any kind of condition, under the name that stored weights have for the first
         self.label = conditioning(condition, sample_shape, num_classes, dim)
         self.augment = AugmentMap(augment_size, dim) if augment_size else None
-        block = BLOCKS[config.modulation]
+        block, design = BLOCKS[config.modulation], DESIGNS[config.design]
         self.shared = nn.Linear(dim, 6 * dim) if block is SharedBlock else None
         self.blocks = Stack(block(dim, heads, config.design) for _ in range(depth))
         self.skips = nn.ModuleList(Skip(dim, dim, bias=False) for _ in range(depth // 2)) if config.skip else None
         self.locals = nn.ModuleList(Local(dim, self.grid) for _ in range(depth)) if config.local else None
         self.head = Head(dim, pixels, config.design)
         self.inner_head = Head(dim, pixels, config.design) if config.inner_block else None
-        angles = rotary_table(self.grid, dim // heads)
+        angles = rotary_table(self.grid, dim // heads, design.base)
         angles = torch.cat((angles, angles.new_zeros(self.text, angles.shape[1])))  # text is not rotated
         cos, sin = rotary_waves(angles)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
-        positions = sine_positions(self.grid, dim) if config.design == "classic" else None
+        positions = sine_positions(self.grid, dim) if design.sines else None
         self.register_buffer("positions", positions, persistent=False)  # modern ones are in attention
         self.reset()
 

@@ -1,14 +1,15 @@
-"""Options of a DiT, each off by default: the classic design, local convolutions, skips, dropout, augmentation input."""
+"""Options of the networks, each off by default: other designs and times, convolutions, skips, dropout, augmentation."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import product
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, linear, pad
+from torch.nn.functional import gelu, linear, pad, silu
 
-from mvm.network.layers import MLP, Attention, axis_angles
+from mvm.network.layers import MLP, Attention, LevelEmbedding, RotaryAttention, axis_angles, rotate
 
 
 class PlainAttention(Attention):
@@ -21,6 +22,23 @@ class PlainAttention(Attention):
 
     def placed(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
         return self.products(x)
+
+
+class BiasedAttention(RotaryAttention):
+    """RotaryAttention with a bias of queries, keys and values, as in RAEv2."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__(width, heads)
+        self.qkv = nn.Linear(width, 3 * width)
+
+
+class LightningAttention(PlainAttention):
+    """Attention of the lightning design: rotary positions, and a bias with queries, keys and values; no norm."""
+
+    def placed(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+        query, key, value = self.products(x)
+        cos, sin = cos[:, None].to(x.dtype), sin[:, None].to(x.dtype)
+        return rotate(query, cos, sin), rotate(key, cos, sin), value
 
 
 class GELU(MLP):
@@ -92,3 +110,32 @@ class AugmentMap(nn.Module):
 
     def forward(self, augment: Tensor) -> Tensor:
         return linear(augment.to(self.weight.dtype), self.weight)
+
+
+class FourierEmbedding(nn.Module):
+    """Waves of a time at random frequencies, then an MLP: (B,) -> (B, d). Frequencies are stored, but not learned."""
+
+    def __init__(self, width: int, frequencies: int = 256) -> None:
+        super().__init__()
+        self.rates = nn.Parameter(torch.zeros(frequencies), requires_grad=False)
+        self.up = nn.Linear(2 * frequencies, width)
+        self.out = nn.Linear(width, width)
+
+    def reset(self) -> None:
+        """Draw the frequencies, in cycles: from a standard normal distribution."""
+        nn.init.normal_(self.rates)
+
+    def forward(self, time: Tensor) -> Tensor:
+        angle = time[:, None].float() * self.rates.float() * (2 * math.pi)
+        waves = torch.cat((torch.sin(angle), torch.cos(angle)), dim=-1)
+        return self.out(silu(self.up(waves.to(self.up.weight.dtype))))
+
+
+# What a network receives for time (mvm.path.field.network_time), and how it is embedded.
+TIMES: dict[str, tuple[str, Callable[[int], LevelEmbedding | FourierEmbedding]]] = {
+    "level": ("level", LevelEmbedding),
+    "t": ("t", partial(LevelEmbedding, scale=1)),
+    "1-t": ("1-t", partial(LevelEmbedding, scale=1)),
+    "step": ("step", partial(LevelEmbedding, scale=1)),
+    "fourier": ("t", FourierEmbedding),
+}

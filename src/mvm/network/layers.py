@@ -155,14 +155,15 @@ class LevelEmbedding(nn.Module):
     """Sinusoids of 1000 * noise level, then an MLP: (B,) in [0, 1] -> (B, d).
 
     The level is sqrt(t) on the mean-velocity path. Unscaled it would leave most of the frequencies flat.
+    scale: in place of 1000, of other times.
     """
 
     rates: Tensor
 
-    def __init__(self, width: int, frequencies: int = 128, max_period: float = 10_000.0) -> None:
+    def __init__(self, width: int, scale: float = 1000.0, frequencies: int = 128, max_period: float = 10_000.0) -> None:
         super().__init__()
         rates = torch.exp(-math.log(max_period) * torch.arange(frequencies) / frequencies)
-        self.register_buffer("rates", 1000 * rates, persistent=False)
+        self.register_buffer("rates", scale * rates, persistent=False)
         self.up = nn.Linear(2 * frequencies, width)
         self.out = nn.Linear(width, width)
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeGuard, runtime_checkable
 import torch
 from torch import Tensor
 
+from mvm.path.betas import ddpm
 from mvm.path.condition import Condition, batched, check_labels, require_finite
 from mvm.path.schedule import MEAN_VELOCITY, Schedule, equal_snr_scale, equal_snr_time, like
 
@@ -75,7 +76,7 @@ class SizedField(Protocol):
 def require_schedule(field: Field, schedule: Schedule | None) -> Schedule:
     """Return the schedule to use a field on: None is the field's own, MeanVelocity where it names none.
 
-    Another one than its own is refused: a trained model would silently be wrong.
+    Another one than its own is refused: a trained model would silently be wrong. A part of its own is one of its own.
     """
     own = getattr(field, "schedule", None)
     own = own if isinstance(own, Schedule) else None
@@ -83,7 +84,7 @@ def require_schedule(field: Field, schedule: Schedule | None) -> Schedule:
         return own or MEAN_VELOCITY
     if not isinstance(schedule, Schedule):
         raise ValueError(f"schedule={schedule!r} is no schedule; leave it out, or pass one of mvm.path")
-    if own is not None and own != schedule:
+    if own is not None and own != schedule.whole:
         raise ValueError(f"schedule={schedule}: this model was trained on {own}; leave schedule out")
     return schedule
 
@@ -99,10 +100,18 @@ def equal_snr(field: Field, source: Schedule, target: Schedule) -> Field:
 
 
 def network_time(what: str | Callable[[Tensor], Tensor], t: Tensor, schedule: Schedule) -> Tensor:
-    """Return what a network receives at times t (B,): "t", the noise "level", or a function of t."""
-    if isinstance(what, str):
-        return schedule.level(t) if what == "level" else t
-    return what(t)
+    """Return what a network receives at times t (B,).
+
+    what: "t", "1-t", the noise "level", the training "step" of DDPM at equal SNR (fractional), or a function of t.
+    """
+    if not isinstance(what, str):
+        return what(t)
+    if what == "level":
+        return schedule.level(t)
+    if what == "step":
+        table = ddpm()
+        return table.timestep(table.t_from_lam(schedule.lam(t)))
+    return 1 - t if what == "1-t" else t
 
 
 def checked_condition(field: Any, condition: Condition, x: Tensor) -> Condition:

@@ -41,6 +41,15 @@ class Schedule(ABC):
         """The time of pure (or nearly pure) noise."""
         return 1.0
 
+    @property
+    def whole(self) -> "Schedule":
+        """The schedule to its very end: itself, but for a part of one."""
+        return self
+
+    def until(self, t: float) -> "Until":
+        """Return the part from data to time t: what is sampled on it starts from a state at t."""
+        return Until(self.whole, t)
+
     @abstractmethod
     def alpha(self, t: Time) -> Tensor: ...
     @abstractmethod
@@ -197,6 +206,48 @@ class VariancePreserving(Schedule):
         b = softplus(-2 * as_time(lam), threshold=1e9).clamp(max=(self.beta_min + self.beta_max) / 2)  # B(1)
         root = torch.sqrt(self.beta_min**2 + 2 * (self.beta_max - self.beta_min) * b)
         return 2 * b / (self.beta_min + root)
+
+
+@dataclass(frozen=True)
+class Until(Schedule):
+    """The part of a schedule from data to time `last`, where there is still some data; fields of the whole fit it."""
+
+    schedule: Schedule
+    last: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.last <= self.schedule.end:
+            raise ValueError(f"t={self.last} is out of range; it must lie in (0, {self.schedule.end:g}]")
+        object.__setattr__(self, "sigma_power", self.schedule.sigma_power)
+
+    @property
+    def end(self) -> float:
+        return self.last
+
+    @property
+    def whole(self) -> Schedule:
+        return self.schedule
+
+    def alpha(self, t: Time) -> Tensor:
+        return self.schedule.alpha(t)
+
+    def sigma(self, t: Time) -> Tensor:
+        return self.schedule.sigma(t)
+
+    def alpha_rate(self, t: Time) -> Tensor:
+        return self.schedule.alpha_rate(t)
+
+    def variance_rate(self, t: Time) -> Tensor:
+        return self.schedule.variance_rate(t)
+
+    def sigma_rate(self, t: Time) -> Tensor:
+        return self.schedule.sigma_rate(t)
+
+    def lam(self, t: Time) -> Tensor:
+        return self.schedule.lam(t)
+
+    def t_from_lam(self, lam: Time) -> Tensor:
+        return self.schedule.t_from_lam(lam)
 
 
 SCHEDULES: dict[str, type[Schedule]] = {

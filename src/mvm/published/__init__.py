@@ -1,5 +1,6 @@
 """Models that only sample, in a folder or on the hub: written by `export`, read by `mvm.load`, sent by `push`."""
 
+from mvm.published.foreign import FORMATS, Options, as_foreign, convert_decoder, is_decoder, read_tensors
 from mvm.published.format import (
     Config,
     check_tables,
@@ -11,22 +12,38 @@ from mvm.published.format import (
     shipped_folder,
     shipped_models,
 )
-from mvm.published.source import Opened, Stored, locate, open_model, open_published, open_stored, run_recipe
+from mvm.published.source import (
+    Opened,
+    Stored,
+    locate,
+    open_foreign,
+    open_model,
+    open_published,
+    open_stored,
+    run_recipe,
+)
 from mvm.published.write import export
 
 __all__ = [
+    "FORMATS",
     "Config",
     "Opened",
+    "Options",
     "Stored",
+    "as_foreign",
     "check_tables",
+    "convert_decoder",
     "export",
+    "is_decoder",
     "is_published",
     "locate",
+    "open_foreign",
     "open_model",
     "open_published",
     "open_stored",
     "read_codec",
     "read_config",
+    "read_tensors",
     "read_weights",
     "require_the_one",
     "run_recipe",

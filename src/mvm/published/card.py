@@ -185,10 +185,15 @@ def _what(config: Config, facts: CardFacts) -> str:
     recipe = config.recipe
     size, space = "x".join(map(str, recipe.data.shape)), "x".join(map(str, recipe.sample_shape))
     names = ", ".join(config.classes[:SHOWN]) + (", ..." if len(config.classes) > SHOWN else "")
+    what = (
+        f"Images: {size} (channels x height x width)" if recipe.data.pictured else f"Samples: {size} (channels first)"
+    )
     end = f", T = {recipe.path.T:g}" if recipe.path.T != 1 else ""
     lines = [
-        f"- Images: {size} (channels x height x width). "
-        + (f"Classes: {len(config.classes)} ({names})." if recipe.objective.conditional else "No classes."),
+        f"- {what}. "
+        + (f"Classes: {len(config.classes)} ({names})." if recipe.objective.conditional else "No classes.")
+        if recipe.condition.kind == "labels"
+        else f"- {what}. Condition: {recipe.condition.words}.",
         f"- Network: {_network(recipe)}, stored in {config.source.dtype}.",
         f"- Path: {recipe.path.schedule}{end}; the network learns {recipe.objective.kind}.",
         f"- Sampler by default: {sampler_words(asdict(recipe.sample))}.",
@@ -207,6 +212,11 @@ def _training(config: Config, facts: CardFacts) -> str:
     shown = "a dataset given in Python" if data.name == OWN_DATA else shown
     stamp = f", stamp `{source.data_stamp}`" if source.data_stamp else ""
     loss = "not logged" if facts.loss is None else f"{facts.loss:.4g}"
+    if not source.step:
+        return (
+            f"Converted from weights of another project, `{source.run}` (`{source.weights}`, sha256 of the file "
+            f"`{source.sha256[:16]}`) by mvm {source.mvm}; how they were trained, their authors say."
+        )
     lines = [
         f"- Data: {shown}{stamp}"
         + (", mirrored at random" if data.mirror else "")

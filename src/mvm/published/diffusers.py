@@ -30,6 +30,10 @@ def misfit(recipe: Recipe) -> str:
         return "its network is not part of mvm"
     if recipe.codec.kind != "pixels":
         return "it makes pixels, and this model latents"
+    if recipe.condition.kind != "labels":
+        return f"it takes class labels, and this model has condition.kind '{recipe.condition.kind}'"
+    if not recipe.data.square:
+        return f"it makes square images, and this model {'x'.join(map(str, recipe.data.shape))} {recipe.data.values}"
     if recipe.codec.scale != 1:
         return f"it takes pixels in [-1, 1], and this model has codec.scale {recipe.codec.scale:g}"
     if not once_a_step(recipe.sample.build_solver()):

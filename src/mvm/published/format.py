@@ -5,7 +5,7 @@ samples.png         its picture
 config.json         recipe, class names, licence, where the weights came from
 model.safetensors   the network's tensors, no others
 tuned.json          times of the solver fitted to it by `mvm tune`
-codec/              of a latent model: decoder and statistics of its autoencoder
+codec/              of a latent model: decoder and statistics of its autoencoder, or its VAE; of a converted one perhaps
 model_index.json, scheduler/, transformer/   what config.json says, in diffusers' words
 """
 
@@ -28,7 +28,7 @@ from torch import nn
 
 from mvm.checkpoint import Weights
 from mvm.files import sha256
-from mvm.latent import Decoder, DecoderOnly, rae
+from mvm.latent import Codec, Decoder, Undecoded, load_vae, rae, vae
 from mvm.latent.fingerprint import Origin
 from mvm.network import OwnConfig, build_network
 from mvm.published.diffusers import INDEX, SCHEDULER, TRANSFORMER, disagreement, tables
@@ -46,7 +46,7 @@ CARD, PICTURE, CONFIG, WEIGHTS, CODEC = "README.md", "samples.png", "config.json
 TUNED = "tuned.json"
 FILES = (
     *(CARD, PICTURE, CONFIG, WEIGHTS, TUNED, INDEX, SCHEDULER, TRANSFORMER),
-    *(f"{CODEC}/{name}" for name in (rae.INDEX, rae.DECODER, rae.STATISTICS)),
+    *(f"{CODEC}/{name}" for name in (rae.INDEX, rae.DECODER, rae.STATISTICS, vae.CONFIG, vae.WEIGHTS)),
 )
 BESIDE = ("LICENSE", ".png")  # ends of names that may lie beside them; never read
 MOST_JSON = 1 << 20  # bytes of a JSON file
@@ -90,6 +90,10 @@ class Config:
             if not text.replace("\n", "").isprintable():  # it goes to terminals, which obey escape sequences
                 raise ValueError(f"{option}={text!r} must be printable text")
         check_license(self.license)
+        outside = {f"codec.{name}": getattr(self.recipe.codec, name) for name in ("path", "encoder", "latents")}
+        for option, value in {**outside, "condition.encoder": self.recipe.condition.encoder}.items():
+            if value:  # a stranger's folder reads nothing but itself
+                raise ValueError(f"{option}={value!r} must be empty: a published model names no other folder")
         if isinstance(self.recipe.network, OwnConfig):
             return
         space, patch = self.recipe.sample_shape[1:], self.recipe.network.patch
@@ -265,29 +269,42 @@ def read_weights(folder: Path, config: Config) -> Weights:
     return load_file(path)
 
 
-def read_codec(folder: Path, recipe: Recipe) -> DecoderOnly | None:
-    """Return the decoder of a latent model; None where pixels need none. Shapes must be the recipe's."""
+def read_codec(folder: Path, config: Config) -> Codec | None:
+    """Return the decoder of a latent model; None where pixels need none. Shapes must be the recipe's.
+
+    Converted weights may come without: what latents they are of is not recorded, and their user gives the autoencoder.
+    """
+    recipe = config.recipe
     if recipe.codec.kind == "pixels":
         return None
     place = folder / CODEC
+    if not place.exists() and not config.source.codec:
+        return Undecoded(recipe.sample_shape, recipe.codec.kind)
+    if recipe.codec.kind == "vae":
+        found = load_vae(place, recipe.data.shape[-1], recipe.codec.posterior)
+        _require_shapes(place, (found.latent_shape, found.image_shape), recipe)
+        return found.requires_grad_(False)
     index = rae.read_index(place)
     side = index.latent_shape[-1] * index.decoder.patch
-    shapes = index.latent_shape, (3, side, side)
-    if shapes != (recipe.sample_shape, recipe.data.shape):
-        raise ValueError(
-            f"{place} has latents and images {shapes}, the recipe {recipe.sample_shape, recipe.data.shape}"
-        )
+    _require_shapes(place, (index.latent_shape, (3, side, side)), recipe)
     nobody = Origin("", "")
     _require_tensors(place / rae.DECODER, lambda: Decoder(index.decoder, index.latent_shape, nobody), 0)
     return rae.load_decoder_only(place)
 
 
-def check_all(folder: Path) -> tuple[Config, DecoderOnly | None]:
+def _require_shapes(place: Path, shapes: tuple[tuple[int, ...], tuple[int, ...]], recipe: Recipe) -> None:
+    if shapes != (recipe.sample_shape, recipe.data.shape):
+        raise ValueError(
+            f"{place} has latents and images {shapes}, the recipe {recipe.sample_shape, recipe.data.shape}"
+        )
+
+
+def check_all(folder: Path) -> tuple[Config, Codec | None]:
     """Return config and codec of a folder; raise unless all of it can be read, and belongs together."""
     config = read_config(folder)
     read_weights(folder, config)
     check_tables(folder, config)
-    return config, read_codec(folder, config.recipe)
+    return config, read_codec(folder, config)
 
 
 def require_the_one(folder: Path, config: Config, weights: str, which: str) -> None:

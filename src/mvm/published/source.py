@@ -1,10 +1,12 @@
 """Where weights come from: a run directory, an exported folder, a model in the package, or one on the hub."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mvm import checkpoint
 from mvm.options import nearest
+from mvm.published.foreign import FORMATS, Options, as_foreign, convert
 from mvm.published.format import (
     Config,
     check_tables,
@@ -17,7 +19,7 @@ from mvm.published.format import (
 )
 from mvm.published.hub import Fetched, as_hub_id, fetch
 from mvm.published.tuned import Entry, Key, read_tuned
-from mvm.recipes import RECIPE, AnyRecipe, parse_recipe
+from mvm.recipes import RECIPE, AnyRecipe, parse_recipe, require_field_recipe
 from mvm.untrusted import read_text
 
 
@@ -69,12 +71,22 @@ class Opened(NamedTuple):
     config: Config | None
     tuned: dict[Key, Entry]
 
+    def with_codec(self, folder: str | Path) -> "Opened":
+        """Return the same with another folder of its autoencoder."""
+        recipe = require_field_recipe(self.recipe, self.origin["run"])
+        if recipe.codec.kind == "pixels":
+            raise ValueError(f"codec={folder}: {self.origin['run']} makes pixels, with no autoencoder; leave it out")
+        return self._replace(recipe=replace(recipe, codec=replace(recipe.codec, path=str(folder))), config=None)
+
 
 def open_model(name: str | Path, weights: str = "ema", which: str = "latest") -> Opened:
     """Return the weights that a name stands for. Lookup order: local folder, bundled model, hub.
 
-    A hub id is OWNER/NAME or OWNER/NAME@REVISION. Nothing is executed or unpickled.
+    A hub id is OWNER/NAME or OWNER/NAME@REVISION. FORMAT:FILE is a checkpoint of another project. Nothing is executed
+    or unpickled.
     """
+    if (foreign := as_foreign(str(name))) is not None:
+        return open_foreign(*foreign, weights, which)
     run = Path(name)
     if not (run / RECIPE).is_file():
         return open_published(locate(name), weights, which)
@@ -90,6 +102,26 @@ def open_model(name: str | Path, weights: str = "ema", which: str = "latest") ->
     }
     values, tuned = checkpoint.load(folder, weights), read_tuned(run, origin["sha256"])
     return Opened(recipe, recipe.data.class_names, values, manifest.get("codec", ""), origin, folder, None, tuned)
+
+
+def open_foreign(
+    format: str, path: Path, weights: str = "ema", which: str = "latest", options: Options | None = None
+) -> Opened:
+    """Return the weights of a published checkpoint, converted; options: what the file does not say."""
+    if which != "latest":
+        raise ValueError(f"checkpoint='{which}': '{path}' is one checkpoint; leave it out")
+    recipe, values, digest = convert(format, path, weights, options)
+    origin = {
+        "run": recipe.name,
+        "recipe": recipe.name,
+        "step": 0,
+        "weights": weights,
+        "sha256": digest,
+        "data": recipe.data.name,
+        "data_stamp": "",
+        "format": format,
+    }
+    return Opened(recipe, recipe.data.class_names, values, "", origin, path.parent, None, {})
 
 
 def locate(name: str | Path, **hub_options: Any) -> Fetched:
@@ -133,5 +165,6 @@ def _unknown(name: str, hub: str) -> ValueError:
     names = shipped_models()
     return ValueError(
         f"'{name}' is neither a run directory (no {RECIPE} in it) nor an exported model (no config.json) nor a shipped "
-        f"one{nearest(name, names)}; shipped: {', '.join(names) or 'none'}; {hub}"
+        f"one{nearest(name, names)}; shipped: {', '.join(names) or 'none'}; {hub}; a checkpoint of another project is "
+        f"FORMAT:FILE ({', '.join(FORMATS)})"
     )

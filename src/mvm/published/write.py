@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from mvm.checkpoint import Weights
 from mvm.data import open_prepared
 from mvm.files import flush, private_beside, put_in_place, sha256, write_text
-from mvm.latent import load_decoder_only
+from mvm.latent import VAE, DecoderOnly, load_decoder_only, load_vae
 from mvm.options import choose
 from mvm.published.card import FIGURES, LIMITS, USE, WHAT, CardFacts, Figures, card, read_card, read_figures
 from mvm.published.diffusers import tables
@@ -42,7 +42,7 @@ Draw = Callable[[Path], bytes | None]
 
 
 def export(
-    model: str | Path,
+    model: str | Path | Opened,
     folder: Path,
     *,
     weights: str = "ema",
@@ -55,9 +55,9 @@ def export(
 ) -> Config:
     """Write a published model of a run's checkpoint, or of another published model; return its config.
 
-    dtype, license: None is float16 and "unknown" for a run, and what a published model has. words: Markdown for the
-    card, under its title. figures: JSON of `mvm eval` or `mvm sweep`, of these very weights. draw: makes the card's
-    picture, a PNG, of the folder that is written, or None.
+    model: a name, or opened weights. dtype, license: None is float16 and "unknown" for a run, and what a published
+    model has. words: Markdown for the card, under its title. figures: JSON of `mvm eval` or `mvm sweep`, of these very
+    weights. draw: makes the card's picture, a PNG, of the folder that is written, or None.
     Of a published model the card's words, figures and other sections are kept as far as they still hold.
     """
     choose("dtype", dtype or "float16", DTYPES)
@@ -68,8 +68,9 @@ def export(
         raise ValueError(f"--out {folder} is no name of a folder; give one, as in --out ../photos")
     if not replaceable(folder):
         raise ValueError(f"--out {folder} exists and is not an exported model alone; give another folder")
-    opened = open_model(model, weights, which)
-    recipe, source, given = require_field_recipe(opened.recipe, str(model)), _source(opened, dtype), opened.config
+    opened = model if isinstance(model, Opened) else open_model(model, weights, which)
+    recipe, given = require_field_recipe(opened.recipe, opened.origin["run"]), opened.config
+    source = _source(opened, dtype)
     values = _rounded(opened.weights, choose("dtype", source.dtype, DTYPES), source.dtype)
     folder.resolve().parent.mkdir(parents=True, exist_ok=True)
     with private_beside(folder) as temporary:
@@ -93,7 +94,8 @@ def export(
             (temporary / name).parent.mkdir(exist_ok=True)
             write_text(temporary / name, json.dumps(table, indent=2, ensure_ascii=False) + "\n")
         measured = read_figures(figures, (source.sha256, digest)) if figures else Figures([], [])
-        loss = _last_loss(Path(model), source.step) if given is None else None
+        run = Path(model) if given is None and isinstance(model, str | Path) else None
+        loss = None if run is None else _last_loss(run, source.step)
         facts = CardFacts(folder.resolve().name, words, measured, loss, encoder)
         if given is not None:
             same = all(torch.equal(values[name].float(), value.float()) for name, value in opened.weights.items())
@@ -103,10 +105,11 @@ def export(
             (temporary / PICTURE).write_bytes(picture)
         write_text(temporary / CARD, card(config, replace(facts, pictured=picture is not None)))
         _, codec = check_all(temporary)
-        if codec is not None and source.codec not in ("", codec.fingerprint):
+        now = "" if codec is None else codec.identity.get("codec", "")
+        if source.codec and source.codec != now:
             raise ValueError(
                 f"the run was trained in latents of fingerprint {source.codec[:12]}, codec.path holds "
-                f"{codec.fingerprint[:12]} now; restore the autoencoder it was trained with"
+                f"{now[:12]} now; restore the autoencoder it was trained with"
             )
         if _identity(folder) != before:
             raise ValueError(f"--out {folder} was written by another process meanwhile and is left so; export again")
@@ -166,7 +169,14 @@ def _public(recipe: Recipe) -> Recipe:
         kinds = ", ".join(data.class_names[:5]) + (", ..." if len(data.class_names) > 5 else "")
         text = f"Images of {data.size}x{data.size} pixels ({kinds}), trained by the recipe {recipe.name}"
         recipe = replace(recipe, description=text if data.size else "Trained on other images than its recipe's")
-    return replace(recipe, data=data, codec=codec, repa=replace(recipe.repa, encoder=_base(recipe.repa.encoder)))
+    condition = replace(recipe.condition, encoder="")
+    return replace(
+        recipe,
+        data=data,
+        codec=codec,
+        condition=condition,
+        repa=replace(recipe.repa, encoder=_base(recipe.repa.encoder)),
+    )
 
 
 def _class_names(opened: Opened) -> tuple[str, ...]:
@@ -180,12 +190,22 @@ def _class_names(opened: Opened) -> tuple[str, ...]:
 
 
 def _write_codec(folder: Path, opened: Opened, recipe: Recipe) -> str:
-    """Write the decoder and the statistics of a latent model; return the name of their encoder, "" for pixels."""
-    if recipe.codec.kind == "pixels":
+    """Write the decoder and the statistics of a latent model, or its VAE; return their encoder's name, or ""."""
+    if opened.config is not None:
+        codec = read_codec(opened.folder, opened.config)
+    elif not recipe.codec.path:  # pixels, or converted weights alone
         return ""
-    run = opened.config is None
-    codec = load_decoder_only(Path(recipe.codec.path)) if run else read_codec(opened.folder, recipe)
-    assert codec is not None
+    elif recipe.codec.kind == "vae":
+        codec = load_vae(recipe.codec.path, recipe.data.shape[-1], recipe.codec.posterior)
+    else:
+        codec = load_decoder_only(Path(recipe.codec.path))
+    if isinstance(codec, VAE):
+        (folder / CODEC).mkdir()
+        codec.save(folder / CODEC)
+        flush(folder / CODEC)
+        return ""
+    if not isinstance(codec, DecoderOnly):
+        return ""
     codec.renamed(_base(codec.encoder_config.name)).save(folder / CODEC)
     flush(folder / CODEC)
     return codec.encoder_config.name

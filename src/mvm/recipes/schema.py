@@ -122,6 +122,11 @@ class DataConfig:
         space = self.shape[1:]
         return self.values == "uint8" and len(space) == 2 and space[0] == space[1]
 
+    @property
+    def pictured(self) -> bool:
+        """Whether samples are uint8 images, square or not, of grey levels or colours."""
+        return self.values == "uint8" and len(self.shape) == 3 and self.shape[0] in (1, 3)
+
     def require_square(self, option: str) -> None:
         """Refuse an option that is for square uint8 images alone."""
         if not self.square:
@@ -131,18 +136,22 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class CodecConfig:
-    """What is diffused: pixels, or the latents of a representation autoencoder (rae)."""
+    """What is diffused: pixels, or the latents of a representation autoencoder (rae) or a VAE."""
 
     kind: str = "pixels"
-    """Space in which the model is trained: pixels, or latents of a representation autoencoder. One of: pixels, rae."""
+    """Space in which the model is trained: pixels, latents of a representation autoencoder, or of a VAE.
+    One of: pixels, rae, vae."""
     path: str = ""
-    """Folder of the autoencoder, RUN/rae of a stage 1 training; for codec.kind rae."""
+    """Folder of the autoencoder: RUN/rae of a stage 1 training, or a VAE (AutoencoderKL) in diffusers' format."""
     encoder: str = ""
     """Folder or file with the weights of the autoencoder's encoder; empty: where they were in stage 1."""
     channels: int = 0
     """Channels of a latent, as the autoencoder has them; 0 for pixels."""
     side: int = 0
     """Height and width of a latent, as the autoencoder has them; 0 for pixels."""
+    posterior: str = "mean"
+    """Latent of an image by a VAE: the posterior's mean, or a draw whose seed is a function of the image.
+    One of: mean, draw."""
     cache: str = "device"
     """Where the latents of the training set are kept; none encodes the images at every step.
     One of: device, disk, none."""
@@ -153,12 +162,13 @@ class CodecConfig:
     pixels: for the same noise on an image lower path.law.mean by log(scale)."""
 
     def __post_init__(self) -> None:
-        choose("codec.kind", self.kind, dict.fromkeys(("pixels", "rae")))
+        choose("codec.kind", self.kind, dict.fromkeys(("pixels", "rae", "vae")))
+        choose("codec.posterior", self.posterior, dict.fromkeys(("mean", "draw")))
         choose("codec.cache", self.cache, dict.fromkeys(("device", "disk", "none")))
         for option in ("channels", "side"):
-            at_least(f"codec.{option}", getattr(self, option), 1 if self.kind == "rae" else 0)
+            at_least(f"codec.{option}", getattr(self, option), 0 if self.kind == "pixels" else 1)
         between("codec.scale", self.scale, 0.01, 100)
-        if self.kind == "rae" and self.scale != 1:
+        if self.kind != "pixels" and self.scale != 1:
             raise ValueError(f"codec.scale={self.scale} is for pixels; latents have the scale of their statistics")
 
 
@@ -277,6 +287,10 @@ class Recipe(BaseRecipe):
             raise ValueError(
                 f"objective.kind='{kind}' gives no x0 where sampling starts on path.schedule='{name}', as "
                 "alpha = 0 there; use another kind, or variance-preserving"
+            )
+        if self.network.time == "step" and name != "variance-preserving":
+            raise ValueError(
+                f"network.time='step' is of path.schedule='variance-preserving', not of '{name}'; use level"
             )
         law = self.path.law
         if self.objective.weight == "likelihood" and (law.name != "uniform" or not law.t_min):

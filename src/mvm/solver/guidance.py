@@ -26,7 +26,7 @@ def progress(t: Tensor | float, schedule: Schedule) -> Tensor:
     return ((schedule.lam(t) - first) / (last - first)).clamp(0, 1)
 
 
-MEASURES = {"progress": progress, "t": lambda t, schedule: as_time(t) / schedule.end}
+MEASURES = {"progress": progress, "t": lambda t, schedule: as_time(t) / schedule.whole.end}
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,7 @@ class Solution:
 
 def in_solver_time(solver: Solver, evaluate: Evaluate, x: Tensor, schedule: Schedule) -> tuple[Evaluate, Tensor]:
     """Return the evaluation and the noise in the solver's coordinates: the schedule's own, or MeanVelocity(T=1)'s."""
-    if solver.own_time or schedule == MEAN_VELOCITY:
+    if solver.own_time or schedule.whole == MEAN_VELOCITY:
         return evaluate, x
 
     def mapped(x: Tensor, t: float) -> Tensor:
@@ -169,6 +169,8 @@ def integrate(
     # half-precision states lose the image in rounding: the loop runs in float32 at least
     with torch.set_grad_enabled(grad):
         wide = noise if noise.dtype == torch.float64 else noise.float()
+        if solver is None and schedule != schedule.whole:
+            solver = adams()  # times tuned for a field begin at its end
         chosen = solver_for(solver, field, noise[0].numel(), nfe, rho, guidance)
         plan = chosen.plan(schedule, int(nfe), rho)
         size = 1 if chosen.per_sample else len(noise)
@@ -253,7 +255,8 @@ def sample(
     """Return images x_0 from noise x_1 (B, ...), with exactly `nfe` evaluations of the field.
 
     field: (x, t, condition) -> x0_hat, t float64 (B,). schedule: the path the field belongs to; None: the field's
-    own `schedule`, as trained models have one, else MeanVelocity.
+    own `schedule`, as trained models have one, else MeanVelocity; a part of it, `schedule.until(t)`, where `noise` is
+    a state at t.
     solver: a name in `mvm.solver.SOLVERS` or a solver object, used as given; None: "adams", for a model with the times
     that `mvm tune` fitted to it. "adaptive" and "dopri5" take tolerances and ignore nfe, and with "dopri5" an image
     depends on the others of its batch.

@@ -1,18 +1,24 @@
 """The images a recipe trains on, placed where they are fastest to reach."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from mvm.data import DATA_SETS, Images, OnHost, Prepared, Resident, Store, open_prepared
+from mvm.data.loader import as_received
+from mvm.data.shards import CAPTION, StoredCondition
+from mvm.data.text import TextEncoder, embed_captions, split
 from mvm.distributed.processes import Processes
-from mvm.latent import RAE, Codec, Latents, LoadedLatents, open_latents, write_latents
+from mvm.latent import RAE, VAE, Codec, Latents, LoadedLatents, open_latents, write_latents
+from mvm.network import ConditionConfig
+from mvm.path.condition import Condition
 from mvm.recipes import AnyRecipe, DataConfig, Recipe, located
 from mvm.recipes.memory import free_memory
-from mvm.store import Share
+from mvm.store import ALONE, INDEX, Rows, Share
 
 R = TypeVar("R", bound=AnyRecipe)
 
@@ -34,60 +40,164 @@ class Part:
         return self.store[indices + self.first]
 
 
-def _open(config: DataConfig) -> Prepared:
-    """Return the prepared folder of a recipe; one of another shape or other classes is an error."""
-    prepared = open_prepared(config.folder)
+class Captioned(Store):
+    """Samples of a store, conditioned on the embeddings of their captions, all on its device."""
+
+    def __init__(self, store: Store, embeddings: Tensor) -> None:
+        self.store, self.labels = store, store.labels
+        self.table = split(embeddings)
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def gather(self, indices: Tensor) -> tuple[Tensor, Condition]:
+        samples, caption = self.store.gather(indices)
+        return samples, as_received({name: values[caption[CAPTION]] for name, values in self.table.items()})
+
+
+def _condition(config: ConditionConfig, prepared: Prepared) -> ConditionConfig:
+    """Return the condition of a recipe with what its folder says of it; what contradicts the folder is an error."""
+    held, where = prepared.condition, f"data.path={prepared.folder}"
+    if config.kind == "none":
+        return config
+    if held is None:
+        if config.kind != "labels":
+            raise ValueError(
+                f"condition.kind='{config.kind}': {where} holds no condition but labels; prepare it again with "
+                f"--condition {config.kind}:KEY"
+            )
+        return config
+    if held.kind == CAPTION:
+        if not config.encoder:
+            raise ValueError(
+                f"{where} holds captions, and condition.encoder is empty; embed them with --condition.kind tokens "
+                "--condition.encoder FOLDER, or leave them out with --condition.kind none"
+            )
+        encoder = TextEncoder(config.encoder)
+        length = config.length or encoder.longest(prepared.captions()[0])
+        held = StoredCondition("tokens", encoder.width, length)
+    elif config.encoder:
+        raise ValueError(f"condition.encoder={config.encoder}: {where} holds {held}, no captions; leave it out")
+    made = replace(config, kind=held.kind, width=held.width, length=held.length)
+    for name in ("kind", "width", "length"):
+        asked, there = getattr(config, name), getattr(made, name)
+        if asked not in (there, getattr(ConditionConfig(), name)):
+            raise ValueError(f"condition.{name}={asked}, and {where} holds {held}; leave it out, or set it to {there}")
+    return made
+
+
+def _kind(recipe: AnyRecipe) -> str:
+    """Return what samples are conditioned on; decoders are on nothing, and their batches have labels."""
+    return recipe.condition.kind if isinstance(recipe, Recipe) else "labels"
+
+
+def _open(recipe: AnyRecipe) -> Prepared:
+    """Return the prepared folder of a recipe; one of another shape, other classes or another condition is an error."""
+    config, prepared = recipe.data, open_prepared(recipe.data.folder)
     expected = (config.shape, len(config.class_names))
     if (prepared.shape, len(prepared.classes)) != expected:
         raise ValueError(
             f"data.path={config.folder} holds images {prepared.shape} of {len(prepared.classes)} classes; "
             f"data.name='{config.name}' needs {expected[0]} of {expected[1]}"
         )
-    return prepared
+    if prepared.values != config.values:
+        raise ValueError(f"data.values={config.values}, and data.path={config.folder} holds {prepared.values} samples")
+    if isinstance(recipe, Recipe) and (needed := _condition(recipe.condition, prepared)) != recipe.condition:
+        raise ValueError(
+            f"condition.kind={recipe.condition.kind}, and data.path={config.folder} holds {prepared.condition}; "
+            f"set it to {needed.kind}, or to none"
+        )
+    return replace(prepared, condition=None) if _kind(recipe) in ("labels", "none") else prepared
+
+
+def _shipped(recipe: AnyRecipe) -> Callable[[str], Images] | None:
+    """Return what loads images that ship in the package, with labels alone; None where they are in a folder."""
+    known, kind = DATA_SETS.get(recipe.data.name), _kind(recipe)
+    if known is None or known.load is None:
+        return None
+    if kind not in ("labels", "none"):
+        raise ValueError(f"condition.kind='{kind}': data.name='{recipe.data.name}' has labels alone; leave it out")
+    return known.load
 
 
 def training_data(recipe: AnyRecipe, split: str = "train") -> Images:
     """Return the images a recipe trains on (or its "held-out" ones, where a set has them)."""
-    known = DATA_SETS.get(recipe.data.name)
-    if known is not None and known.load is not None:
-        return known.load(split)
-    if split != "train":
+    load = _shipped(recipe)
+    if load is None and split != "train":
         raise ValueError(f"split='{split}': a prepared folder is all for training; prepare the other split apart")
-    return _open(recipe.data).load()
+    images = _open(recipe).load() if load is None else load(split)
+    return replace(images, condition=()) if _kind(recipe) == "none" else images
 
 
-def training_store(recipe: AnyRecipe, device: torch.device) -> Store:
-    """Return the images on the device where they fit (engine.resident), else read from disk a step ahead."""
-    known = DATA_SETS.get(recipe.data.name)
-    if known is not None and known.load is not None:
-        return Resident(known.load("train"), device)
-    prepared = _open(recipe.data)
-    where = recipe.engine.resident
+def _embeddings(recipe: AnyRecipe, prepared: Prepared, device: torch.device, share: Share) -> Rows | None:
+    """Return the embeddings of the distinct captions, None where no text encoder is asked for."""
+    if not isinstance(recipe, Recipe) or not recipe.condition.encoder:
+        return None
+    encoder, distinct = TextEncoder(recipe.condition.encoder, device), prepared.captions()[0]
+    return embed_captions(encoder, distinct, recipe.condition.length, recipe.data.folder, share)
+
+
+def training_store(recipe: AnyRecipe, device: torch.device, share: Share = ALONE) -> Store:
+    """Return the samples on the device where they fit (engine.resident), else read from disk a step ahead.
+
+    Each distinct caption is embedded once; of several processes each makes its share of that.
+    """
+    if _shipped(recipe) is not None:
+        return Resident(training_data(recipe), device)
+    prepared, where = _open(recipe), recipe.engine.resident
+    embeddings = _embeddings(recipe, prepared, device, share)
     if where == "auto":
-        where = "device" if prepared.bytes < ROOM * free_memory(device) else "host"
+        size = prepared.bytes + (0 if embeddings is None else sum(array.nbytes for array in embeddings.arrays))
+        where = "device" if size < ROOM * free_memory(device) else "host"
     if where == "device":
-        store: Store = Resident(prepared.load(), device)
+        store: Store = Resident(training_data(recipe), device)
+        if embeddings is not None:
+            table = torch.from_numpy(embeddings.gather(torch.arange(len(embeddings))))
+            store = Captioned(store, table.to(device))
     else:
-        mapped = prepared.mapped()
-        store = OnHost(mapped.gather, mapped.labels, device)
+        mapped, unconditional = prepared.mapped(), _kind(recipe) == "none"
+
+        def read(indices: Tensor) -> tuple[Tensor, Condition]:
+            samples, condition = mapped.gather(indices)
+            if embeddings is not None:
+                condition = split(torch.from_numpy(embeddings.gather(condition[CAPTION])))
+            return samples, None if unconditional else condition
+
+        store = OnHost(read, mapped.labels, device)
     store.stamp = prepared.stamp
     return store
 
 
+def _filled(config: DataConfig, prepared: Prepared) -> DataConfig:
+    """Return data options with the facts of a folder."""
+    if not (config.size or config.space):
+        channels, *space = prepared.shape
+        square = len(space) == 2 and space[0] == space[1]
+        shape = {"size": space[0]} if square else {"space": tuple(space)}
+        values = config.values if config.values != DataConfig.values else prepared.values
+        config = replace(config, channels=channels, values=values, classes=len(prepared.classes), names=(), **shape)
+    if config.classes == len(prepared.classes):  # else it is refused when it is opened
+        config = replace(config, names=prepared.classes)
+    return config
+
+
 def completed(recipe: R) -> R:
     """Return the recipe as a run keeps it: with absolute paths, and the facts of its folder (data.name "folder")."""
-    config = recipe.data
-    known = DATA_SETS.get(config.name)
-    if known is None and not (config.size and config.names):
-        prepared = open_prepared(config.folder)
-        if not config.size:
-            channels, size, _ = prepared.shape
-            config = replace(config, channels=channels, size=size, classes=len(prepared.classes), names=())
-        if config.classes == len(prepared.classes):  # else it is refused when it is opened
-            config = replace(config, names=prepared.classes)
-    elif known is not None and known.load is None and config.folder.exists():
+    config, known = recipe.data, DATA_SETS.get(recipe.data.name)
+    incomplete = known is None and not ((config.size or config.space) and config.names)
+    condition = recipe.condition if isinstance(recipe, Recipe) else ConditionConfig()
+    prepared = None
+    if known is not None and known.load is None and config.folder.exists():
         config = replace(config, path=str(config.folder))
-    return located(replace(recipe, data=config))
+        prepared = open_prepared(config.folder) if (config.folder / INDEX).is_file() else None
+    elif known is None and (incomplete or condition.missing):
+        prepared = open_prepared(config.folder)
+    if prepared is not None and incomplete:
+        config = _filled(config, prepared)
+    facts: dict[str, Any] = {"data": config}
+    if prepared is not None and isinstance(recipe, Recipe):
+        facts["condition"] = _condition(condition, prepared)
+    return located(replace(recipe, **facts))
 
 
 def training_latents(
@@ -97,7 +207,7 @@ def training_latents(
 
     Every process writes its share; shards of an earlier run are checked and kept.
     """
-    if not isinstance(codec, RAE) or recipe.codec.cache == "none":
+    if not isinstance(codec, RAE | VAE) or recipe.codec.cache == "none":
         return None
     folder = Path(recipe.codec.latents or f"{recipe.data.folder}-latents-{codec.fingerprint[:8]}")
     stamp = store.stamp or recipe.data.name

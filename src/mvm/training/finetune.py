@@ -10,7 +10,7 @@ from mvm.recipes import Recipe, options, require_field_recipe
 TAKER = "label."  # begins the names of what takes the condition, of any kind
 LABELS = f"{TAKER}weight"  # (classes + 1, width); the last row is the null class
 # The weights mean something else where these differ. Training goes on, but must learn that first.
-MEANING = ("path.schedule", "path.T", "objective.kind", "codec.kind", "codec.scale")
+MEANING = ("path.schedule", "path.T", "objective.kind", "codec.kind", "codec.scale", "network.time")
 
 
 def fit(own: Weights, recipe: Recipe, opened: Opened) -> tuple[Weights, list[str]]:

@@ -23,6 +23,7 @@ from mvm.options import at_least
 from mvm.published import open_model
 from mvm.recipes import RECIPE, AnyRecipe, DecoderRecipe, Recipe, load_recipe, located, to_json
 from mvm.recipes.memory import Memory
+from mvm.store import Share
 from mvm.training.data import completed, training_store
 from mvm.training.dataset import Samples
 from mvm.training.decoder_trainer import DecoderTrainer
@@ -116,7 +117,10 @@ class Given(NamedTuple):
 def _build(recipe: AnyRecipe, run: Path, processes: Processes, progress: bool, given: Given) -> Trainer:
     """Return the trainer of a recipe at step 0."""
     device, samples = processes.device, given.samples
-    store = training_store(recipe, device) if samples is None else samples.store(device)
+    if samples is None:
+        store = training_store(recipe, device, Share(processes.rank, processes.world, lambda: processes.any(False)))
+    else:
+        store = samples.store(device)
     return TRAINERS[recipe.task].open(recipe, store, run, processes, progress, given.network)
 
 

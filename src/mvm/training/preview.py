@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn.functional import adaptive_avg_pool1d
 
 from mvm import noise
 from mvm.data import Store
@@ -21,7 +20,7 @@ from mvm.model import Model
 from mvm.objective.reconstruction import Reconstruction
 from mvm.path import Condition
 from mvm.path.condition import map_tensors, rows
-from mvm.pictures import grid, png_bytes, write_images
+from mvm.pictures import grid, is_image, png_bytes, write_images
 from mvm.pixels import to_uint8
 from mvm.recipes import PreviewConfig
 from mvm.training.dataset import stream_of
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 
 QUALITY = "fd_pixels"
 FD_VALUES = "fd_values"  # of float samples
-MOST_VALUES = 192  # of a float sample that the figure looks at: means of neighbours where it has more
 REFERENCE = 10_000  # images of the data that the figure compares with
 
 BATCH = 64  # images restored and compared at a time
@@ -79,17 +77,11 @@ class Preview(ABC):
         """Return what checkpoints are chosen by, lower being better; None where there is no figure."""
 
 
-def features(samples: Tensor) -> Tensor:
-    """Return samples as short vectors: uint8 images shrunken, the values of float samples or means of neighbours."""
-    if samples.dtype == torch.uint8 and samples.ndim == 4:
-        return shrunken_features(samples)
-    values = samples.flatten(1).double()
-    return values if values.shape[1] <= MOST_VALUES else adaptive_avg_pool1d(values, MOST_VALUES)
-
-
 def reference_moments(store: Store, stored: Callable[[Tensor], Tensor] = lambda images: images) -> Moments:
     """Return the moments of samples spread evenly over the data; stored: as the model's samples are, of the store's."""
-    return moments(torch.cat([features(stored(store[part])).cpu() for part in spread(store, REFERENCE).split(1000)]))
+    return moments(
+        torch.cat([shrunken_features(stored(store[part])).cpu() for part in spread(store, REFERENCE).split(1000)])
+    )
 
 
 def spread(store: Store, count: int) -> Tensor:
@@ -116,8 +108,10 @@ class FieldPreview(Preview):
         self.stored: Callable[[Tensor], Tensor] = lambda images: images  # as samples are, of what the store holds
         self.reference: Moments | None = None  # read when first needed
         self.sampler = Sampler(model, precision=None)  # what is around a preview decides
-        self.labels = cycle_labels((), config.count, model.num_classes) if model.labelled else None
-        self.condition = self.labels
+        self.labels, self.names = torch.zeros(config.count, dtype=torch.int64), model.classes
+        self.condition: Condition = None
+        if model.labelled:
+            self.condition = self.labels = cycle_labels((), config.count, model.num_classes)
         self.seeds = noise.derive(model.recipe.seed, torch.arange(config.count) + (1 << 40))  # apart from training's
 
     def _images(self) -> Tensor:
@@ -127,7 +121,7 @@ class FieldPreview(Preview):
 
     def _given(self) -> Condition:
         """Return the conditions of samples spread over the data; None where there are none."""
-        if not self.model.recipe.objective.conditional:
+        if not self.model.recipe.objective.conditional or self.model.recipe.condition.kind == "none":
             return None
         stream = stream_of(self.store)
         indices = spread(self.store, self.count)
@@ -141,14 +135,14 @@ class FieldPreview(Preview):
             self.condition = self._given()
         images = self._images()
         shown = images[: self.config.grid]
-        if images.dtype == torch.uint8 and images.ndim == 4 and images.shape[1] in (1, 3):
-            labels = torch.zeros(len(shown), dtype=torch.int64) if self.labels is None else self.labels[: len(shown)]
-            self.save(step, lambda path: write_images(path, shown, labels, self.model.classes))
+        pictures = is_image(shown.shape[1:], shown.dtype) and shown.shape[1] in (1, 3)
+        labels, suffix = self.labels[: len(shown)], ".png" if pictures else ".npy"
+        self.save(step, lambda path: write_images(path.with_suffix(suffix), shown, labels, self.names))
         if stream_of(self.store) is not None:
             return {}
         self.reference = self.reference or reference_moments(self.store, self.stored)
         name = QUALITY if images.dtype == torch.uint8 else FD_VALUES
-        return {name: frechet_distance(moments(features(images)), self.reference)}
+        return {name: frechet_distance(moments(shrunken_features(images)), self.reference)}
 
     @staticmethod
     def quality(figures: dict[str, float]) -> float | None:

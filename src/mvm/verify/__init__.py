@@ -6,7 +6,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from mvm.verify import solvers, theorems
+from mvm.verify import editing, solvers, theorems
 from mvm.verify.check import Check, Checks
 
 ALL: tuple[Callable[[], Checks], ...] = (
@@ -23,6 +23,9 @@ ALL: tuple[Callable[[], Checks], ...] = (
     solvers.check_adaptive,
     solvers.check_schedules,
     solvers.check_likelihood,
+    editing.check_gaussian_posterior,
+    editing.check_posteriors,
+    editing.check_inversion,
 )
 
 

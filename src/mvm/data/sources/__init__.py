@@ -7,14 +7,15 @@ from mvm.data.shards import is_prepared
 from mvm.data.sources.archives import open_folder, open_zip
 from mvm.data.sources.arrays import open_array
 from mvm.data.sources.batches import is_batch, open_batches
-from mvm.data.sources.records import PART_SIZE, Part, Record, Source
+from mvm.data.sources.records import PART_SIZE, Part, Record, Source, Wanted
 from mvm.data.sources.tables import open_parquet
 from mvm.data.sources.tars import open_tars
 from mvm.options import at_least
 
-__all__ = ["PART_SIZE", "Part", "Record", "Source", "open_source"]
+__all__ = ["PART_SIZE", "Part", "Record", "Source", "Wanted", "open_source"]
 
-Opener = Callable[[Path, str, int], Source]
+Opener = Callable[..., Source]
+CONDITIONED = {open_array, open_parquet, open_tars}  # that read conditions, too
 
 SUFFIXES: dict[str, Opener] = {
     ".zip": open_zip,
@@ -48,7 +49,9 @@ def _opener(path: Path) -> Opener:
     )
 
 
-def open_source(path: Path | str, split: str = "", part_size: int = PART_SIZE) -> Source:
+def open_source(
+    path: Path | str, split: str = "", part_size: int = PART_SIZE, wanted: Wanted | None = None, kept: bool = False
+) -> Source:
     """Return labelled images in parts of at most part_size, from whatever holds them.
 
     | kind       | what                                                                    | order             |
@@ -63,7 +66,9 @@ def open_source(path: Path | str, split: str = "", part_size: int = PART_SIZE) -
 
     Of folder, zip and tar the only folder at the top is no class if its images lie in folders. A class folder without
     images is among the classes of the source; `prepare` leaves it out.
-    split: chooses among train, test, ... where several are present.
+    split: chooses among train, test, ... where several are present. wanted: the condition to read with each sample,
+    from arrays of an .npz (or .npy beside), columns of parquet, or captions in a webdataset. kept: whether samples are
+    arrays (N, C, *space) of numbers, kept as they are; of kind numpy only.
     """
     at_least("part_size", part_size, 1)
     path = Path(path)
@@ -71,7 +76,19 @@ def open_source(path: Path | str, split: str = "", part_size: int = PART_SIZE) -
         raise ValueError(f"source='{path}' does not exist; name a folder or a file of images")
     if is_prepared(path):
         raise ValueError(f"source='{path}' is prepared already: train on it, or name the original images")
-    source = _opener(path)(path, split, part_size)
+    opener, options = _opener(path), {}
+    if kept:
+        if opener is not open_array:
+            raise ValueError(f"source='{path}' holds pictures; give their size: --size 32, or --size HEIGHTxWIDTH")
+        options["kept"] = True
+    if wanted is not None:
+        if opener not in CONDITIONED:
+            raise ValueError(
+                f"condition='{wanted.kind}:{','.join(wanted.keys)}' is read from .npz or .npy arrays, parquet columns, "
+                f"and webdataset tars (captions); source='{path}' is none of these"
+            )
+        options["wanted"] = wanted
+    source = opener(path, split, part_size, **options)
     if not source.parts:
         raise ValueError(f"source='{path}' holds no images")
     return source

@@ -4,15 +4,15 @@ import zipfile
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, repeat
 from math import isqrt, prod
 from pathlib import Path
 from typing import IO
 
 import numpy as np
 
-from mvm.data.sources.records import Part, Record, Source, listed_names, numbered, of_labels, spans, stamp_of
-from mvm.untrusted import MOST_PICTURE, MOST_ROWS, cut, open_npy, refusal
+from mvm.data.sources.records import Part, Record, Source, Wanted, listed_names, numbered, of_labels, spans, stamp_of
+from mvm.untrusted import MOST_PICTURE, MOST_ROWS, cut, open_npy, plain_name, refusal
 
 IMAGE_KEYS = ("images", "arr_0", "data")
 LABEL_KEYS = ("labels", "arr_1", "label")
@@ -98,19 +98,31 @@ def _wrong_labels(where: str, found: int, kind: np.dtype, count: int) -> ValueEr
 
 @dataclass(frozen=True)
 class ArrayPart(Part):
-    """Rows of an array in a file, with their labels."""
+    """Rows of an array in a file, with their labels; kept: as they are, else they are pictures.
+
+    beside: the arrays with the condition of each row, by file and key.
+    """
 
     path: Path
     key: str
     start: int
     labels: tuple[int, ...]
+    kept: bool = False
+    beside: tuple[tuple[Path, str], ...] = ()
+
+    def _pieces(self, path: Path, key: str) -> Iterator[np.ndarray]:
+        count = max(1, CHUNK // max(1, _row(*shape_of(path, key))))
+        return stream_rows(path, key, count, self.start, self.start + len(self.labels))
 
     def read(self) -> Iterator[Record]:
-        count = max(1, CHUNK // max(1, _row(*shape_of(self.path, self.key))))
-        pieces = stream_rows(self.path, self.key, count, self.start, self.start + len(self.labels))
-        images = chain.from_iterable(channels_last(piece, f"'{self.path}'") for piece in pieces)
-        for row, (image, label) in enumerate(zip(images, self.labels, strict=True), self.start):
-            yield Record(f"{self.path.name}[{row}]", image, label)
+        pieces = self._pieces(self.path, self.key)
+        if not self.kept:
+            pieces = (channels_last(piece, f"'{self.path}'") for piece in pieces)
+        columns = [chain.from_iterable(self._pieces(*array)) for array in self.beside]
+        conditions = zip(*columns, strict=True) if columns else repeat((), len(self.labels))
+        rows = zip(chain.from_iterable(pieces), self.labels, conditions, strict=True)
+        for row, (image, label, condition) in enumerate(rows, self.start):
+            yield Record(f"{self.path.name}[{row}]", image, label, condition)
 
 
 def layout(shape: tuple[int, ...], dtype: np.dtype, where: str) -> tuple[int, ...]:
@@ -118,37 +130,90 @@ def layout(shape: tuple[int, ...], dtype: np.dtype, where: str) -> tuple[int, ..
     return channels_last(np.empty((0, *shape[1:]), dtype), where).shape[1:]
 
 
-def array_parts(path: Path, key: str, labels: np.ndarray, part_size: int) -> list[Part]:
+def _check_kept(shape: tuple[int, ...], dtype: np.dtype, where: str) -> None:
+    """Refuse what cannot be kept as samples (N, C, *space)."""
+    if dtype.kind not in "fiub":
+        raise ValueError(f"{where}: samples are {dtype}; numbers are needed")
+    if len(shape) < 3 or not all(shape[1:]):
+        raise ValueError(f"{where}: shape {shape} is not (N, C, *space); add an axis for channels, or for space")
+    if dtype == np.uint8 and len(shape) == 4 and shape[3] in (1, 3, 4) and shape[1] not in (1, 3, 4):
+        size = f"{shape[1]}x{shape[2]}"
+        raise ValueError(f"{where}: shape {shape} is one of pictures, channels last; give --size {size} for these")
+
+
+def array_parts(
+    path: Path,
+    key: str,
+    labels: np.ndarray,
+    part_size: int,
+    kept: bool = False,
+    beside: tuple[tuple[Path, str], ...] = (),
+) -> list[Part]:
     """Return the parts of one array."""
     shape, dtype = shape_of(path, key)
-    layout(shape, dtype, f"'{path}'")  # refuse a wrong layout now, not in every part
-    stamp = stamp_of(path.name, path.stat().st_size, shape)
+    (_check_kept if kept else layout)(shape, dtype, f"'{path}'")  # refuse a wrong layout now, not in every part
+    stamp = stamp_of(path.name, path.stat().st_size, shape, *((file.name, file.stat().st_size) for file, _ in beside))
     return [
-        ArrayPart(f"{path.name}[{start}:{stop}]", stamp, path, key, start, tuple(labels[start:stop].tolist()))
+        ArrayPart(
+            f"{path.name}[{start}:{stop}]", stamp, path, key, start, tuple(labels[start:stop].tolist()), kept, beside
+        )
         for start, stop in spans(shape[0], part_size)
     ]
 
 
+def _names_in(path: Path) -> list[str]:
+    with refusal(f"'{path}' is no whole .npz"), zipfile.ZipFile(path) as archive:
+        return [name.removesuffix(".npy") for name in archive.namelist()]
+
+
+def _conditions(file: Path, key: str, count: int, wanted: Wanted) -> tuple[tuple[Path, str], ...]:
+    """Return the arrays that hold a condition: of an .npz under their keys, else KEY.npy beside the file."""
+    if key:
+        there = _names_in(file)
+        found = [(file, name) for name in wanted.keys if name in there]
+    else:
+        paths = [file.with_name(plain_name(f"{name}.npy")) for name in wanted.keys]
+        there, found = sorted(path.stem for path in file.parent.glob("*.npy")), [(p, "") for p in paths if p.is_file()]
+    if len(found) < len(wanted.keys):
+        names = ", ".join(wanted.keys)
+        raise ValueError(f"'{file}' has arrays {cut(', '.join(there))}; condition {wanted.kind} needs {cut(names)}")
+    for array, name in zip(found, wanted.keys, strict=True):
+        rows = shape_of(*array)[0][0]
+        if rows != count:
+            raise ValueError(
+                f"'{file}': condition '{name}' has {rows:,} rows, '{key or file.stem}' {count:,}; give one for each"
+            )
+    return tuple(found)
+
+
 def keys_of(path: Path) -> tuple[str, str | None]:
     """Return the names of images and labels in an .npz (None: without labels)."""
-    with refusal(f"'{path}' is no whole .npz"), zipfile.ZipFile(path) as archive:
-        there = [name.removesuffix(".npy") for name in archive.namelist()]
+    there = _names_in(path)
     images = next((key for key in IMAGE_KEYS if key in there), None)
     if images is None:
         raise ValueError(f"'{path}' has arrays {cut(', '.join(there))}; images must be under {', '.join(IMAGE_KEYS)}")
     return images, next((key for key in LABEL_KEYS if key in there), None)
 
 
-def open_array(path: Path, split: str, part_size: int) -> Source:
-    """Return the images of an .npz, or of an .npy with labels.npy beside it, in the file's order."""
+def open_array(path: Path, split: str, part_size: int, wanted: Wanted | None = None, kept: bool = False) -> Source:
+    """Return the images of an .npz, or of an .npy with labels.npy beside it, in the file's order.
+
+    kept: they are samples (N, C, *space) of any numbers, kept as they are.
+    """
     if split:
         raise ValueError(f"split='{split}' has no meaning for '{path}', which is one set; leave it out")
     file = path / "images.npy" if path.is_dir() else path
     key, label_key = keys_of(file) if file.suffix == ".npz" else ("", "")
     label_file = file if key else file.with_name("labels.npy")
-    count = shape_of(file, key)[0][0]
-    if label_key is None or not label_file.is_file():
-        return Source("numpy", path.name, numbered(1), tuple(array_parts(file, key, np.zeros(count, int), part_size)))
-    labels = labels_in(label_file, label_key, count)
-    classes = listed_names(file.parent) or of_labels([labels.max(initial=-1)], label_file)
-    return Source("numpy", path.name, classes, tuple(array_parts(file, key, labels, part_size)))
+    shape, dtype = shape_of(file, key)
+    if not kept and dtype.kind == "f":
+        raise ValueError(
+            f"'{file}': images are {dtype}; they must be uint8, 0..255, to be resized; leave --size out to keep them"
+        )
+    count = shape[0]
+    beside = () if wanted is None else _conditions(file, key, count, wanted)
+    labels, classes = np.zeros(count, int), numbered(1)
+    if label_key is not None and label_file.is_file():
+        labels = labels_in(label_file, label_key, count)
+        classes = listed_names(file.parent) or of_labels([labels.max(initial=-1)], label_file)
+    return Source("numpy", path.name, classes, tuple(array_parts(file, key, labels, part_size, kept, beside)))

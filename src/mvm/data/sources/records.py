@@ -6,9 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from mvm.options import choose
 from mvm.untrusted import MOST_LISTED, cut, read_text
 
 PART_SIZE = 10_000  # images: a minute or so of work, which is what an interrupted run loses
@@ -16,13 +18,40 @@ MOST_CLASSES = 1_000_000  # beyond this a "label" is some other number, and nami
 SPLIT_NAMES = ("train", "training", "val", "valid", "validation", "test")
 
 
+CONDITION_KEYS = {"vector": 1, "tokens": 2, "image": 1, "caption": 1}  # the most keys that hold a condition, by kind
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The condition to read with each sample, and the keys that hold it: of arrays, columns, or the suffix of files."""
+
+    kind: str
+    keys: tuple[str, ...]
+
+    @staticmethod
+    def parse(text: str) -> "Wanted":
+        """Return what "vector:KEY", "tokens:KEY,MASK" and so on ask for."""
+        kind, _, rest = text.partition(":")
+        keys = tuple(rest.split(","))
+        choose("condition", kind, CONDITION_KEYS)
+        if not all(keys) or len(keys) > CONDITION_KEYS[kind]:
+            form = "tokens:KEY or tokens:KEY,MASK" if kind == "tokens" else f"{kind}:KEY"
+            raise ValueError(f"condition='{text}' must be {form}, with the names of arrays or columns")
+        return Wanted(kind, keys)
+
+
 @dataclass(frozen=True)
 class Record:
-    """A picture, as the bytes of its file or as pixels (H, W, C) uint8, and its label, counted from 0."""
+    """A sample with its label, counted from 0.
+
+    image: a picture as the bytes of its file, or its pixels (H, W, C) uint8; or an array (C, *space) to be kept as it
+    is. condition: what the keys of a condition hold, as it was read.
+    """
 
     name: str
     image: bytes | np.ndarray
     label: int
+    condition: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mvm.data.sources.records import (
     Part,
     Record,
     Source,
+    Wanted,
     files_of_split,
     listed_names,
     numbered,
@@ -62,15 +65,37 @@ def _columns(schema: Any, path: Path) -> tuple[str, str | None]:
     return f"{image}.bytes" if nested else image, label
 
 
+def _contents(scalar: Any) -> bytes:
+    """Return the bytes of a cell, none where it is null; of one too large a byte more than allowed, for the decoder."""
+    buffer = scalar.as_buffer() if scalar.is_valid else None
+    return b"" if buffer is None else buffer.slice(0, min(buffer.size, MOST_PICTURE + 1)).to_pybytes()
+
+
+def _value(scalar: Any, name: str) -> bytes | np.ndarray:
+    """Return what a cell of a condition holds: the bytes of a picture or text, or numbers as an array."""
+    if not scalar.is_valid:
+        raise ValueError(f"'{name}': its condition is null; give one, or leave the row out")
+    types = _pyarrow().types
+    if types.is_struct(scalar.type) and scalar.type.get_field_index("bytes") >= 0:
+        scalar = scalar["bytes"]
+    if hasattr(scalar, "as_buffer"):
+        return _contents(scalar)
+    with refusal(f"'{name}': its condition is no array of numbers", "give numbers, or lists of equal length"):
+        if hasattr(scalar, "values") and scalar.values.nbytes > MOST_PICTURE:
+            raise ValueError(f"it takes more than {MOST_PICTURE:,} bytes")
+        return np.asarray(scalar.as_py())
+
+
 @dataclass(frozen=True)
 class ParquetPart(Part):
-    """Rows [start, stop) of some row groups, whose first row is row `first` of the file."""
+    """Rows [start, stop) of some row groups, whose first row is row `first` of the file; keys: of the condition."""
 
     path: Path
     groups: tuple[int, ...]
     first: int
     start: int
     stop: int
+    keys: tuple[str, ...] = ()
 
     def read(self) -> Iterator[Record]:
         with _open(self.path) as file:
@@ -82,7 +107,7 @@ class ParquetPart(Part):
                 begin += len(batch)
 
     def _batches(self, file: Any) -> Iterator[Any]:
-        columns = [name for name in _columns(file.schema_arrow, self.path) if name]
+        columns = [name for name in _columns(file.schema_arrow, self.path) if name] + list(self.keys)
         with refusal(f"'{self.path}' cannot be read"):
             yield from file.iter_batches(BATCH, row_groups=list(self.groups), columns=columns)
 
@@ -91,12 +116,12 @@ class ParquetPart(Part):
         column, _, leaf = image.partition(".")
         pictures = batch.column(column).field(leaf) if leaf else batch.column(column)
         labels = batch.column(label).to_pylist() if label else [0] * len(batch)
-        for row, (picture, number) in enumerate(zip(pictures, labels, strict=True), first):
-            buffer = picture.as_buffer() if picture.is_valid else None
-            # of a picture too large a byte more than allowed, for the decoder
-            contents = b"" if buffer is None else buffer.slice(0, min(buffer.size, MOST_PICTURE + 1)).to_pybytes()
+        columns = [batch.column(key) for key in self.keys]
+        for place, (picture, number) in enumerate(zip(pictures, labels, strict=True)):
+            name = f"{self.path.name}[{first + place}]"
+            condition = tuple(_value(column[place], name) for column in columns)
             # a null label is as wrong as the hub's -1 of hidden test labels
-            yield Record(f"{self.path.name}[{row}]", contents, -1 if number is None else number)
+            yield Record(name, _contents(picture), -1 if number is None else number, condition)
 
 
 def _runs(rows: list[int], part_size: int) -> Iterator[tuple[tuple[int, ...], int, int, int]]:
@@ -111,15 +136,18 @@ def _runs(rows: list[int], part_size: int) -> Iterator[tuple[tuple[int, ...], in
         first, group = first + total, end
 
 
-def _parts(path: Path, part_size: int) -> Iterator[Part]:
+def _parts(path: Path, part_size: int, keys: tuple[str, ...]) -> Iterator[Part]:
     with _open(path) as file:
+        there = file.schema_arrow.names
+        if lacking := [key for key in keys if key not in there]:
+            raise ValueError(f"'{path}' has columns {cut(', '.join(there))}; none is '{cut(lacking[0])}'")
         rows = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
         if min(rows, default=0) < 0 or sum(rows) != file.metadata.num_rows:
             raise ValueError(f"'{path}' is no whole parquet file (its row groups do not add up); copy it again")
     stamp = stamp_of(path.name, path.stat().st_size)
     for groups, first, start, stop in _runs(rows, part_size):
         name = f"{path.name}[{first + start}:{first + stop}]"
-        yield ParquetPart(name, stamp, path, groups, first, start, stop)
+        yield ParquetPart(name, stamp, path, groups, first, start, stop, keys)
 
 
 def _classes(files: list[Path], folder: Path) -> tuple[str, ...]:
@@ -145,9 +173,10 @@ def _classes(files: list[Path], folder: Path) -> tuple[str, ...]:
     return of_labels([largest], folder)
 
 
-def open_parquet(path: Path, split: str, part_size: int) -> Source:
+def open_parquet(path: Path, split: str, part_size: int, wanted: Wanted | None = None) -> Source:
     """Return the rows of a parquet file, or of a folder of them, in the order file, row."""
+    keys = () if wanted is None else wanted.keys
     folder = path if path.is_dir() else path.parent
     files = files_of_split(list(path.rglob("*.parquet")) if path.is_dir() else [path], split, str(path))
-    parts = (part for file in files for part in _parts(file, part_size))
+    parts = (part for file in files for part in _parts(file, part_size, keys))
     return Source("parquet", path.name, _classes(files, folder), tuple(parts))

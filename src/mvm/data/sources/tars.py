@@ -20,7 +20,7 @@ from mvm.data.sources.archives import (
     manifest_text,
     source_of,
 )
-from mvm.data.sources.records import Part, Record, Source, files_of_split, listed_names, numbered, stamp_of
+from mvm.data.sources.records import Part, Record, Source, Wanted, files_of_split, listed_names, numbered, stamp_of
 from mvm.untrusted import MOST_LABEL, cut, parse_json, picture_bytes, refusal
 
 TAR_IMAGES = ("jpg", "jpeg", "png", "webp")
@@ -123,14 +123,15 @@ def _is_webdataset(path: Path) -> bool:
     return not _is_packed(path)
 
 
-def _samples(path: Path) -> Iterator[tuple[str, dict[str, bytes]]]:
+def _samples(path: Path, caption: str = "") -> Iterator[tuple[str, dict[str, bytes]]]:
     """Yield (key, {extension: contents}): neighbours in the tar that share their name up to its first dot."""
+    texts = {*TAR_LABELS, *filter(None, [caption])}
     for key, sample in groupby(_plain_files(path), key=itemgetter(0)):
         fields = {}
         for _, kind, tar, member in sample:
-            if kind in (*TAR_IMAGES, *TAR_LABELS):
+            if kind in TAR_IMAGES or kind in texts:
                 with refusal(f"'{path}' is no whole tar"):
-                    if kind in TAR_LABELS and member.size > MOST_LABEL:
+                    if kind in texts and member.size > MOST_LABEL:
                         raise ValueError(f"'{cut(member.name)}' is larger than {MOST_LABEL:,} bytes")
                     fields[kind] = picture_bytes(cast(IO[bytes], tar.extractfile(member)), member.size)
         if fields:
@@ -157,36 +158,43 @@ class TarPart(Part):
 
     path: Path
     labelled: bool
+    caption: str = ""  # suffix of the files that hold one
 
     def read(self) -> Iterator[Record]:
-        for key, fields in _samples(self.path):
+        for key, fields in _samples(self.path, self.caption):
             label = _label(self.path, key, fields) if self.labelled else 0
             if label is None:
                 raise ValueError(
                     f"'{self.path}': sample '{cut(key)}' has no label (.cls, or 'label' in .json), others have"
                 )
             image = next((fields[kind] for kind in TAR_IMAGES if kind in fields), b"")
-            yield Record(f"{self.path.name}/{key}", image, label)
+            if self.caption and self.caption not in fields:
+                raise ValueError(f"'{self.path}': sample '{cut(key)}' has no caption ({cut(key)}.{self.caption})")
+            condition = (fields[self.caption],) if self.caption else ()
+            yield Record(f"{self.path.name}/{key}", image, label, condition)
 
 
-def open_tars(path: Path, split: str, part_size: int) -> Source:
+def open_tars(path: Path, split: str, part_size: int, wanted: Wanted | None = None) -> Source:
     """Return the samples of a webdataset tar, or of a folder of them, in the order file, place in it.
 
     A tar is one part whatever part_size: its length is unknown before it is read, and writers keep it small.
     A tar that is no webdataset is read like a zip: class folders of images.
     """
-    if path.is_file() and not _is_webdataset(path):
+    caption = "" if wanted is None else wanted.keys[0].removeprefix(".").casefold()
+    if wanted is not None and wanted.kind != "caption":
+        raise ValueError(f"'{path}': a tar holds captions alone, not {wanted.kind}; give condition='caption:txt'")
+    if path.is_file() and not caption and not _is_webdataset(path):
         return open_tar(path, split, part_size)
     tars = files_of_split(list(path.glob("*.tar")) if path.is_dir() else [path], split, str(path))
     for tar in tars:
         if _is_packed(tar):
             raise ValueError(f"'{tar}' is a packed webdataset; unpack it first: gunzip --keep {quote(str(tar))}")
-    first = next(_samples(tars[0]), None)
+    first = next(_samples(tars[0], caption), None)
     if first is None:
         raise ValueError(f"'{tars[0]}' holds no samples: files key.jpg (or .png, .webp) with key.cls or key.json")
     if "/" in first[0] and not _is_webdataset(tars[0]):
         raise ValueError(f"'{path}' holds tars of class folders; prepare one tar, or unpack them into one folder")
     labelled = "cls" in first[1] or _label(tars[0], *first) is not None
-    parts = (TarPart(tar.name, stamp_of(tar.name, tar.stat().st_size), tar, labelled) for tar in tars)
+    parts = (TarPart(tar.name, stamp_of(tar.name, tar.stat().st_size), tar, labelled, caption) for tar in tars)
     folder = path if path.is_dir() else path.parent
     return Source("webdataset", path.name, listed_names(folder) if labelled else numbered(1), tuple(parts))

@@ -40,7 +40,10 @@ StepCallback = Callable[["MVMPipeline", int, Tensor, dict[str, Any]], dict[str, 
 def _as_model(model_or_run: Model | str | Path) -> Model:
     model = model_or_run if isinstance(model_or_run, Model) else load(model_or_run)
     if not isinstance(model.codec, Pixels):
-        raise ValueError("codec.kind='rae': MVMPipeline makes pixels, not latents; sample this model with mvm.generate")
+        kind = model.recipe.codec.kind
+        raise ValueError(
+            f"codec.kind='{kind}': MVMPipeline makes pixels, not latents; sample this model with mvm.generate"
+        )
     require_unit_scale(model.codec, "MVMPipeline")
     return model
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from mvm.bridge.diffusers import BETA_SCHEDULERS, FLOW_SCHEDULERS, PREDICTIONS, beta_table
 from mvm.bridge.incoming import from_model
-from mvm.bridge.paths import BetaTable
 from mvm.integrations.course import solver_path, times_on
 from mvm.options import choose
 from mvm.path import MEAN_VELOCITY, LinearFlow, Schedule
+from mvm.path.betas import BetaTable
 from mvm.solver import Adams, Multistep, Plan, Solver, adams
 
 Times = Tensor | Sequence[float] | float

@@ -17,6 +17,7 @@ from mvm.network import AUGMENT_MAP, DiTConfig, build_network
 from mvm.network.fast import cpu
 from mvm.options import choose
 from mvm.path import as_time, schedule_named
+from mvm.path.field import network_time
 from mvm.published import is_published, locate, open_published, shipped_models
 from mvm.published.diffusers import transformer_options
 from mvm.recipes.reading import NETWORKS, from_dict
@@ -125,12 +126,12 @@ class MVMTransformer2DModel(ModelMixin, ConfigMixin):
     ) -> MVMTransformer2DOutput | tuple[Tensor]:
         """Return the prediction at times of the schedule, one for all or one per sample; no labels: the null class."""
         batch = hidden_states.shape[0]
-        level = self.schedule.level(as_time(timestep)).to(hidden_states.device).expand(batch)
+        time = network_time(self.network.time, as_time(timestep), self.schedule).to(hidden_states.device).expand(batch)
         if class_labels is None or not self.config["conditional"]:
             if not self.config["null"]:
                 raise ValueError("class_labels=None is the null class, which this network never saw; give labels")
             class_labels = torch.full((batch,), self.network.null, dtype=torch.int64, device=hidden_states.device)
-        output = self.network(hidden_states.to(self.dtype), level, class_labels)
+        output = self.network(hidden_states.to(self.dtype), time, class_labels)
         return MVMTransformer2DOutput(output.prediction, output.inner) if return_dict else (output.prediction,)
 
 
