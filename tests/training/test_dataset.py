@@ -57,7 +57,7 @@ class Stateful(IterableDataset):
 
 def gathered(dataset, indices, **how):
     samples = open_samples(dataset, **how)
-    return samples.store(CPU).gather(torch.tensor(indices))
+    return samples.store(CPU, "auto").gather(torch.tensor(indices))
 
 
 # ---------------------------------------------------------------- forms
@@ -92,7 +92,7 @@ def test_a_stream_is_read_in_its_own_order_round_and_round(form):
     """Whatever the size of its batches: rows 0 to 19 of eight samples, in steps of five, in two shares of each step."""
     shares = []
     for part in (slice(0, 2), slice(2, 5)):  # of two processes, each of which reads the whole stream
-        store = open_samples(STREAMS[form]).store(CPU)
+        store = open_samples(STREAMS[form]).store(CPU, "auto")
         positions = [StreamOrder(0, 0).positions(step, 5)[part] for step in range(4)]
         shares.append([store.gather(each) for each in positions])
     labels = [torch.cat(pair).tolist() for pair in zip(*([c for _, c in share] for share in shares), strict=True)]
@@ -108,6 +108,21 @@ def test_conditions_are_any_structure():
     _, condition = gathered({"x0": X, "condition": {"text": TEXT, "label": LABELS}}, [2, 3])
     assert torch.equal(condition["text"], TEXT[2:4])
     assert gathered(X, [1])[1] is None
+
+
+@pytest.mark.parametrize("resident", ["device", "host"])
+def test_tensors_are_the_same_samples_wherever_they_lie(resident):
+    store = open_samples((X, {"a": TEXT})).store(CPU, resident)
+    store.expect(lambda: torch.tensor([3, 1]))
+    x0, condition = store.gather(torch.tensor([3, 1]))
+    assert torch.equal(x0, X[[3, 1]])
+    assert torch.equal(condition["a"], TEXT[[3, 1]])
+
+
+def test_a_loader_s_batch_is_the_default():
+    loader = DataLoader(TensorDataset(X), batch_size=5)
+    assert mvm.train(nn_of_3(), loader, steps=1, progress=False).recipe.train.batch == 5
+    assert mvm.train(nn_of_3(), loader, steps=1, batch=3, progress=False).recipe.train.batch == 3
 
 
 def test_mappings_reach_a_network_by_name():
@@ -310,7 +325,7 @@ class Infinite(nn.Linear):
 
 
 NETWORKS = {
-    "no parameters": (nn.Identity(), "network (Identity) has no parameters"),
+    "no parameters": (nn.Identity(), "network (Identity) has no parameters; give a torch module"),
     "frozen": (nn_of_3().requires_grad_(False), "network has no parameters that require a gradient"),
     "another shape": (nn_of_3(Wide), "the network answers x of shape (2, 3) with (2, 2); it must be x's shape"),
     "another input": (nn_of_3(size=4), "network fails on x of shape (2, 3) and t of shape (2,)"),
