@@ -172,6 +172,10 @@ def test_arguments_are_numbers_text_and_truth():
     assert override(made, {"network.kind": "dit"}).network == type(recipe.network)()
     with pytest.raises(ValueError, match=r"network\.arguments\.x=\[1\] must be a number, text, true or false"):
         type(made.network)(KIND, {"x": [1]})
+    with pytest.raises(ValueError, match=r"network\.name='.x1b\[31m' must be printable text"):
+        type(made.network)(name="\x1b[31m")
+    with pytest.raises(ValueError, match=r"give the class of network\.kind='module:.*' attributes null and time"):
+        override(made, {"network.time": "level"})
 
 
 def test_a_network_given_in_python_is_asked_for_with_its_time_and_null(tmp_path):

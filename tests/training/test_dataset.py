@@ -13,6 +13,8 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import mvm
 from mvm import checkpoint
 from mvm.data import Images, digits
+from mvm.evaluation.images import of_model
+from mvm.generate import Draw, Sampler
 from mvm.training.dataset import StreamOrder, open_samples
 
 X = torch.arange(24, dtype=torch.float32).reshape(8, 3) / 24
@@ -55,7 +57,7 @@ class Stateful(IterableDataset):
 
 def gathered(dataset, indices, **how):
     samples = open_samples(dataset, **how)
-    return samples.store(CPU).gather(torch.tensor(indices))
+    return samples.store(CPU, "auto").gather(torch.tensor(indices))
 
 
 # ---------------------------------------------------------------- forms
@@ -90,7 +92,7 @@ def test_a_stream_is_read_in_its_own_order_round_and_round(form):
     """Whatever the size of its batches: rows 0 to 19 of eight samples, in steps of five, in two shares of each step."""
     shares = []
     for part in (slice(0, 2), slice(2, 5)):  # of two processes, each of which reads the whole stream
-        store = open_samples(STREAMS[form]).store(CPU)
+        store = open_samples(STREAMS[form]).store(CPU, "auto")
         positions = [StreamOrder(0, 0).positions(step, 5)[part] for step in range(4)]
         shares.append([store.gather(each) for each in positions])
     labels = [torch.cat(pair).tolist() for pair in zip(*([c for _, c in share] for share in shares), strict=True)]
@@ -106,6 +108,21 @@ def test_conditions_are_any_structure():
     _, condition = gathered({"x0": X, "condition": {"text": TEXT, "label": LABELS}}, [2, 3])
     assert torch.equal(condition["text"], TEXT[2:4])
     assert gathered(X, [1])[1] is None
+
+
+@pytest.mark.parametrize("resident", ["device", "host"])
+def test_tensors_are_the_same_samples_wherever_they_lie(resident):
+    store = open_samples((X, {"a": TEXT})).store(CPU, resident)
+    store.expect(lambda: torch.tensor([3, 1]))
+    x0, condition = store.gather(torch.tensor([3, 1]))
+    assert torch.equal(x0, X[[3, 1]])
+    assert torch.equal(condition["a"], TEXT[[3, 1]])
+
+
+def test_a_loader_s_batch_is_the_default():
+    loader = DataLoader(TensorDataset(X), batch_size=5)
+    assert mvm.train(nn_of_3(), loader, steps=1, progress=False).recipe.train.batch == 5
+    assert mvm.train(nn_of_3(), loader, steps=1, batch=3, progress=False).recipe.train.batch == 3
 
 
 def test_mappings_reach_a_network_by_name():
@@ -180,6 +197,18 @@ def test_uint8_and_floats_in_the_unit_interval_are_the_same_images():
     assert all(torch.equal(a, b) for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True))
 
 
+def test_images_of_an_own_model_are_evaluated():
+    class Image(nn.Conv2d):
+        def forward(self, x, t):
+            return super().forward(x)
+
+    model = mvm.train(Image(1, 1, 1), (torch.rand(8, 1, 4, 4) * 255).to(torch.uint8), steps=1, batch=4, progress=False)
+    draw = Draw(5, seed=3, batch=2)
+    found = of_model(Sampler(model), draw, model.recipe.sample.asked(nfe=2))
+    images = torch.cat([images for _, images in found.chunks(2, lambda number: True)])
+    assert torch.equal(images, model.generate(5, seed=3, nfe=2, progress=False).images)
+
+
 def test_a_network_of_float64_is_trained_in_float64():
     model = mvm.train(nn_of_3().double(), X, steps=2, batch=4, progress=False)
     assert {value.dtype for value in model.parameters()} == {torch.float64}
@@ -205,7 +234,7 @@ def test_previews_of_images_and_of_points(tmp_path):
     assert manifest["quality"] == lines[-1]["fd_pixels"]
     mvm.train(nn_of_3(), X, tmp_path / "points", on_log=lines.append, **how, progress=False)
     assert lines[-1]["fd_values"] > 0
-    assert not (tmp_path / "points" / "samples").exists()
+    assert [path.name for path in (tmp_path / "points" / "samples").iterdir()] == ["step-00000002.npy"]
     mvm.train(nn_of_3(), lambda: iter(X), tmp_path / "stream", on_log=lines.append, **how, progress=False)
     assert lines[-1] == {"step": 2}
 
@@ -296,7 +325,7 @@ class Infinite(nn.Linear):
 
 
 NETWORKS = {
-    "no parameters": (nn.Identity(), "network (Identity) has no parameters"),
+    "no parameters": (nn.Identity(), "network (Identity) has no parameters; give a torch module"),
     "frozen": (nn_of_3().requires_grad_(False), "network has no parameters that require a gradient"),
     "another shape": (nn_of_3(Wide), "the network answers x of shape (2, 3) with (2, 2); it must be x's shape"),
     "another input": (nn_of_3(size=4), "network fails on x of shape (2, 3) and t of shape (2,)"),

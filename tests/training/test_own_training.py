@@ -61,6 +61,11 @@ def losses(run):
     return [(line["step"], line["loss"], line["grad_norm"]) for line in lines if "loss" in line]
 
 
+def looks(run):
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [(line["step"], line["fd_values"]) for line in lines if "fd_values" in line]
+
+
 def stored(run):
     folder = checkpoint.latest(run)
     return {
@@ -201,14 +206,17 @@ def test_without_a_run_nothing_is_kept(tmp_path, monkeypatch):
 
 # ---------------------------------------------------------------- processes
 
+WATCHED = {
+    "steps": 6, "batch": 9, "preview_every": 3, "preview_count": 11, "preview_grid": 4, "sample_nfe": 3, **LOG
+}  # fmt: skip
 PROGRAM = """
 import sys
 sys.path.insert(0, {here!r})
 import torch
-from test_own_training import Points, Plain, built
+from test_own_training import WATCHED, Points, Plain, built
 import mvm
 network = built(Plain)
-mvm.train(network, {data}, {run!r}, steps=6, batch=9, accumulate=2, log_every=1, progress=False{options})
+mvm.train(network, {data}, {run!r}, accumulate=2, **WATCHED{options})
 """
 
 
@@ -248,7 +256,10 @@ def test_two_processes_are_one_run(name, data, options, tmp_path):
         [*words, str(tmp_path / "program.py")], env=environment, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    mvm.train(built(Plain), Points() if name == "ddp" else stream, tmp_path / "one", steps=6, batch=9, **LOG)
+    mvm.train(built(Plain), Points() if name == "ddp" else stream, tmp_path / "one", **WATCHED)
+    two, one = (looks(tmp_path / run) for run in ("two", "one"))
+    assert two == [(step, pytest.approx(figure, abs=1e-5)) for step, figure in one]
+    assert [step for step, _ in two] == ([3, 6] if name == "ddp" else [])
     two, one = losses(tmp_path / "two"), losses(tmp_path / "one")
     assert [step for step, *_ in two] == [1, 2, 3, 4, 5, 6]
     assert torch.allclose(torch.tensor(two), torch.tensor(one), atol=1e-5)

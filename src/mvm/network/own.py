@@ -48,6 +48,11 @@ class OwnConfig:
     def __post_init__(self) -> None:
         if self.kind != OWN and not CLASS.fullmatch(self.kind):
             raise ValueError(f"network.kind='{self.kind}' names no class; write module:PACKAGE.MODULE:CLASS")
+        if self.kind != OWN and (self.name, self.time, self.null) != ("", "t", "none"):
+            raise ValueError(
+                f"network.name, network.time and network.null are of networks given in Python; give the class of "
+                f"network.kind='{self.kind}' attributes null and time"
+            )
         if not self.name.isprintable():  # it goes to terminals, which obey escape sequences
             raise ValueError(f"network.name={self.name!r} must be printable text")
         for name, value in self.arguments.items():

@@ -18,6 +18,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from mvm.data import Images, OnHost, Order, Store, send
 from mvm.path import Condition
 from mvm.path.condition import map_tensors, rows
+from mvm.recipes.memory import free_memory
+from mvm.training.data import ROOM
 from mvm.training.logs import warn
 
 X0, CONDITION = "x0", "condition"
@@ -122,8 +124,8 @@ class Samples(ABC):
     size: int = 0  # number of samples; 0: a stream
 
     @abstractmethod
-    def store(self, device: torch.device) -> Store:
-        """Return the samples on a device."""
+    def store(self, device: torch.device, resident: str) -> Store:
+        """Return the samples for training on a device; resident: engine.resident."""
 
     @property
     def stamp(self) -> str:
@@ -165,8 +167,16 @@ class Tensors(Samples):
         self.first = found.cut(slice(1))
         self._begin()
 
-    def store(self, device: torch.device) -> Store:
-        return RowStore(self, device)
+    def read(self, indices: Tensor) -> Rows:
+        """Return the samples at these indices."""
+        return Rows(self.all.x0[indices], rows(self.all.condition, indices))
+
+    def store(self, device: torch.device, resident: str) -> Store:
+        size = self.all.x0.nbytes  # what conditions take besides is less, or the room left for it
+        fits = self.all.x0.device.type == device.type or size < ROOM * free_memory(device)
+        if resident == "device" or (resident == "auto" and fits):
+            return RowStore(self, device)
+        return ReadStore(self, self.read, device)
 
 
 class Items(Samples):
@@ -197,7 +207,7 @@ class Items(Samples):
             return _finite(_joined(single, where), lambda row: where[row]).cut(slice(1, None))
         return _finite(_joined(single, where), lambda row: where[row])
 
-    def store(self, device: torch.device) -> Store:
+    def store(self, device: torch.device, resident: str) -> Store:
         return ReadStore(self, self.read, device)
 
 
@@ -300,7 +310,7 @@ class Stream(Samples):
         self.items, self.left = self._items(restored=True), None
         self._take(position["used"])
 
-    def store(self, device: torch.device) -> Store:
+    def store(self, device: torch.device, resident: str) -> Store:
         return ReadStore(self, self.read, device)
 
 
@@ -324,7 +334,7 @@ class RowStore(Store):
 class ReadStore(OnHost):
     """Samples read by a thread, one step ahead, and copied to the device."""
 
-    def __init__(self, samples: Items | Stream, read: Callable[[Tensor], Rows], device: torch.device) -> None:
+    def __init__(self, samples: Samples, read: Callable[[Tensor], Rows], device: torch.device) -> None:
         super().__init__(read, torch.zeros(samples.size, dtype=torch.int64), device)
         self.samples, self.stamp = samples, samples.stamp
 

@@ -120,7 +120,7 @@ def _build(recipe: AnyRecipe, run: Path, processes: Processes, progress: bool, g
     if samples is None:
         store = training_store(recipe, device, Share(processes.rank, processes.world, lambda: processes.any(False)))
     else:
-        store = samples.store(device)
+        store = samples.store(device, recipe.engine.resident)
     return TRAINERS[recipe.task].open(recipe, store, run, processes, progress, given.network)
 
 

@@ -193,7 +193,7 @@ def train(
     field = _field(network, base, given)
     parameters = [value for value in field.parameters() if value.is_floating_point()]
     if not parameters:
-        raise ValueError(f"network ({type(field.network.network).__name__}) has no parameters: nothing to train")
+        raise ValueError(f"network ({type(field.network.network).__name__}) has no parameters; give a torch module")
     dtype = torch.float64 if parameters[0].dtype == torch.float64 else torch.float32
     samples = open_samples(dataset, dtype, batches)
     if isinstance(dataset, DataLoader) and dataset.batch_size and recipe is None:
