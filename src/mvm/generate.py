@@ -188,8 +188,9 @@ def embedded(model: Model, captions: Sequence[str], encoder: str | Path = "") ->
     folder = encoder or kind.encoder
     if not folder:
         raise ValueError(
-            "captions need a text encoder, and condition.encoder is empty: this model learned from embeddings; give "
-            "condition={'tokens': ..., 'mask': ...}, or encoder=, the folder that made them"
+            "captions need a text encoder, and condition.encoder is empty: this model learned from embeddings, or was "
+            "exported, without the folder of its encoder; name that by encoder= (--encoder), or give the embeddings "
+            "as condition={'tokens': ..., 'mask': ...}"
         )
     from mvm.data.text import TextEncoder  # and transformers with it
 

@@ -34,6 +34,7 @@ from mvm.path.field import checked_condition
 from mvm.pixels import GREY_SCALE
 from mvm.solver import PredictorCorrector, adams_power, no_noise, run
 from mvm.solver.variants import GRID_POWER, START_POWER, power_times
+from mvm.wrapped import NetworkField
 
 T_MIN = 1e-5
 SOLVER: PredictorCorrector = adams_power()
@@ -135,6 +136,8 @@ def log_likelihood(
     at_least("steps", steps, 1)
     at_least("probes", probes, 1)
     seeds = noise.as_seeds(seeds, x.shape[0], x.device)
+    # weights hidden in a function are of x's dtype, for all that is known
+    seen_in = x.dtype if isinstance(field, NetworkField) and field.dtype is None else torch.float64
     x = x.double()
     schedule, condition = require_schedule(field, schedule), checked_condition(field, condition, x)
     seen, times, evaluation = equal_snr(field, schedule, MEAN_VELOCITY), _times(schedule, steps), count()
@@ -144,7 +147,7 @@ def log_likelihood(
         exact = method == "exact"
         divergence = exact_divergence if exact else hutchinson(_signs(seeds, next(evaluation), probes, state))
         t = full_time(state, c * c)
-        x0, x0_divergence = divergence(lambda state: seen(state, t, condition), state)
+        x0, x0_divergence = divergence(lambda state: seen(state.to(seen_in), t, condition).double(), state)
         per_x0 = -(1 + c * c) / c  # -2c - (1 - c^2)/c
         return state / c + per_x0 * x0, state[0].numel() / c + per_x0 * x0_divergence
 

@@ -66,6 +66,7 @@ def train(
     """
     from mvm import checkpoint
     from mvm.model import choose_device
+    from mvm.published import run_recipe
     from mvm.recipes import RECIPE, override
     from mvm.training.interrupt import Terminated
     from mvm.training.loop import train as run_training
@@ -114,7 +115,8 @@ def train(
         except (ValueError, OSError) as error:  # the run is done, whatever comes of its report
             say(f"mvm: no report: {error}", file=sys.stderr)
     done = step >= chosen.train.steps
-    now = [*([] if done else [go_on]), chosen.usage(quoted, done)]
+    written = run_recipe(folder) if (folder / RECIPE).is_file() else chosen  # with what its data are
+    now = [*([] if done else [go_on]), written.usage(quoted, done)]
     say(f"{folder} is at step {step} of {chosen.train.steps}; {'; '.join(filter(None, now))}")
     return 0
 

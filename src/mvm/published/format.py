@@ -90,6 +90,9 @@ class Config:
             if not text.replace("\n", "").isprintable():  # it goes to terminals, which obey escape sequences
                 raise ValueError(f"{option}={text!r} must be printable text")
         check_license(self.license)
+        for option, text in {"data.path": self.recipe.data.path, "repa.encoder": self.recipe.repa.encoder}.items():
+            if Path(text).is_absolute() or ".." in Path(text).parts:
+                raise ValueError(f"{option}={cut(repr(text))} must be a name: a published model names no other folder")
         outside = {f"codec.{name}": getattr(self.recipe.codec, name) for name in ("path", "encoder", "latents")}
         for option, value in {**outside, "condition.encoder": self.recipe.condition.encoder}.items():
             if value:  # a stranger's folder reads nothing but itself
