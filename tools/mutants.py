@@ -250,7 +250,7 @@ MUTANTS = [
         "network/layers.py",
         "network/test_layers.py network/test_dit.py network/test_dropout.py",
         ("* (1 + scale) + shift", "* scale + shift"),
-        ("1000 * rates", "rates"),
+        ("scale * rates", "rates"),
         ("torch.cat((-sin, sin), dim=-1)", "torch.cat((sin, -sin), dim=-1)"),
         ("axis < count % len(grid)", "axis > count % len(grid)"),
         (
