@@ -129,7 +129,7 @@ def test_pictures_need_a_size(tmp_path):
 
 
 def test_a_row_too_large_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("mvm.data.form.MOST_PICTURE", 71)
+    monkeypatch.setattr("mvm.data.prepare.MOST_PICTURE", 71)
     with pytest.raises(ValueError, match=r"images: a row of float32 \(2, 9\) takes more than 71 bytes"):
         run(tmp_path, np.zeros((COUNT, 2, 9), np.float32))
 

@@ -20,8 +20,8 @@ from mvm.data.prepare import describe, left_out, prepare
 from mvm.data.resize import NO_HEIF, BadImage, decode
 from mvm.data.shards import open_prepared
 from mvm.data.sources import open_source
+from mvm.data.sources.archives import MOST_HEADER
 from mvm.data.sources.records import most_common
-from mvm.data.sources.tars import MOST_HEADER
 
 ORIENTATION = 0x0112
 

@@ -19,9 +19,9 @@ from mvm import checkpoint
 from mvm.data.prepare import prepare
 from mvm.latent import Decoder, DecoderConfig, EncoderConfig
 from mvm.latent.cache import write_latents
-from mvm.latent.fingerprint import Origin
+from mvm.latent.codec import Origin
+from mvm.latent.encoder import Statistics
 from mvm.latent.rae import DecoderOnly
-from mvm.latent.statistics import Statistics
 from mvm.metrics.moments import Moments, save_moments
 from mvm.published import export
 from mvm.recipes import load_recipe, override

@@ -6,20 +6,6 @@ from mvm.data.loader import OnHost, Order, Resident, Store, mirror, mirrored, se
 from mvm.data.shards import Prepared, open_prepared
 
 __all__ = [
-    "AUGMENT_SIZE",
-    "DATA_SETS",
-    "DataSet",
-    "Images",
-    "OnHost",
-    "Order",
-    "Prepared",
-    "Resident",
-    "Store",
-    "augmentation",
-    "augmented",
-    "digits",
-    "mirror",
-    "mirrored",
-    "open_prepared",
-    "send",
-]
+    "AUGMENT_SIZE", "DATA_SETS", "DataSet", "Images", "OnHost", "Order", "Prepared", "Resident", "Store",
+    "augmentation", "augmented", "digits", "mirror", "mirrored", "open_prepared", "send",
+]  # fmt: skip

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from mvm.data.loader import send
-from mvm.latent.encoder import Pictures
+from mvm.latent.encoder import ImagesByIndex
 from mvm.options import at_least
 from mvm.store import ALONE, INDEX, ArrayStore, PartedArray, Share, require_space
 from mvm.untrusted import whole_numbers
@@ -61,7 +61,7 @@ def both_mirrors(encode: Callable[[Tensor], Tensor], images: Tensor, dtype: torc
 def write_latents(
     folder: Path,
     codec: LatentCodec,
-    images: Pictures,
+    images: ImagesByIndex,
     *,
     stamp: str,
     batch: int = 64,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
-from mvm.latent.fingerprint import Origin, fingerprint, require_same
+from mvm.latent.codec import Origin, fingerprint, require_same
 from mvm.network.extras import sine_positions
 from mvm.network.layers import unpatchify
 from mvm.options import at_least, choose
@@ -48,7 +48,7 @@ class DecoderConfig:
         at_least("decoder.patch", self.patch, 1)
 
 
-class Block(nn.Module):
+class DecoderBlock(nn.Module):
     """Attention and MLP, each after a LayerNorm and added to its input."""
 
     def __init__(self, dimensions: Dimensions) -> None:
@@ -86,7 +86,7 @@ class Decoder(nn.Module):
         self.latent_shape, self.side = (channels, height, width), height
         self.embed = nn.Linear(channels, dimensions.width)
         self.summary = nn.Parameter(torch.zeros(1, 1, dimensions.width))  # the class token: no pixels come of it
-        self.blocks = nn.ModuleList(Block(dimensions) for _ in range(dimensions.depth))
+        self.blocks = nn.ModuleList(DecoderBlock(dimensions) for _ in range(dimensions.depth))
         self.norm = nn.LayerNorm(dimensions.width, eps=NORM_EPS)
         self.head = nn.Linear(dimensions.width, 3 * config.patch**2)
         self.register_buffer("positions", sine_positions((self.side, self.side), dimensions.width), persistent=False)
@@ -128,14 +128,14 @@ class Decoder(nn.Module):
         return unpatchify(self.head(self.norm(x[:, 1:])), self.config.patch, 3, (self.side, self.side))
 
 
-class Cost(NamedTuple):
+class DecoderCost(NamedTuple):
     """Learned values, and multiply-adds of one image's forward pass: matrix products alone."""
 
     parameters: int
     multiply_adds: int
 
 
-def decoder_cost(config: DecoderConfig, side: int) -> Cost:
+def decoder_cost(config: DecoderConfig, side: int) -> DecoderCost:
     """Return the cost for latents of side^2 places, without the first layer: that one is as wide as the encoder is."""
     with torch.device("meta"):
         decoder = Decoder(config, (1, side, side), Origin("", ""))
@@ -143,4 +143,4 @@ def decoder_cost(config: DecoderConfig, side: int) -> Cost:
     dimensions, places = SIZES[config.size], side**2
     tokens, width = places + 1, dimensions.width  # the class token, too
     block = tokens * (4 * width**2 + 2 * width * dimensions.hidden) + 2 * tokens**2 * width
-    return Cost(values, dimensions.depth * block + places * width * decoder.head.out_features)
+    return DecoderCost(values, dimensions.depth * block + places * width * decoder.head.out_features)

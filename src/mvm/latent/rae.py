@@ -16,16 +16,14 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from mvm import noise
 from mvm.files import private_beside, put_in_place, write_text
-from mvm.latent.codec import Codec
+from mvm.latent.codec import DIGITS, Codec, Origin, fingerprint, require_same, save_tensors
 from mvm.latent.decoder import SIZES, Decoder, DecoderConfig
-from mvm.latent.encoder import EncoderConfig, LatentEncoder, load_latent_encoder
-from mvm.latent.fingerprint import SHOWN, Origin, fingerprint, require_same
-from mvm.latent.statistics import Statistics, load_statistics
+from mvm.latent.encoder import EncoderConfig, LatentEncoder, Statistics, load_latent_encoder, load_statistics
 from mvm.options import at_least
 from mvm.pixels import to_uint8
 from mvm.untrusted import cut, read_json, refusal, whole_numbers
@@ -93,15 +91,7 @@ class LatentDecoder(nn.Module, Codec):
         if folder.is_dir() and any(folder.iterdir()) and not (folder / INDEX).is_file():
             raise ValueError(f"'{folder}' is not empty and holds no autoencoder; give another folder")
         folder.resolve().parent.mkdir(parents=True, exist_ok=True)
-        with private_beside(folder) as temporary:
-            self._write(temporary)
-            put_in_place(temporary, folder)
-
-    def _write(self, folder: Path) -> None:
         origin = self.decoder.encoder
-        weights = {name: value.cpu().contiguous() for name, value in self.decoder.state_dict().items()}
-        save_file(weights, folder / DECODER, origin.metadata)
-        (folder / DECODER).chmod(0o644)  # safetensors makes files private
         index: dict[str, Any] = {
             "format": FORMAT,
             "encoder": {**asdict(self.encoder_config), "fingerprint": origin.fingerprint},
@@ -110,10 +100,13 @@ class LatentDecoder(nn.Module, Codec):
             "decoder": {**asdict(self.decoder.config), "fingerprint": self.decoder.fingerprint},
             "statistics": None,
         }
-        if self.statistics is not None:
-            self.statistics.save(folder / STATISTICS)
-            index["statistics"] = {"fingerprint": self.statistics.fingerprint}
-        write_text(folder / INDEX, json.dumps(index, indent=2) + "\n")
+        with private_beside(folder) as temporary:
+            save_tensors(temporary / DECODER, self.decoder.state_dict(), origin.metadata)
+            if self.statistics is not None:
+                self.statistics.save(temporary / STATISTICS)
+                index["statistics"] = {"fingerprint": self.statistics.fingerprint}
+            write_text(temporary / INDEX, json.dumps(index, indent=2) + "\n")
+            put_in_place(temporary, folder)
 
 
 class RAE(LatentDecoder):
@@ -139,8 +132,7 @@ class RAE(LatentDecoder):
         return latents + sigma * noise.normal(seeds, noise.TRAIN, latents.shape[1:]).to(latents)
 
     def encode(self, images: Tensor) -> Tensor:
-        measured = self._measured
-        return measured.normalise(self.raw(images))
+        return self._measured.normalise(self.raw(images))
 
     def reconstruct(self, images: Tensor) -> Tensor:
         """Return decoder(encoder(images)), float (B, 3, H, W) about [-1, 1]; needs no statistics."""
@@ -182,23 +174,6 @@ class Index:
     decoder_fingerprint: str
     statistics: str | None
 
-    @staticmethod
-    def of(table: dict[str, Any]) -> "Index":
-        """Return the index in a table of JSON; what is none raises whatever a wrong table may raise."""
-        encoder, decoder = dict(table["encoder"]), dict(table["decoder"])
-        origin = Origin(encoder.pop("fingerprint"), table["words"])
-        fingerprint = decoder.pop("fingerprint")
-        statistics = None if table["statistics"] is None else table["statistics"]["fingerprint"]
-        texts = [*origin, encoder["name"], fingerprint, *([] if statistics is None else [statistics])]
-        if not all(isinstance(text, str) and text for text in texts):
-            raise ValueError("words and fingerprints must be text")
-        channels, height, width = table["latent_shape"]
-        config = DecoderConfig(**decoder)
-        whole_numbers(channels, height, width, config.patch)
-        if height != width or not channels or not height:
-            raise ValueError(f"latents {cut(table['latent_shape'])}: a decoder needs a square")
-        return Index(EncoderConfig(**encoder), origin, (channels, height, width), config, fingerprint, statistics)
-
 
 def read_index(folder: Path) -> Index:
     """Return what a folder says of its autoencoder."""
@@ -207,19 +182,27 @@ def read_index(folder: Path) -> Index:
         raise ValueError(f"'{folder}' holds no autoencoder (no {INDEX})")
     with refusal(f"'{path}' is damaged", "restore it"):
         table = read_json(path)
-        version = table["format"]
-        index = Index.of(table) if version == FORMAT else None
-    if index is None:
-        raise ValueError(f"'{path}' has format {cut(version)}; this version of mvm reads {FORMAT}")
-    return index
+        if (version := table["format"]) == FORMAT:
+            encoder, decoder = dict(table["encoder"]), dict(table["decoder"])
+            origin = Origin(encoder.pop("fingerprint"), table["words"])
+            digest = decoder.pop("fingerprint")
+            statistics = None if table["statistics"] is None else table["statistics"]["fingerprint"]
+            texts = [*origin, encoder["name"], digest, *([] if statistics is None else [statistics])]
+            if not all(isinstance(text, str) and text for text in texts):
+                raise ValueError("words and fingerprints must be text")
+            channels, height, width = table["latent_shape"]
+            config = DecoderConfig(**decoder)
+            whole_numbers(channels, height, width, config.patch)
+            if height != width or not channels or not height:
+                raise ValueError(f"latents {cut(table['latent_shape'])}: a decoder needs a square")
+            return Index(EncoderConfig(**encoder), origin, (channels, height, width), config, digest, statistics)
+    raise ValueError(f"'{path}' has format {cut(version)}; this version of mvm reads {FORMAT}")
 
 
 def _require_fingerprint(path: Path, found: str, expected: str) -> None:
     if found != expected:
-        raise ValueError(
-            f"'{path}' has the fingerprint {found[:SHOWN]}, its folder says {expected[:SHOWN]}: "
-            "it is damaged or was put there from elsewhere; restore it"
-        )
+        there = f"'{path}' has the fingerprint {found[:DIGITS]}, its folder says {expected[:DIGITS]}"
+        raise ValueError(f"{there}: it is damaged or was put there from elsewhere; restore it")
 
 
 def _load_decoder(folder: Path, index: Index) -> Decoder:
@@ -256,10 +239,10 @@ def _load_statistics(folder: Path, index: Index) -> Statistics | None:
     if index.statistics is None:
         return None
     path = folder / STATISTICS
-    found = load_statistics(path)
-    require_same(f"statistics '{path}'", found.encoder, index.origin)
-    _require_fingerprint(path, found.fingerprint, index.statistics)
-    return found
+    statistics = load_statistics(path)
+    require_same(f"statistics '{path}'", statistics.encoder, index.origin)
+    _require_fingerprint(path, statistics.fingerprint, index.statistics)
+    return statistics
 
 
 def load_rae(folder: Path, encoder: LatentEncoder | str = "") -> RAE:

@@ -4,17 +4,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mvm.data.shards import is_prepared
-from mvm.data.sources.archives import open_folder, open_zip
+from mvm.data.sources.archives import open_folder, open_tars, open_zip
 from mvm.data.sources.arrays import open_array
 from mvm.data.sources.batches import is_batch, open_batches
-from mvm.data.sources.records import PART_SIZE, Part, Record, Source, Wanted
+from mvm.data.sources.records import PART_SIZE, ConditionKeys, DataSource, SourcePart, SourceRecord
 from mvm.data.sources.tables import open_parquet
-from mvm.data.sources.tars import open_tars
 from mvm.options import at_least
 
-__all__ = ["PART_SIZE", "Part", "Record", "Source", "Wanted", "open_source"]
+__all__ = ["PART_SIZE", "ConditionKeys", "DataSource", "SourcePart", "SourceRecord", "open_source"]
 
-Opener = Callable[..., Source]
+Opener = Callable[..., DataSource]
 CONDITIONED = {open_array, open_parquet, open_tars}  # that read conditions, too
 
 SUFFIXES: dict[str, Opener] = {
@@ -50,8 +49,12 @@ def _opener(path: Path) -> Opener:
 
 
 def open_source(
-    path: Path | str, split: str = "", part_size: int = PART_SIZE, wanted: Wanted | None = None, kept: bool = False
-) -> Source:
+    path: Path | str,
+    split: str = "",
+    part_size: int = PART_SIZE,
+    wanted: ConditionKeys | None = None,
+    kept: bool = False,
+) -> DataSource:
     """Return labelled images in parts of at most part_size, from whatever holds them.
 
     | kind       | what                                                                    | order             |

@@ -3,7 +3,7 @@
 import zipfile
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from itertools import chain, repeat
 from math import isqrt, prod
 from pathlib import Path
@@ -11,12 +11,23 @@ from typing import IO
 
 import numpy as np
 
-from mvm.data.sources.records import Part, Record, Source, Wanted, listed_names, numbered, of_labels, spans, stamp_of
+from mvm.data.sources.records import (
+    ConditionKeys,
+    DataSource,
+    SourcePart,
+    SourceRecord,
+    listed_names,
+    numbered,
+    of_labels,
+    spans,
+    stamp_of,
+)
 from mvm.untrusted import MOST_PICTURE, MOST_ROWS, cut, open_npy, plain_name, refusal
 
 IMAGE_KEYS = ("images", "arr_0", "data")
 LABEL_KEYS = ("labels", "arr_1", "label")
 CHUNK = 1 << 26  # bytes, or labels, in memory at a time
+Arrays = Sequence[tuple[Path, str]]  # by file and key
 
 
 @contextmanager
@@ -96,33 +107,23 @@ def _wrong_labels(where: str, found: int, kind: np.dtype, count: int) -> ValueEr
     return ValueError(f"{where}: {found:,} labels of type {kind}; needed: {count:,} integers, one each")
 
 
-@dataclass(frozen=True)
-class ArrayPart(Part):
-    """Rows of an array in a file, with their labels; kept: as they are, else they are pictures.
+def _read_array(
+    path: Path, key: str, kept: bool, condition: Arrays, start: int, labels: Sequence[int]
+) -> Iterator[SourceRecord]:
+    """Yield rows from `start` on, with their labels; kept: as they are, else they are pictures."""
 
-    beside: the arrays with the condition of each row, by file and key.
-    """
-
-    path: Path
-    key: str
-    start: int
-    labels: tuple[int, ...]
-    kept: bool = False
-    beside: tuple[tuple[Path, str], ...] = ()
-
-    def _pieces(self, path: Path, key: str) -> Iterator[np.ndarray]:
+    def rows_of(path: Path, key: str) -> Iterator[np.ndarray]:
         count = max(1, CHUNK // max(1, _row(*shape_of(path, key))))
-        return stream_rows(path, key, count, self.start, self.start + len(self.labels))
+        return stream_rows(path, key, count, start, start + len(labels))
 
-    def read(self) -> Iterator[Record]:
-        pieces = self._pieces(self.path, self.key)
-        if not self.kept:
-            pieces = (channels_last(piece, f"'{self.path}'") for piece in pieces)
-        columns = [chain.from_iterable(self._pieces(*array)) for array in self.beside]
-        conditions = zip(*columns, strict=True) if columns else repeat((), len(self.labels))
-        rows = zip(chain.from_iterable(pieces), self.labels, conditions, strict=True)
-        for row, (image, label, condition) in enumerate(rows, self.start):
-            yield Record(f"{self.path.name}[{row}]", image, label, condition)
+    pieces = rows_of(path, key)
+    if not kept:
+        pieces = (channels_last(piece, f"'{path}'") for piece in pieces)
+    columns = [chain.from_iterable(rows_of(*array)) for array in condition]
+    conditions = zip(*columns, strict=True) if columns else repeat((), len(labels))
+    rows = zip(chain.from_iterable(pieces), labels, conditions, strict=True)
+    for row, (image, label, values) in enumerate(rows, start):
+        yield SourceRecord(f"{path.name}[{row}]", image, label, values)
 
 
 def layout(shape: tuple[int, ...], dtype: np.dtype, where: str) -> tuple[int, ...]:
@@ -142,21 +143,17 @@ def _check_kept(shape: tuple[int, ...], dtype: np.dtype, where: str) -> None:
 
 
 def array_parts(
-    path: Path,
-    key: str,
-    labels: np.ndarray,
-    part_size: int,
-    kept: bool = False,
-    beside: tuple[tuple[Path, str], ...] = (),
-) -> list[Part]:
-    """Return the parts of one array."""
+    path: Path, key: str, labels: np.ndarray, part_size: int, kept: bool = False, condition: Arrays = ()
+) -> list[SourcePart]:
+    """Return the parts of one array; condition: the arrays with that of each row."""
     shape, dtype = shape_of(path, key)
     (_check_kept if kept else layout)(shape, dtype, f"'{path}'")  # refuse a wrong layout now, not in every part
-    stamp = stamp_of(path.name, path.stat().st_size, shape, *((file.name, file.stat().st_size) for file, _ in beside))
+    stamp = stamp_of(
+        path.name, path.stat().st_size, shape, *((file.name, file.stat().st_size) for file, _ in condition)
+    )
+    read = partial(_read_array, path, key, kept, condition)
     return [
-        ArrayPart(
-            f"{path.name}[{start}:{stop}]", stamp, path, key, start, tuple(labels[start:stop].tolist()), kept, beside
-        )
+        SourcePart(f"{path.name}[{start}:{stop}]", stamp, partial(read, start, labels[start:stop].tolist()))
         for start, stop in spans(shape[0], part_size)
     ]
 
@@ -166,7 +163,7 @@ def _names_in(path: Path) -> list[str]:
         return [name.removesuffix(".npy") for name in archive.namelist()]
 
 
-def _conditions(file: Path, key: str, count: int, wanted: Wanted) -> tuple[tuple[Path, str], ...]:
+def _conditions(file: Path, key: str, count: int, wanted: ConditionKeys) -> Arrays:
     """Return the arrays that hold a condition: of an .npz under their keys, else KEY.npy beside the file."""
     if key:
         there = _names_in(file)
@@ -180,10 +177,9 @@ def _conditions(file: Path, key: str, count: int, wanted: Wanted) -> tuple[tuple
     for array, name in zip(found, wanted.keys, strict=True):
         rows = shape_of(*array)[0][0]
         if rows != count:
-            raise ValueError(
-                f"'{file}': condition '{name}' has {rows:,} rows, '{key or file.stem}' {count:,}; give one for each"
-            )
-    return tuple(found)
+            sizes = f"condition '{name}' has {rows:,} rows, '{key or file.stem}' {count:,}"
+            raise ValueError(f"'{file}': {sizes}; give one for each")
+    return found
 
 
 def keys_of(path: Path) -> tuple[str, str | None]:
@@ -195,7 +191,9 @@ def keys_of(path: Path) -> tuple[str, str | None]:
     return images, next((key for key in LABEL_KEYS if key in there), None)
 
 
-def open_array(path: Path, split: str, part_size: int, wanted: Wanted | None = None, kept: bool = False) -> Source:
+def open_array(
+    path: Path, split: str, part_size: int, wanted: ConditionKeys | None = None, kept: bool = False
+) -> DataSource:
     """Return the images of an .npz, or of an .npy with labels.npy beside it, in the file's order.
 
     kept: they are samples (N, C, *space) of any numbers, kept as they are.
@@ -207,13 +205,13 @@ def open_array(path: Path, split: str, part_size: int, wanted: Wanted | None = N
     label_file = file if key else file.with_name("labels.npy")
     shape, dtype = shape_of(file, key)
     if not kept and dtype.kind == "f":
-        raise ValueError(
-            f"'{file}': images are {dtype}; they must be uint8, 0..255, to be resized; leave --size out to keep them"
-        )
+        why = "they must be uint8, 0..255, to be resized; leave --size out to keep them"
+        raise ValueError(f"'{file}': images are {dtype}; {why}")
     count = shape[0]
-    beside = () if wanted is None else _conditions(file, key, count, wanted)
+    condition = () if wanted is None else _conditions(file, key, count, wanted)
     labels, classes = np.zeros(count, int), numbered(1)
     if label_key is not None and label_file.is_file():
         labels = labels_in(label_file, label_key, count)
         classes = listed_names(file.parent) or of_labels([labels.max(initial=-1)], label_file)
-    return Source("numpy", path.name, classes, tuple(array_parts(file, key, labels, part_size, kept, beside)))
+    parts = array_parts(file, key, labels, part_size, kept, condition)
+    return DataSource("numpy", path.name, classes, tuple(parts))

@@ -3,14 +3,24 @@
 import pickle
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mvm.data.sources.arrays import LABEL_KEYS, array_parts, as_labels, channels_last, keys_of, labels_in, shape_of
-from mvm.data.sources.records import Part, Record, Source, choose_split, natural, numbered, of_labels, spans, stamp_of
+from mvm.data.sources.records import (
+    DataSource,
+    SourcePart,
+    SourceRecord,
+    choose_split,
+    natural,
+    numbered,
+    of_labels,
+    spans,
+    stamp_of,
+)
 from mvm.untrusted import cut
 
 IMAGENET_CLASSES = 1000
@@ -90,15 +100,14 @@ def load_batch(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             # bytes: Python 2 wrote CIFAR, and its str may hold anything
-            found = _Unpickler(file, encoding="bytes").load()
-        plain = {key: value.array if isinstance(value, _Array) else value for key, value in found.items()}
+            table = _Unpickler(file, encoding="bytes").load()
+        plain = {key: value.array if isinstance(value, _Array) else value for key, value in table.items()}
         return {key.decode() if isinstance(key, bytes) else key: value for key, value in plain.items()}
     except OSError:
         raise
     except Exception as error:  # a broken pickle can raise nearly anything
-        raise ValueError(
-            f"'{path}' is refused: no pickle of plain arrays ({type(error).__name__}: {cut(error)})"
-        ) from None
+        why = f"{type(error).__name__}: {cut(error)}"
+        raise ValueError(f"'{path}' is refused: no pickle of plain arrays ({why})") from None
 
 
 def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -106,9 +115,8 @@ def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
     batch, where = load_batch(path), f"'{path}'"
     labels = next((batch[key] for key in (*LABEL_KEYS, "fine_labels") if key in batch), None)
     if labels is None or not isinstance(batch.get("data"), np.ndarray):
-        raise ValueError(
-            f"{where} holds {cut(', '.join(map(str, batch)))}; a batch holds data and labels (or fine_labels)"
-        )
+        keys = cut(", ".join(map(str, batch)))
+        raise ValueError(f"{where} holds {keys}; a batch holds data and labels (or fine_labels)")
     images = channels_last(batch["data"], where)
     return images, _from_zero(path, as_labels(labels, len(images), where))
 
@@ -118,38 +126,31 @@ def _from_zero(path: Path, labels: np.ndarray) -> np.ndarray:
     if not _IMAGENET.fullmatch(path.name):
         return labels
     if len(labels) and not 1 <= labels.min() <= labels.max() <= IMAGENET_CLASSES:
-        raise ValueError(
-            f"'{path}': labels {labels.min()}..{labels.max()}; ImageNet batches count 1..{IMAGENET_CLASSES}. "
-            "Rename the file if it is something else"
-        )
+        there = f"'{path}': labels {labels.min()}..{labels.max()}"
+        raise ValueError(f"{there}; ImageNet batches count 1..{IMAGENET_CLASSES}. Rename the file if it is another set")
     return labels - 1
 
 
-@dataclass(frozen=True)
-class BatchPart(Part):
-    """Rows of a pickled batch."""
-
-    path: Path
-    start: int
-    stop: int
-
-    def read(self) -> Iterator[Record]:
-        images, labels = _read(self.path)
-        for place in range(self.start, self.stop):
-            yield Record(f"{self.path.name}[{place}]", images[place], int(labels[place]))
+def _read_pickle(path: Path, start: int, stop: int) -> Iterator[SourceRecord]:
+    images, labels = _read(path)
+    for row in range(start, stop):
+        yield SourceRecord(f"{path.name}[{row}]", images[row], int(labels[row]))
 
 
-def _parts(path: Path, part_size: int) -> tuple[list[Part], np.ndarray]:
+def _parts(path: Path, part_size: int) -> tuple[list[SourcePart], np.ndarray]:
     """Return the parts of a batch and all its labels."""
     if path.suffix == ".npz":
         key, label_key = keys_of(path)
         count = shape_of(path, key)[0][0]
-        found = labels_in(path, label_key, count) if label_key else as_labels((), count, f"'{path}'")
-        labels = _from_zero(path, found)
+        stored = labels_in(path, label_key, count) if label_key else as_labels((), count, f"'{path}'")
+        labels = _from_zero(path, stored)
         return array_parts(path, key, labels, part_size), labels
     labels, stamp = _read(path)[1], stamp_of(path.name, path.stat().st_size)
-    pieces = spans(len(labels), part_size)
-    return [BatchPart(f"{path.name}[{start}:{stop}]", stamp, path, start, stop) for start, stop in pieces], labels
+    parts = [
+        SourcePart(f"{path.name}[{start}:{stop}]", stamp, partial(_read_pickle, path, start, stop))
+        for start, stop in spans(len(labels), part_size)
+    ]
+    return parts, labels
 
 
 def _class_names(folder: Path) -> tuple[str, ...]:
@@ -160,13 +161,13 @@ def _class_names(folder: Path) -> tuple[str, ...]:
     return ()
 
 
-def open_batches(path: Path, split: str, part_size: int) -> Source:
+def open_batches(path: Path, split: str, part_size: int) -> DataSource:
     """Return the images of published batches, a file or a folder of them, in the order batch, row."""
     files = [file for file in path.iterdir() if is_batch(file)] if path.is_dir() else [path]
     chosen = choose_split(map(_split_of, files), split, str(path))
     files = sorted((file for file in files if _split_of(file) == chosen), key=natural)
-    found = [_parts(file, part_size) for file in files]
-    largest = [max(labels, default=-1) for _, labels in found]
+    batches = [_parts(file, part_size) for file in files]
+    largest = [max(labels, default=-1) for _, labels in batches]
     imagenet = _IMAGENET.fullmatch(files[0].name)
     names = numbered(IMAGENET_CLASSES) if imagenet else _class_names(files[0].parent) or of_labels(largest, path)
-    return Source("batches", path.name, names, tuple(part for parts, _ in found for part in parts))
+    return DataSource("batches", path.name, names, tuple(part for parts, _ in batches for part in parts))

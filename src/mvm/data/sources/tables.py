@@ -1,18 +1,17 @@
 """Images in parquet files, as data-set hubs store them. The only module that needs pyarrow."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Iterator, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mvm.data.sources.records import (
-    Part,
-    Record,
-    Source,
-    Wanted,
+    ConditionKeys,
+    DataSource,
+    SourcePart,
+    SourceRecord,
     files_of_split,
     listed_names,
     numbered,
@@ -42,19 +41,18 @@ def _pyarrow() -> Any:
 def _open(path: Path) -> Any:
     arrow = _pyarrow()
     with refusal(f"'{path}' is no whole parquet file"):
-        found = arrow.parquet.ParquetFile(path)
-        if not 0 <= found.metadata.num_rows <= MOST_ROWS:
-            raise ValueError(f"{found.metadata.num_rows:,} rows; at most {MOST_ROWS:,} are read from one file")
-        return found
+        file = arrow.parquet.ParquetFile(path)
+        if not 0 <= file.metadata.num_rows <= MOST_ROWS:
+            raise ValueError(f"{file.metadata.num_rows:,} rows; at most {MOST_ROWS:,} are read from one file")
+        return file
 
 
 def _columns(schema: Any, path: Path) -> tuple[str, str | None]:
     """Return the leaf column with the bytes and the label column (None: no labels)."""
     image = next((name for name in IMAGE_COLUMNS if name in schema.names), None)
     if image is None:
-        raise ValueError(
-            f"'{path}' has columns {cut(', '.join(schema.names))}; images must be in {' or '.join(IMAGE_COLUMNS)}"
-        )
+        needed = f"images must be in {' or '.join(IMAGE_COLUMNS)}"
+        raise ValueError(f"'{path}' has columns {cut(', '.join(schema.names))}; {needed}")
     types, kind = _pyarrow().types, schema.field(image).type
     nested = types.is_struct(kind) and kind.get_field_index("bytes") >= 0
     if not nested and not types.is_binary(kind) and not types.is_large_binary(kind):
@@ -86,42 +84,36 @@ def _value(scalar: Any, name: str) -> bytes | np.ndarray:
         return np.asarray(scalar.as_py())
 
 
-@dataclass(frozen=True)
-class ParquetPart(Part):
-    """Rows [start, stop) of some row groups, whose first row is row `first` of the file; keys: of the condition."""
+def _read_rows(
+    path: Path, keys: Sequence[str], groups: Sequence[int], first: int, start: int, stop: int
+) -> Iterator[SourceRecord]:
+    """Yield rows [start, stop) of some row groups, whose first row is `first` of the file; keys: of the condition."""
+    with _open(path) as file:
+        begin = 0  # of a batch, within the row groups
+        for batch in _batches(file, path, keys, groups):
+            low, high = max(start, begin), min(stop, begin + len(batch))
+            if low < high:
+                yield from _records(path, keys, batch.slice(low - begin, high - low), first + low)
+            begin += len(batch)
 
-    path: Path
-    groups: tuple[int, ...]
-    first: int
-    start: int
-    stop: int
-    keys: tuple[str, ...] = ()
 
-    def read(self) -> Iterator[Record]:
-        with _open(self.path) as file:
-            begin = 0  # of a batch, within the row groups
-            for batch in self._batches(file):
-                low, high = max(self.start, begin), min(self.stop, begin + len(batch))
-                if low < high:
-                    yield from self._records(batch.slice(low - begin, high - low), self.first + low)
-                begin += len(batch)
+def _batches(file: Any, path: Path, keys: Sequence[str], groups: Sequence[int]) -> Iterator[Any]:
+    columns = [name for name in _columns(file.schema_arrow, path) if name] + list(keys)
+    with refusal(f"'{path}' cannot be read"):
+        yield from file.iter_batches(BATCH, row_groups=list(groups), columns=columns)
 
-    def _batches(self, file: Any) -> Iterator[Any]:
-        columns = [name for name in _columns(file.schema_arrow, self.path) if name] + list(self.keys)
-        with refusal(f"'{self.path}' cannot be read"):
-            yield from file.iter_batches(BATCH, row_groups=list(self.groups), columns=columns)
 
-    def _records(self, batch: Any, first: int) -> Iterator[Record]:
-        image, label = _columns(batch.schema, self.path)
-        column, _, leaf = image.partition(".")
-        pictures = batch.column(column).field(leaf) if leaf else batch.column(column)
-        labels = batch.column(label).to_pylist() if label else [0] * len(batch)
-        columns = [batch.column(key) for key in self.keys]
-        for place, (picture, number) in enumerate(zip(pictures, labels, strict=True)):
-            name = f"{self.path.name}[{first + place}]"
-            condition = tuple(_value(column[place], name) for column in columns)
-            # a null label is as wrong as the hub's -1 of hidden test labels
-            yield Record(name, _contents(picture), -1 if number is None else number, condition)
+def _records(path: Path, keys: Sequence[str], batch: Any, first: int) -> Iterator[SourceRecord]:
+    image, label = _columns(batch.schema, path)
+    column, _, leaf = image.partition(".")
+    pictures = batch.column(column).field(leaf) if leaf else batch.column(column)
+    labels = batch.column(label).to_pylist() if label else [0] * len(batch)
+    columns = [batch.column(key) for key in keys]
+    for row, (picture, number) in enumerate(zip(pictures, labels, strict=True)):
+        name = f"{path.name}[{first + row}]"
+        condition = tuple(_value(column[row], name) for column in columns)
+        # a null label is as wrong as the hub's -1 of hidden test labels
+        yield SourceRecord(name, _contents(picture), -1 if number is None else number, condition)
 
 
 def _runs(rows: list[int], part_size: int) -> Iterator[tuple[tuple[int, ...], int, int, int]]:
@@ -136,7 +128,7 @@ def _runs(rows: list[int], part_size: int) -> Iterator[tuple[tuple[int, ...], in
         first, group = first + total, end
 
 
-def _parts(path: Path, part_size: int, keys: tuple[str, ...]) -> Iterator[Part]:
+def _parts(path: Path, part_size: int, keys: tuple[str, ...]) -> Iterator[SourcePart]:
     with _open(path) as file:
         there = file.schema_arrow.names
         if lacking := [key for key in keys if key not in there]:
@@ -147,7 +139,7 @@ def _parts(path: Path, part_size: int, keys: tuple[str, ...]) -> Iterator[Part]:
     stamp = stamp_of(path.name, path.stat().st_size)
     for groups, first, start, stop in _runs(rows, part_size):
         name = f"{path.name}[{first + start}:{first + stop}]"
-        yield ParquetPart(name, stamp, path, groups, first, start, stop, keys)
+        yield SourcePart(name, stamp, partial(_read_rows, path, keys, groups, first, start, stop))
 
 
 def _classes(files: list[Path], folder: Path) -> tuple[str, ...]:
@@ -161,8 +153,7 @@ def _classes(files: list[Path], folder: Path) -> tuple[str, ...]:
             names = tuple(features.get("info", {}).get("features", {}).get(label, {}).get("names") or ())
             if not all(isinstance(name, str) for name in names):
                 raise ValueError("names of classes must be text")
-    names = names or listed_names(folder)
-    if names:
+    if names := names or listed_names(folder):
         return names
     largest = -1
     for path in files:
@@ -173,10 +164,10 @@ def _classes(files: list[Path], folder: Path) -> tuple[str, ...]:
     return of_labels([largest], folder)
 
 
-def open_parquet(path: Path, split: str, part_size: int, wanted: Wanted | None = None) -> Source:
+def open_parquet(path: Path, split: str, part_size: int, wanted: ConditionKeys | None = None) -> DataSource:
     """Return the rows of a parquet file, or of a folder of them, in the order file, row."""
     keys = () if wanted is None else wanted.keys
     folder = path if path.is_dir() else path.parent
     files = files_of_split(list(path.rglob("*.parquet")) if path.is_dir() else [path], split, str(path))
     parts = (part for file in files for part in _parts(file, part_size, keys))
-    return Source("parquet", path.name, _classes(files, folder), tuple(parts))
+    return DataSource("parquet", path.name, _classes(files, folder), tuple(parts))
