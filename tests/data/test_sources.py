@@ -19,7 +19,7 @@ from PIL import Image
 
 from mvm.data.resize import decode
 from mvm.data.sources import open_source, tables
-from mvm.data.sources.batches import load_batch
+from mvm.data.sources.arrays import load_batch
 from mvm.data.sources.records import listed_names, natural, split_of
 
 pa = pytest.importorskip("pyarrow")

@@ -139,7 +139,7 @@ def autoencoder(folder: Path) -> None:
     torch.manual_seed(0)
     decoder = Decoder(DecoderConfig("tiny", 2), (3, 2, 2), ORIGIN)
     statistics = Statistics(torch.zeros(3, 2, 2), torch.ones(3, 2, 2), ORIGIN, 4)
-    DecoderOnly(EncoderConfig("small"), decoder, statistics)._write(folder)
+    DecoderOnly(EncoderConfig("small"), decoder, statistics).save(folder)
 
 
 def pth() -> list[bytes]:

@@ -190,11 +190,6 @@ def grouped(skipped: Iterable[Sequence[str]]) -> dict[str, int]:
 Statistics = tuple[int, float, float, float]  # count, mean, sum of squared deviations, largest absolute value
 
 
-def _statistics(row: np.ndarray) -> Statistics:
-    values = row.astype(np.float64)
-    return values.size, float(values.mean()), float(values.var() * values.size), float(np.abs(values).max())
-
-
 def _merged(one: Statistics, other: Statistics) -> Statistics:
     """Return the statistics of both: Chan, Golub and LeVeque's update, which keeps digits where std << mean."""
     count, step = one[0] + other[0], other[1] - one[1]
@@ -287,7 +282,9 @@ def _shard(
             labels.append(record.label)
             captions += [value for value in row if isinstance(value, str)]
             if row_format.values == "float":
-                statistics.append(_statistics(row[0]))
+                values = row[0].astype(np.float64)
+                mean, squares = float(values.mean()), float(values.var() * values.size)
+                statistics.append((values.size, mean, squares, float(np.abs(values).max())))
     if row_format.condition is not None and row_format.condition.kind == CAPTION:
         files["condition"] = f"condition-{number:05}.json"
         store.write_table(files["condition"], {"captions": captions}, indent=None)
@@ -354,7 +351,7 @@ def _all_shards(make: Make, parts: Sequence[SourcePart], workers: int, progress:
 
 
 def _class_names(source: DataSource, classes: int | None) -> tuple[str, ...]:
-    """Return the names of the classes, () when the labels will tell; `classes` must fit names, and extends numbers."""
+    """Return the class names, () where labels decide; `classes` must fit names, and extends numbers."""
     if classes is None or classes == len(source.classes):
         return source.classes
     if source.classes == numbered(len(source.classes)):
@@ -413,28 +410,20 @@ def _without_empty(prepared: Prepared) -> Prepared:
 
     An interrupted call leaves labels that their sidecars contradict, and the next one makes these shards again.
     """
-    kept = [label for label, count in enumerate(prepared.class_counts) if count]
-    if len(kept) == len(prepared.classes):
+    nonempty = [label for label, count in enumerate(prepared.class_counts) if count]
+    if len(nonempty) == len(prepared.classes):
         return prepared
     shards = []
     for shard in prepared.shards:
         path = prepared.folder / shard.labels
-        prepared.store.write(shard.labels, np.searchsorted(kept, np.load(path)).astype(np.int64))
+        prepared.store.write(shard.labels, np.searchsorted(nonempty, np.load(path)).astype(np.int64))
         shards.append(replace(shard, sha256=shard.sha256 | {shard.labels: sha256(path)}))
     return replace(
         prepared,
         shards=tuple(shards),
-        classes=tuple(prepared.classes[label] for label in kept),
-        class_counts=tuple(prepared.class_counts[label] for label in kept),
+        classes=tuple(prepared.classes[label] for label in nonempty),
+        class_counts=tuple(prepared.class_counts[label] for label in nonempty),
     )
-
-
-def _index(prepared: Prepared) -> dict[str, Any]:
-    """Return what index.json says of a set."""
-    left = {"folder"} if prepared.format > 1 else {"folder", "values", "condition", "statistics"}
-    facts = {name: value for name, value in asdict(prepared).items() if name not in left}
-    shards = [shard.facts() for shard in prepared.shards]
-    return {"format": prepared.format, "count": prepared.count, **facts, "shards": shards}
 
 
 def prepare(
@@ -476,7 +465,7 @@ def prepare(
     if out.resolve().is_relative_to(source_path.resolve()):
         raise ValueError(f"out='{out}' lies in the source; choose a folder elsewhere")
     keys = ConditionKeys.parse(condition) if condition else None
-    source = open_source(source_path, split, part_size, keys, kept=size is None)
+    source = open_source(source_path, split, part_size, keys, as_arrays=size is None)
     if strict and source.unread:  # before hours of work
         name, reason = source.unread[0]
         raise ValueError(f"'{cut(name)}': {reason}; or prepare without strict to skip it")
@@ -508,11 +497,14 @@ def prepare(
             prepared = _accept(_summary(done, row, source, names, out), strict)
             if source.by_folder and classes is None:
                 prepared = _without_empty(prepared)
-            store.write_table(INDEX, _index(prepared), indent=1)
+            left = {"folder"} if prepared.format > 1 else {"folder", "values", "condition", "statistics"}
+            facts = {name: value for name, value in asdict(prepared).items() if name not in left}
+            facts |= {"shards": [shard.facts() for shard in prepared.shards]}
+            store.write_table(INDEX, {"format": prepared.format, "count": prepared.count, **facts}, indent=1)
         # what is not part of the finished set goes: sidecars, empty shards, what a killed run left
-        kept = {INDEX, *(name for shard in prepared.shards for name in shard.sha256)}
+        finished = {INDEX, *(name for shard in prepared.shards for name in shard.sha256)}
         for entry in sorted(out.iterdir()):
-            if entry.name not in kept:
+            if entry.name not in finished:
                 entry.unlink()
     return _accept(prepared, strict)
 

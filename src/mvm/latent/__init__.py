@@ -2,7 +2,6 @@
 
 from mvm.latent.cache import Latents, LoadedLatents, open_latents, write_latents
 from mvm.latent.codec import Arrays, Codec, Pixels, Undecoded
-from mvm.latent.decoder import Decoder, DecoderConfig
 from mvm.latent.encoder import (
     EncoderConfig,
     LatentEncoder,
@@ -12,7 +11,16 @@ from mvm.latent.encoder import (
     load_statistics,
     measure,
 )
-from mvm.latent.rae import RAE, DecoderOnly, LatentDecoder, is_rae, load_decoder_only, load_rae
+from mvm.latent.rae import (
+    RAE,
+    Decoder,
+    DecoderConfig,
+    DecoderOnly,
+    LatentDecoder,
+    is_rae,
+    load_decoder_only,
+    load_rae,
+)
 from mvm.latent.vae import VAE, load_vae
 
 __all__ = [

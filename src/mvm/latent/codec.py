@@ -46,10 +46,9 @@ class Undecoded(Codec):
 
     def refuse(self) -> NoReturn:
         """Say what is missing."""
-        raise ValueError(
-            f"codec.kind='{self.kind}': this model makes latents {self.latent_shape} and came without its autoencoder; "
-            "give its folder: mvm.load(..., codec=FOLDER), or mvm convert ... --codec FOLDER"
-        )
+        what = f"this model makes latents {self.latent_shape} and came without its autoencoder"
+        remedy = "give its folder: mvm.load(..., codec=FOLDER), or mvm convert ... --codec FOLDER"
+        raise ValueError(f"codec.kind='{self.kind}': {what}; {remedy}")
 
     def encode(self, images: Tensor) -> Tensor:
         self.refuse()

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from mvm.data.shards import is_prepared
 from mvm.data.sources.archives import open_folder, open_tars, open_zip
-from mvm.data.sources.arrays import open_array
-from mvm.data.sources.batches import is_batch, open_batches
+from mvm.data.sources.arrays import is_batch, open_array, open_batches
 from mvm.data.sources.records import PART_SIZE, ConditionKeys, DataSource, SourcePart, SourceRecord
 from mvm.data.sources.tables import open_parquet
 from mvm.options import at_least
@@ -53,7 +52,7 @@ def open_source(
     split: str = "",
     part_size: int = PART_SIZE,
     wanted: ConditionKeys | None = None,
-    kept: bool = False,
+    as_arrays: bool = False,
 ) -> DataSource:
     """Return labelled images in parts of at most part_size, from whatever holds them.
 
@@ -70,8 +69,8 @@ def open_source(
     Of folder, zip and tar the only folder at the top is no class if its images lie in folders. A class folder without
     images is among the classes of the source; `prepare` leaves it out.
     split: chooses among train, test, ... where several are present. wanted: the condition to read with each sample,
-    from arrays of an .npz (or .npy beside), columns of parquet, or captions in a webdataset. kept: whether samples are
-    arrays (N, C, *space) of numbers, kept as they are; of kind numpy only.
+    from arrays of an .npz (or .npy beside), columns of parquet, or captions in a webdataset. as_arrays: samples are
+    arrays (N, C, *space) of numbers, stored as they are; of kind numpy only.
     """
     at_least("part_size", part_size, 1)
     path = Path(path)
@@ -80,10 +79,10 @@ def open_source(
     if is_prepared(path):
         raise ValueError(f"source='{path}' is prepared already: train on it, or name the original images")
     opener, options = _opener(path), {}
-    if kept:
+    if as_arrays:
         if opener is not open_array:
             raise ValueError(f"source='{path}' holds pictures; give their size: --size 32, or --size HEIGHTxWIDTH")
-        options["kept"] = True
+        options["as_arrays"] = True
     if wanted is not None:
         if opener not in CONDITIONED:
             raise ValueError(

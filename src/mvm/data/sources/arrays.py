@@ -1,13 +1,18 @@
-"""Images as numpy arrays: .npz and .npy, read row by row so that memory stays bounded by a part."""
+"""Images as numpy arrays: .npz and .npy, read row by row so that memory stays bounded by a part.
 
+And the published batches of CIFAR (pickles) and of downsampled ImageNet (pickles or .npz): rows of channel planes.
+"""
+
+import pickle
+import re
 import zipfile
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain, repeat
 from math import isqrt, prod
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
@@ -16,7 +21,9 @@ from mvm.data.sources.records import (
     DataSource,
     SourcePart,
     SourceRecord,
+    choose_split,
     listed_names,
+    natural,
     numbered,
     of_labels,
     spans,
@@ -28,6 +35,10 @@ IMAGE_KEYS = ("images", "arr_0", "data")
 LABEL_KEYS = ("labels", "arr_1", "label")
 CHUNK = 1 << 26  # bytes, or labels, in memory at a time
 Arrays = Sequence[tuple[Path, str]]  # by file and key
+IMAGENET_CLASSES = 1000
+_IMAGENET = re.compile(r"(train_data_batch_\d+|val_data)(\.npz)?")
+_CIFAR = re.compile(r"data_batch_\d+|test_batch|train|test")
+_NAMES = {"batches.meta": "label_names", "meta": "fine_label_names"}  # CIFAR-10, CIFAR-100
 
 
 @contextmanager
@@ -54,7 +65,7 @@ def shape_of(path: Path, key: str) -> tuple[tuple[int, ...], np.dtype]:
 
 
 def stream_rows(path: Path, key: str, count: int, start: int = 0, stop: int | None = None) -> Iterator[np.ndarray]:
-    """Yield rows [start, stop) of an array, `count` at a time, in one pass; a compressed one is never kept."""
+    """Yield rows [start, stop) of an array, `count` at a time, in one pass; a compressed one never stays in memory."""
     with _npy(path, key) as (file, shape, dtype):
         row = _row(shape, dtype)
         file.seek(file.tell() + start * row)
@@ -103,21 +114,21 @@ def as_labels(labels: Sequence[int] | np.ndarray, count: int, where: str) -> np.
     return array.astype(np.int64)
 
 
-def _wrong_labels(where: str, found: int, kind: np.dtype, count: int) -> ValueError:
-    return ValueError(f"{where}: {found:,} labels of type {kind}; needed: {count:,} integers, one each")
+def _wrong_labels(where: str, number: int, kind: np.dtype, count: int) -> ValueError:
+    return ValueError(f"{where}: {number:,} labels of type {kind}; needed: {count:,} integers, one each")
 
 
 def _read_array(
-    path: Path, key: str, kept: bool, condition: Arrays, start: int, labels: Sequence[int]
+    path: Path, key: str, as_arrays: bool, condition: Arrays, start: int, labels: Sequence[int]
 ) -> Iterator[SourceRecord]:
-    """Yield rows from `start` on, with their labels; kept: as they are, else they are pictures."""
+    """Yield rows from `start` on, with their labels; as_arrays: as they are, else they are pictures."""
 
     def rows_of(path: Path, key: str) -> Iterator[np.ndarray]:
         count = max(1, CHUNK // max(1, _row(*shape_of(path, key))))
         return stream_rows(path, key, count, start, start + len(labels))
 
     pieces = rows_of(path, key)
-    if not kept:
+    if not as_arrays:
         pieces = (channels_last(piece, f"'{path}'") for piece in pieces)
     columns = [chain.from_iterable(rows_of(*array)) for array in condition]
     conditions = zip(*columns, strict=True) if columns else repeat((), len(labels))
@@ -131,8 +142,8 @@ def layout(shape: tuple[int, ...], dtype: np.dtype, where: str) -> tuple[int, ..
     return channels_last(np.empty((0, *shape[1:]), dtype), where).shape[1:]
 
 
-def _check_kept(shape: tuple[int, ...], dtype: np.dtype, where: str) -> None:
-    """Refuse what cannot be kept as samples (N, C, *space)."""
+def _check_samples(shape: tuple[int, ...], dtype: np.dtype, where: str) -> None:
+    """Refuse what cannot be stored as samples (N, C, *space)."""
     if dtype.kind not in "fiub":
         raise ValueError(f"{where}: samples are {dtype}; numbers are needed")
     if len(shape) < 3 or not all(shape[1:]):
@@ -143,15 +154,15 @@ def _check_kept(shape: tuple[int, ...], dtype: np.dtype, where: str) -> None:
 
 
 def array_parts(
-    path: Path, key: str, labels: np.ndarray, part_size: int, kept: bool = False, condition: Arrays = ()
+    path: Path, key: str, labels: np.ndarray, part_size: int, as_arrays: bool = False, condition: Arrays = ()
 ) -> list[SourcePart]:
     """Return the parts of one array; condition: the arrays with that of each row."""
     shape, dtype = shape_of(path, key)
-    (_check_kept if kept else layout)(shape, dtype, f"'{path}'")  # refuse a wrong layout now, not in every part
+    (_check_samples if as_arrays else layout)(shape, dtype, f"'{path}'")  # refuse a wrong layout now, not in every part
     stamp = stamp_of(
         path.name, path.stat().st_size, shape, *((file.name, file.stat().st_size) for file, _ in condition)
     )
-    read = partial(_read_array, path, key, kept, condition)
+    read = partial(_read_array, path, key, as_arrays, condition)
     return [
         SourcePart(f"{path.name}[{start}:{stop}]", stamp, partial(read, start, labels[start:stop].tolist()))
         for start, stop in spans(shape[0], part_size)
@@ -167,19 +178,20 @@ def _conditions(file: Path, key: str, count: int, wanted: ConditionKeys) -> Arra
     """Return the arrays that hold a condition: of an .npz under their keys, else KEY.npy beside the file."""
     if key:
         there = _names_in(file)
-        found = [(file, name) for name in wanted.keys if name in there]
+        arrays = [(file, name) for name in wanted.keys if name in there]
     else:
         paths = [file.with_name(plain_name(f"{name}.npy")) for name in wanted.keys]
-        there, found = sorted(path.stem for path in file.parent.glob("*.npy")), [(p, "") for p in paths if p.is_file()]
-    if len(found) < len(wanted.keys):
+        there = sorted(path.stem for path in file.parent.glob("*.npy"))
+        arrays = [(path, "") for path in paths if path.is_file()]
+    if len(arrays) < len(wanted.keys):
         names = ", ".join(wanted.keys)
         raise ValueError(f"'{file}' has arrays {cut(', '.join(there))}; condition {wanted.kind} needs {cut(names)}")
-    for array, name in zip(found, wanted.keys, strict=True):
+    for array, name in zip(arrays, wanted.keys, strict=True):
         rows = shape_of(*array)[0][0]
         if rows != count:
             sizes = f"condition '{name}' has {rows:,} rows, '{key or file.stem}' {count:,}"
             raise ValueError(f"'{file}': {sizes}; give one for each")
-    return found
+    return arrays
 
 
 def keys_of(path: Path) -> tuple[str, str | None]:
@@ -192,11 +204,11 @@ def keys_of(path: Path) -> tuple[str, str | None]:
 
 
 def open_array(
-    path: Path, split: str, part_size: int, wanted: ConditionKeys | None = None, kept: bool = False
+    path: Path, split: str, part_size: int, wanted: ConditionKeys | None = None, as_arrays: bool = False
 ) -> DataSource:
     """Return the images of an .npz, or of an .npy with labels.npy beside it, in the file's order.
 
-    kept: they are samples (N, C, *space) of any numbers, kept as they are.
+    as_arrays: they are samples (N, C, *space) of any numbers, stored as they are.
     """
     if split:
         raise ValueError(f"split='{split}' has no meaning for '{path}', which is one set; leave it out")
@@ -204,7 +216,7 @@ def open_array(
     key, label_key = keys_of(file) if file.suffix == ".npz" else ("", "")
     label_file = file if key else file.with_name("labels.npy")
     shape, dtype = shape_of(file, key)
-    if not kept and dtype.kind == "f":
+    if not as_arrays and dtype.kind == "f":
         why = "they must be uint8, 0..255, to be resized; leave --size out to keep them"
         raise ValueError(f"'{file}': images are {dtype}; {why}")
     count = shape[0]
@@ -213,5 +225,152 @@ def open_array(
     if label_key is not None and label_file.is_file():
         labels = labels_in(label_file, label_key, count)
         classes = listed_names(file.parent) or of_labels([labels.max(initial=-1)], label_file)
-    parts = array_parts(file, key, labels, part_size, kept, condition)
+    parts = array_parts(file, key, labels, part_size, as_arrays, condition)
     return DataSource("numpy", path.name, classes, tuple(parts))
+
+
+# --- published batches --------------------------------------------------------------------------------------------
+
+
+def is_batch(path: Path) -> bool:
+    """Return whether the file has the name of a published batch."""
+    return path.is_file() and bool(_IMAGENET.fullmatch(path.name) or _CIFAR.fullmatch(path.name))
+
+
+def _split_of(path: Path) -> str:
+    return "train" if path.name.startswith("data_") else path.name.partition("_")[0]
+
+
+class _Type:
+    """Stands for numpy.dtype in a pickle; only numbers are let through."""
+
+    def __init__(self, code: str | bytes, *_: object) -> None:
+        self.dtype = np.dtype(code.decode() if isinstance(code, bytes) else code)
+        if self.dtype.kind not in "iufb":
+            raise pickle.UnpicklingError(f"arrays of {self.dtype} are not read")
+
+    def __setstate__(self, state: tuple) -> None:
+        if state[1] in (">", b">"):
+            self.dtype = self.dtype.newbyteorder(">")
+
+
+class _Array:
+    """Stands for numpy.ndarray in a pickle: numpy's own __setstate__ would trust what the file says of memory."""
+
+    array: np.ndarray = np.empty(0)
+
+    def __setstate__(self, state: tuple) -> None:
+        _, shape, kind, fortran, contents = state
+        self.array = _from_buffer(contents, kind, shape, "F" if fortran else "C").array
+
+
+def _from_buffer(contents: bytes, kind: _Type, shape: tuple[int, ...], order: str) -> _Array:
+    plain = _Array()
+    plain.array = np.frombuffer(contents, kind.dtype).reshape(shape, order="F" if order == "F" else "C")
+    return plain
+
+
+def _scalar(kind: _Type, contents: bytes) -> int | float:
+    return np.frombuffer(contents, kind.dtype)[0].item()
+
+
+def _encode(text: str, encoding: str) -> bytes:
+    if encoding != "latin1":  # how pickle spells bytes in its older protocols; no other codec is needed
+        raise pickle.UnpicklingError(f"codec {encoding} is not allowed")
+    return text.encode("latin1")
+
+
+# Everything a batch may call. Modules as written before and after numpy 2.
+_ALLOWED: dict[tuple[str, str], Callable] = {
+    ("numpy", "ndarray"): _Array,
+    ("numpy", "dtype"): _Type,
+    ("_codecs", "encode"): _encode,
+    **{(f"numpy.{core}.multiarray", "_reconstruct"): lambda *_: _Array() for core in ("core", "_core")},
+    **{(f"numpy.{core}.multiarray", "scalar"): _scalar for core in ("core", "_core")},
+    **{(f"numpy.{core}.numeric", "_frombuffer"): _from_buffer for core in ("core", "_core")},
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _ALLOWED:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        return _ALLOWED[module, name]
+
+
+def load_batch(path: Path) -> dict[str, Any]:
+    """Return the dictionary in a pickle of plain containers and number arrays; anything else is refused unrun."""
+    try:
+        with path.open("rb") as file:
+            # bytes: Python 2 wrote CIFAR, and its str may hold anything
+            table = _Unpickler(file, encoding="bytes").load()
+        plain = {key: value.array if isinstance(value, _Array) else value for key, value in table.items()}
+        return {key.decode() if isinstance(key, bytes) else key: value for key, value in plain.items()}
+    except OSError:
+        raise
+    except Exception as error:  # a broken pickle can raise nearly anything
+        why = f"{type(error).__name__}: {cut(error)}"
+        raise ValueError(f"'{path}' is refused: no pickle of plain arrays ({why})") from None
+
+
+def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Return images (N, H, W, C) and labels (N,) of a pickled batch."""
+    batch, where = load_batch(path), f"'{path}'"
+    labels = next((batch[key] for key in (*LABEL_KEYS, "fine_labels") if key in batch), None)
+    if labels is None or not isinstance(batch.get("data"), np.ndarray):
+        keys = cut(", ".join(map(str, batch)))
+        raise ValueError(f"{where} holds {keys}; a batch holds data and labels (or fine_labels)")
+    images = channels_last(batch["data"], where)
+    return images, _from_zero(path, as_labels(labels, len(images), where))
+
+
+def _from_zero(path: Path, labels: np.ndarray) -> np.ndarray:
+    """Return labels that start at 0: those of downsampled ImageNet are published as 1..1000."""
+    if not _IMAGENET.fullmatch(path.name):
+        return labels
+    if len(labels) and not 1 <= labels.min() <= labels.max() <= IMAGENET_CLASSES:
+        there = f"'{path}': labels {labels.min()}..{labels.max()}"
+        raise ValueError(f"{there}; ImageNet batches count 1..{IMAGENET_CLASSES}. Rename the file if it is another set")
+    return labels - 1
+
+
+def _read_pickle(path: Path, start: int, stop: int) -> Iterator[SourceRecord]:
+    images, labels = _read(path)
+    for row in range(start, stop):
+        yield SourceRecord(f"{path.name}[{row}]", images[row], int(labels[row]))
+
+
+def _parts(path: Path, part_size: int) -> tuple[list[SourcePart], np.ndarray]:
+    """Return the parts of a batch and all its labels."""
+    if path.suffix == ".npz":
+        key, label_key = keys_of(path)
+        count = shape_of(path, key)[0][0]
+        stored = labels_in(path, label_key, count) if label_key else as_labels((), count, f"'{path}'")
+        labels = _from_zero(path, stored)
+        return array_parts(path, key, labels, part_size), labels
+    labels, stamp = _read(path)[1], stamp_of(path.name, path.stat().st_size)
+    parts = [
+        SourcePart(f"{path.name}[{start}:{stop}]", stamp, partial(_read_pickle, path, start, stop))
+        for start, stop in spans(len(labels), part_size)
+    ]
+    return parts, labels
+
+
+def _class_names(folder: Path) -> tuple[str, ...]:
+    for file, key in _NAMES.items():
+        if (folder / file).is_file():
+            names = load_batch(folder / file).get(key, ())
+            return tuple(name.decode() if isinstance(name, bytes) else str(name) for name in names)
+    return ()
+
+
+def open_batches(path: Path, split: str, part_size: int) -> DataSource:
+    """Return the images of published batches, a file or a folder of them, in the order batch, row."""
+    files = [file for file in path.iterdir() if is_batch(file)] if path.is_dir() else [path]
+    chosen = choose_split(map(_split_of, files), split, str(path))
+    files = sorted((file for file in files if _split_of(file) == chosen), key=natural)
+    batches = [_parts(file, part_size) for file in files]
+    largest = [max(labels, default=-1) for _, labels in batches]
+    imagenet = _IMAGENET.fullmatch(files[0].name)
+    names = numbered(IMAGENET_CLASSES) if imagenet else _class_names(files[0].parent) or of_labels(largest, path)
+    return DataSource("batches", path.name, names, tuple(part for parts, _ in batches for part in parts))
