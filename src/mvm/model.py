@@ -93,7 +93,7 @@ class Model(PredictedField):
     """
 
     fast = True
-    no_inner = "this model has no inner head for internal guidance; train with --network.inner_block N"
+    _no_inner = "this model has no inner head for internal guidance; train with --network.inner_block N"
 
     def __init__(self, recipe: Recipe, codec: Codec | None = None, network: nn.Module | None = None) -> None:
         super().__init__()
@@ -154,10 +154,10 @@ class Model(PredictedField):
         """Whether its condition is class labels."""
         return isinstance(self.network.null, int) and self.recipe.condition.kind == "labels"
 
-    def given(self, x: Tensor, condition: Condition) -> Condition:
+    def _given(self, x: Tensor, condition: Condition) -> Condition:
         """Return the condition, or the null condition for all where there is none or the model knows none."""
         known = condition is not None and self.recipe.objective.conditional
-        return condition if known else self.null(x, condition)
+        return condition if known else self._null(x, condition)
 
     def require_null(self) -> None:
         """Refuse a condition that is left out where training had none without."""
@@ -168,14 +168,14 @@ class Model(PredictedField):
         remedy = f"give {given}, without classifier-free guidance"
         raise ValueError(f"condition=None is the null {null}, and objective.label_drop=0 trained none; {remedy}")
 
-    def null(self, x: Tensor, condition: Condition) -> Condition:
+    def _null(self, x: Tensor, condition: Condition) -> Condition:
         """Return the null condition for the rows of x."""
         self.require_null()
-        return super().null(x, condition)
+        return super()._null(x, condition)
 
-    def inputs(self, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    def _inputs(self, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         """Return what the network receives for x and t: x in the type of the weights."""
-        x, time = super().inputs(x, t)
+        x, time = super()._inputs(x, t)
         return x.to(next(self.network.parameters()).dtype), time
 
     def joins(self, x: Tensor) -> bool:
@@ -184,7 +184,7 @@ class Model(PredictedField):
 
     def both(self, x: Tensor, t: Tensor, condition: Condition) -> tuple[Tensor, Tensor]:
         """Return x0_hat of the null condition and of the condition from one call of the network with twice the rows."""
-        pair = cat(self.null(x, condition), self.given(x, condition))
+        pair = cat(self._null(x, condition), self._given(x, condition))
         null, conditional = self(torch.cat((x, x)), torch.cat((t, t)), pair).chunk(2)
         return null, conditional
 
@@ -196,15 +196,15 @@ class Model(PredictedField):
 
     def condition(self, x: Tensor, t: Tensor, labels: Tensor | None) -> Backbone:
         """Return what the backbone says."""
-        return self._ddt.condition(*self.inputs(x, t), self.given(x, labels))
+        return self._ddt.condition(*self._inputs(x, t), self._given(x, labels))
 
     def head(self, x: Tensor, t: Tensor, labels: Tensor | None, condition: Backbone) -> Tensor:
         """Return x0_hat by a condition that may be of an earlier evaluation."""
-        return self.x0(self._ddt.head(*self.inputs(x, t), condition), x, t)
+        return self._x0(self._ddt.head(*self._inputs(x, t), condition), x, t)
 
     def inner(self, x: Tensor, t: Tensor, labels: Tensor | None, condition: Backbone) -> Tensor:
         """Return the inner head's x0_hat at the very x and t of the condition."""
-        return self.x0(condition.inner, x, t)
+        return self._x0(condition.inner, x, t)
 
 
 def own_network(recipe: Recipe, given: nn.Module | str | None, source: str) -> Own | None:

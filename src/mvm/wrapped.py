@@ -20,34 +20,34 @@ class PredictedField(nn.Module):
     network: Any
     kind: str
     schedule: Schedule
-    no_inner = "internal guidance: the network returns no inner prediction; have it return a pair"
+    _no_inner = "internal guidance: the network returns no inner prediction; have it return a pair"
 
-    def null(self, x: Tensor, condition: Condition) -> Condition:
+    def _null(self, x: Tensor, condition: Condition) -> Condition:
         """Return the null condition for the rows of x; a null that is a function takes the condition."""
         return null_of(self.network.null, condition, x)
 
-    def given(self, x: Tensor, condition: Condition) -> Condition:
+    def _given(self, x: Tensor, condition: Condition) -> Condition:
         """Return the condition, or the null condition for all where there is none."""
-        return self.null(x, None) if condition is None else condition
+        return self._null(x, None) if condition is None else condition
 
-    def inputs(self, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    def _inputs(self, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         """Return what the network receives for x and t."""
         return x, network_time(self.network.time, t, self.schedule)
 
-    def x0(self, prediction: Tensor | None, x: Tensor, t: Tensor) -> Tensor:
+    def _x0(self, prediction: Tensor | None, x: Tensor, t: Tensor) -> Tensor:
         """Return x0_hat of a prediction of the network, or of its inner head, if it has one."""
         if prediction is None:
-            raise ValueError(self.no_inner)
+            raise ValueError(self._no_inner)
         return to_x0(self.kind, prediction.to(x.dtype), x, t, self.schedule)
 
     def forward(self, x: Tensor, t: Tensor, condition: Condition = None) -> Tensor:
         """Return x0_hat; condition None is the null condition."""
-        return self.x0(self.network(*self.inputs(x, t), self.given(x, condition)).prediction, x, t)
+        return self._x0(self.network(*self._inputs(x, t), self._given(x, condition)).prediction, x, t)
 
     def pair(self, x: Tensor, t: Tensor, condition: Condition = None) -> tuple[Tensor, Tensor]:
         """Return (outer, inner) x0_hat from one pass."""
-        output = self.network(*self.inputs(x, t), self.given(x, condition))
-        return self.x0(output.prediction, x, t), self.x0(output.inner, x, t)
+        output = self.network(*self._inputs(x, t), self._given(x, condition))
+        return self._x0(output.prediction, x, t), self._x0(output.inner, x, t)
 
 
 class NetworkField(PredictedField):
@@ -67,7 +67,7 @@ class NetworkField(PredictedField):
 
     def both(self, x: Tensor, t: Tensor, condition: Condition) -> tuple[Tensor, Tensor]:
         """Return x0_hat of the null condition and of the condition."""
-        return self(x, t, self.null(x, condition)), self(x, t, condition)
+        return self(x, t, self._null(x, condition)), self(x, t, condition)
 
 
 def wrap(

@@ -290,10 +290,8 @@ def _not_prepared(folder: Path, size: int) -> str:
     if out.resolve().is_relative_to(whole):
         out = whole.parent / name
     command = f"mvm data prepare {quote(str(folder))} --out {quote(str(out))} --size {size}"
-    return (
-        f"'{folder}' holds pictures, not prepared data; prepare them first: {command}, then "
-        f"--data.path {quote(str(out))}"
-    )
+    what = f"'{folder}' holds pictures, not prepared data"
+    return f"{what}; prepare them first: {command}, then --data.path {quote(str(out))}"
 
 
 def open_prepared(folder: Path | str, size: int = 0) -> Prepared:

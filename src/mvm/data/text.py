@@ -190,16 +190,8 @@ def embed_captions(
     }
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:8]
     folder, shape = data.with_name(f"{data.name}-captions-{digest}"), (1, len(captions), length, encoder.width + 1)
-    parts = PartedArray(
-        folder,
-        "embeddings of captions",
-        name="captions",
-        key=key,
-        shape=shape,
-        dtype=np.float16,
-        size=PART,
-        notes=False,
-    )
+    how: dict[str, Any] = {"shape": shape, "dtype": np.float16, "size": PART, "notes": False}
+    parts = PartedArray(folder, "embeddings of captions", name="captions", key=key, **how)
 
     def embed(part: range) -> Iterator[np.ndarray]:
         for start in range(part.start, part.stop, BATCH):

@@ -10,7 +10,7 @@ statistics: rae.decoder(rae.noised(rae.raw(images), seeds)).
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -349,27 +349,23 @@ def _load_decoder(folder: Path, index: Index) -> Decoder:
             made_with = Origin.of(file.metadata() or {})
         require_same(f"decoder '{path}'", made_with, index.origin)
         weights = load_file(path)
-        _require_shapes(weights, index.decoder, index.latent_shape)
+        # before memory is taken for a decoder: these tensors are of all sizes that one can have
+        if (side := index.latent_shape[-1]) > MOST_SIDE:  # the positions are not in the file
+            raise ValueError(f"latents of {side} x {side}; at most {MOST_SIDE} a side are decoded")
+        depth, width, _, hidden = SIZES[index.decoder.size]
+        expected = {
+            "embed.weight": (width, index.latent_shape[0]),
+            f"blocks.{depth - 1}.up.weight": (hidden, width),
+            "head.weight": (3 * index.decoder.patch**2, width),
+        }
+        if other := [name for name, size in expected.items() if name not in weights or weights[name].shape != size]:
+            raise ValueError(f"{', '.join(other)}: missing, or of another shape")
         decoder = Decoder(index.decoder, index.latent_shape, made_with)
         decoder.load_state_dict(weights)
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise ValueError(f"'{path}' holds no decoder that suits its {INDEX} ({cut(error)}); restore it") from None
     _require_fingerprint(path, decoder.fingerprint, index.decoder_fingerprint)
     return decoder
-
-
-def _require_shapes(weights: Mapping[str, Tensor], config: DecoderConfig, shape: Sequence[int]) -> None:
-    """Refuse tensors of another decoder before memory is taken for one: these are of all sides that it can have."""
-    if shape[-1] > MOST_SIDE:  # the positions are not in the file
-        raise ValueError(f"latents of {shape[-1]} x {shape[-1]}; at most {MOST_SIDE} a side are decoded")
-    depth, width, _, hidden = SIZES[config.size]
-    wanted = {
-        "embed.weight": (width, shape[0]),
-        f"blocks.{depth - 1}.up.weight": (hidden, width),
-        "head.weight": (3 * config.patch**2, width),
-    }
-    if other := [name for name, size in wanted.items() if name not in weights or weights[name].shape != size]:
-        raise ValueError(f"{', '.join(other)}: missing, or of another shape")
 
 
 def _load_statistics(folder: Path, index: Index) -> Statistics | None:

@@ -19,10 +19,8 @@ SUFFIXES: dict[str, Opener] = {
     ".zip": open_zip,
     ".parquet": open_parquet,
     ".tar": open_tars,
-    ".npz": open_array,
-    ".npy": open_array,
-    ".tar.gz": open_tars,
-    ".tgz": open_tars,
+    **dict.fromkeys((".npz", ".npy"), open_array),
+    **dict.fromkeys((".tar.gz", ".tgz"), open_tars),
 }
 
 
@@ -41,10 +39,8 @@ def _opener(path: Path) -> Opener:
     for suffix, opener in SUFFIXES.items():
         if path.name.lower().endswith(suffix):
             return opener
-    raise ValueError(
-        f"source='{path}' is of no known kind; allowed: a folder, {', '.join(SUFFIXES)}, "
-        "batches of CIFAR or of downsampled ImageNet by their published names"
-    )
+    allowed = f"a folder, {', '.join(SUFFIXES)}, batches of CIFAR or of downsampled ImageNet by their published names"
+    raise ValueError(f"source='{path}' is of no known kind; allowed: {allowed}")
 
 
 def open_source(
@@ -85,10 +81,9 @@ def open_source(
         options["as_arrays"] = True
     if wanted is not None:
         if opener not in CONDITIONED:
-            raise ValueError(
-                f"condition='{wanted.kind}:{','.join(wanted.keys)}' is read from .npz or .npy arrays, parquet columns, "
-                f"and webdataset tars (captions); source='{path}' is none of these"
-            )
+            allowed = ".npz or .npy arrays, parquet columns, and webdataset tars (captions)"
+            given = f"condition='{wanted.kind}:{','.join(wanted.keys)}'"
+            raise ValueError(f"{given} is read from {allowed}; source='{path}' is none of these")
         options["wanted"] = wanted
     source = opener(path, split, part_size, **options)
     if not source.parts:
