@@ -181,10 +181,8 @@ def embedded(model: Model, captions: Sequence[str], encoder: str | Path = "") ->
         raise ValueError(f"captions are for models of text; this one has condition.kind='{kind.kind}'")
     folder = encoder or kind.encoder
     if not folder:
-        raise ValueError(
-            "captions need a text encoder, and condition.encoder is empty: this model learned from embeddings; give "
-            "condition={'tokens': ..., 'mask': ...}, or encoder=, the folder that made them"
-        )
+        remedy = "give condition={'tokens': ..., 'mask': ...}, or encoder=, the folder that made them"
+        raise ValueError(f"captions need a text encoder, and condition.encoder is empty; {remedy}")
     from mvm.data.text import TextEncoder  # and transformers with it
 
     return TextEncoder(folder).embed(list(captions), kind.length)

@@ -219,10 +219,8 @@ def own_network(recipe: Recipe, given: nn.Module | str | None, source: str) -> O
             raise ValueError(f"network is given, and {source} has network.kind='{config.kind}'; leave network out")
         return None
     if given is None:
-        raise ValueError(
-            f"{source} was trained with {config.described}, which no file holds: give network=, as it was given to "
-            "mvm.train (on the command line --network module:PACKAGE.MODULE:CLASS)"
-        )
+        remedy = "give network=, as it was given to mvm.train (--network module:PACKAGE.MODULE:CLASS)"
+        raise ValueError(f"{source} was trained with {config.described}, which no file holds: {remedy}")
     if isinstance(given, str):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(recipe.seed)
@@ -236,10 +234,9 @@ def own_network(recipe: Recipe, given: nn.Module | str | None, source: str) -> O
     own = adapted(given)
     mine, theirs = (own.time_words, own.null_words), (config.time, config.null)
     if config.kind == OWN and mine != theirs:
-        raise ValueError(
-            f"network has time '{mine[0]}' and null '{mine[1]}', {source} was trained with '{theirs[0]}' and "
-            f"'{theirs[1]}'; give mvm.wrap(network, time=..., null=...) as to mvm.train"
-        )
+        trained = f"{source} was trained with '{theirs[0]}' and '{theirs[1]}'"
+        remedy = "give mvm.wrap(network, time=..., null=...) as to mvm.train"
+        raise ValueError(f"network has time '{mine[0]}' and null '{mine[1]}', {trained}; {remedy}")
     return own
 
 

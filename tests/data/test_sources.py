@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from mvm.data.resize import decode
-from mvm.data.sources import open_source, tables
-from mvm.data.sources.arrays import load_batch
+from mvm.data.sources import open_source
+from mvm.data.sources.arrays import _runs, load_batch
 from mvm.data.sources.records import listed_names, natural, split_of
 
 pa = pytest.importorskip("pyarrow")
@@ -205,7 +205,7 @@ def test_round_trip(kind, part_size, tmp_path):
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=8), st.integers(1, 20))
 def test_parquet_runs_cover_every_row_once(groups, part_size):
     seen = []
-    for run, at, start, stop in tables._runs(groups, part_size):
+    for run, at, start, stop in _runs(groups, part_size):
         assert at == sum(groups[: run[0]])
         assert 0 < stop - start <= part_size
         assert stop <= sum(groups[group] for group in run)

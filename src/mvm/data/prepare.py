@@ -187,10 +187,10 @@ def grouped(skipped: Iterable[Sequence[str]]) -> dict[str, int]:
     return most_common(Counter(re.sub(r"(?<![\w.])\d[\d,]*(x\d+)?(?![\w.])", "N", reason) for _, reason in skipped))
 
 
-Statistics = tuple[int, float, float, float]  # count, mean, sum of squared deviations, largest absolute value
+ValueStatistics = tuple[int, float, float, float]  # count, mean, sum of squared deviations, largest absolute value
 
 
-def _merged(one: Statistics, other: Statistics) -> Statistics:
+def _merged(one: ValueStatistics, other: ValueStatistics) -> ValueStatistics:
     """Return the statistics of both: Chan, Golub and LeVeque's update, which keeps digits where std << mean."""
     count, step = one[0] + other[0], other[1] - one[1]
     mean, more = one[1] + step * other[0] / count, step * step * one[0] * other[0] / count
@@ -258,7 +258,7 @@ def _shard(
     files = {name: f"{name}-{number:05}.npy" for name in row_format.arrays}
     labels: list[int] = []
     captions: list[str] = []
-    statistics: list[Statistics] = []  # of floats
+    statistics: list[ValueStatistics] = []  # of floats
     skipped: list[tuple[str, str]] = []  # name, reason
     with ExitStack() as stack:
         kinds = row_format.arrays.items()

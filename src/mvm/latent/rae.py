@@ -280,10 +280,8 @@ class DecoderOnly(LatentDecoder):
     """An autoencoder without its encoder: it makes pictures of latents, not latents of pictures."""
 
     def encode(self, images: Tensor) -> Tensor:
-        raise ValueError(
-            f"this autoencoder was opened without its encoder '{self.encoder_config.name}': it decodes, and a model "
-            "in its latents samples; to encode images, open it with load_rae(folder, encoder)"
-        )
+        what = f"this autoencoder was opened without its encoder '{self.encoder_config.name}': it decodes alone"
+        raise ValueError(f"{what}; to encode images, open it with load_rae(folder, encoder)")
 
     def renamed(self, encoder: str) -> "DecoderOnly":
         """Return the same, with another name for the encoder: where it lies on one machine says nothing on others."""

@@ -5,9 +5,8 @@ from pathlib import Path
 
 from mvm.data.shards import is_prepared
 from mvm.data.sources.archives import open_folder, open_tars, open_zip
-from mvm.data.sources.arrays import is_batch, open_array, open_batches
+from mvm.data.sources.arrays import is_batch, open_array, open_batches, open_parquet
 from mvm.data.sources.records import PART_SIZE, ConditionKeys, DataSource, SourcePart, SourceRecord
-from mvm.data.sources.tables import open_parquet
 from mvm.options import at_least
 
 __all__ = ["PART_SIZE", "ConditionKeys", "DataSource", "SourcePart", "SourceRecord", "open_source"]
