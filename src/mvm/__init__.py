@@ -22,7 +22,7 @@ __version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from mvm import bridge, edit, noise, oracle, path, solver
-    from mvm.generate import Front as _Generate
+    from mvm.generate import GenerateModule as _Generate
     from mvm.likelihood import Front as _Likelihood
     from mvm.model import Model, load
     from mvm.objective.matching import loss

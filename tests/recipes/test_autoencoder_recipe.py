@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from mvm.latent import Decoder
-from mvm.latent.decoder import DecoderConfig, decoder_cost
-from mvm.latent.fingerprint import Origin
+from mvm.latent.codec import Origin
+from mvm.latent.rae import DecoderConfig, decoder_cost
 from mvm.recipes import (
     DecoderRecipe,
     Recipe,

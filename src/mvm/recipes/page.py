@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Callable
 from typing import Any
 
-from mvm.latent.decoder import decoder_cost
+from mvm.latent.rae import decoder_cost
 from mvm.network import SIZES, OwnConfig, parameters
 from mvm.options import meanings
 from mvm.recipes.docs import option_docs, table_docs

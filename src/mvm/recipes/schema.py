@@ -8,7 +8,7 @@ from typing import ClassVar
 from mvm.data import AUGMENT_SIZE, DATA_SETS
 from mvm.distributed.processes import EngineConfig
 from mvm.latent import DecoderConfig, EncoderConfig
-from mvm.latent.decoder import decoder_cost
+from mvm.latent.rae import decoder_cost
 from mvm.network import ConditionConfig, DiTConfig, OwnConfig, multiply_adds
 from mvm.objective import ObjectiveConfig, RepaConfig
 from mvm.objective.reconstruction import ReconstructionConfig

@@ -13,7 +13,7 @@ from mvm.checkpoint import Weights
 from mvm.data import Store, mirror, mirrored, send
 from mvm.distributed.processes import Processes, autocast
 from mvm.latent import RAE, Decoder, LatentEncoder, LatentMoments, load_latent_encoder, load_rae, measure
-from mvm.latent.fingerprint import Origin, require_same
+from mvm.latent.codec import Origin, require_same
 from mvm.objective import Loss
 from mvm.objective.reconstruction import Reconstruction, build
 from mvm.optim.ema import MAIN, Averages

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from mvm.data.loader import mirror, send
 from mvm.latent.cache import both_mirrors
-from mvm.latent.encoder import Pictures
+from mvm.latent.encoder import ImagesByIndex as Pictures
 from mvm.network.pretrained import Encoder
 from mvm.objective.repa import CACHES, match_grid
 from mvm.options import choose
