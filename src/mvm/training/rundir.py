@@ -42,8 +42,8 @@ def changes(old: AnyRecipe, new: AnyRecipe, step: int) -> list[Change]:
     if type(old) is not type(new):
         return [Change(step, "task", type(old).__name__, type(new).__name__)]
     before, after = options(located(old)), options(located(new))
-    names = [name for name in after if before.get(name) != after[name] and not name.startswith(FREE)]
-    return [Change(step, name, before.get(name), after[name]) for name in names]
+    pairs = ((name, before.get(name), now) for name, now in after.items() if not name.startswith(FREE))
+    return [Change(step, name, there, now) for name, there, now in pairs if there != now]
 
 
 def _refuse(run: Path, changed: list[Change], allowed: bool, constant: bool) -> None:

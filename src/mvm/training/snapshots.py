@@ -12,19 +12,17 @@ from mvm.recipes import RECIPE, AnyRecipe, parse_recipe, to_json
 
 def rebuild(run: Path, recipe: AnyRecipe, width: float, step: int) -> tuple[checkpoint.Weights, float]:
     """Return the power-function average of relative width `width` at step `step`, and its relative profile error."""
-    kept: list[tuple[Snapshot, Path, str]] = []  # the stored averages up to `step`: what they are, and where
+    stored: dict[tuple[Path, str], Snapshot] = {}  # the averages up to `step`, by their files
     for folder in sorted((run / "snapshots").glob("step-*")):
         at = checkpoint.read_manifest(folder)["step"]
-        if at <= step:
-            kept += [(Snapshot(at, power_ema.exponent(each)), folder, power_name(each)) for each in recipe.train.power]
-    if not kept:
+        for stored_width in recipe.train.power if at <= step else ():
+            stored[folder, power_name(stored_width)] = Snapshot(at, power_ema.exponent(stored_width))
+    if not stored:
         raise ValueError(
             f"{run} has no snapshots up to step {step}; train with --train.power 0.05,0.1 --train.snapshot_every N"
         )
-    snapshots, target = [snapshot for snapshot, _, _ in kept], Snapshot(step, power_ema.exponent(width))
-    weights = power_ema.coefficients(snapshots, target)
-    error = power_ema.fit_error(snapshots, target)
-    parts = ((float(w), checkpoint.load(folder, name)) for w, (_, folder, name) in zip(weights, kept, strict=True))
+    weights, error = power_ema.fit([*stored.values()], Snapshot(step, power_ema.exponent(width)))
+    parts = ((weight, checkpoint.load(*file)) for weight, file in zip(weights, stored, strict=True))
     return power_ema.combine(parts), error
 
 
