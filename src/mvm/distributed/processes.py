@@ -89,7 +89,7 @@ class Processes:
         """Return this process's part of a batch: contiguous, sizes at most one apart."""
         if size < self.world:
             raise ValueError(f"train.batch={size} is smaller than the {self.world} processes; use a larger batch")
-        return slice(size * self.rank // self.world, size * (self.rank + 1) // self.world)
+        return [*parts_of(size, self.world)][self.rank]
 
     def sum(self, values: Tensor) -> Tensor:
         """Return the sum over all processes."""

@@ -14,12 +14,16 @@ from mvm.recipes.schema import Recipe
 
 # Bytes that a block keeps for its backward pass, per token and unit of width, by what engine.recompute leaves of them.
 # Fitted to measurements at batch 256 and 256 tokens (benchmarks/results/training-speed.md): S 40.7, B 40.1, XL 39.4.
-KEPT = {"all": 40.0, "products": 23.3, "nothing": 10.3}  # the last two: XL alone; "nothing" holds its working space
+BLOCK_BYTES = {
+    "all": 40.0,
+    "products": 23.3,
+    "nothing": 10.3,
+}  # the last two: XL alone; "nothing" holds its working space
 WEIGHT, GRADIENT, HALF, AVERAGE = 4, 4, 2, 4  # bytes a parameter: float32, float32, bf16 copy, each average
 MOMENTS = {"adamw": 8, "muon": 4}
 # The same on a CPU in float32, not compiled, an upper bound: peaks of `mvm train` less the states were 159 to 235
 # (cifar10, cifar10-small, digits, imagenet32-dit-b; torch 2.13). torch and Python besides.
-KEPT_ON_HOST, LIBRARIES = 250.0, 0.7e9
+BLOCK_BYTES_ON_HOST, LIBRARIES = 250.0, 0.7e9
 # Bytes of activations that a CPU computes at once: more is not faster, and Ctrl-C is answered between the blocks.
 AT_ONCE = 3e9
 SLACK = 0.8  # of an estimate: less is certain not to fit
@@ -53,12 +57,12 @@ def training_memory(recipe: Recipe, batch: int, device: str = "cuda") -> Memory:
     depth, width, _ = recipe.network.dimensions
     again = math.ceil(recipe.engine.recompute * depth)  # as the engine does
     tokens = len(network.cos)  # with those beside the image's
-    activations = tokens * width * ((depth - again) * KEPT["all"] + again * KEPT[recipe.engine.keep])
+    activations = tokens * width * ((depth - again) * BLOCK_BYTES["all"] + again * BLOCK_BYTES[recipe.engine.keep])
     if isinstance(network, DDT):
         head_depth, head_width, _ = recipe.network.head_dimensions  # ty: ignore[missing-attribute]
-        activations += network.tokens * head_depth * head_width * KEPT["all"]
+        activations += network.tokens * head_depth * head_width * BLOCK_BYTES["all"]
     if device == "cpu":
-        return Memory(states + LIBRARIES, batch * activations * KEPT_ON_HOST / KEPT["all"])
+        return Memory(states + LIBRARIES, batch * activations * BLOCK_BYTES_ON_HOST / BLOCK_BYTES["all"])
     return Memory(states, batch * activations)
 
 

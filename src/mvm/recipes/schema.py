@@ -58,9 +58,7 @@ class DataConfig:
         if self.name == OWN_DATA:
             for option in ("path", "mirror", "augment", "size"):
                 if value := getattr(self, option):
-                    raise ValueError(
-                        f"data.{option}={value} is not for a dataset given in Python, which does that itself"
-                    )
+                    raise ValueError(f"data.{option}={value} is not for a dataset in Python, which does that itself")
             return
         check("data", self, name=(*DATA_SETS, FOLDER), augment=(0, 1), channels=0, size=0, classes=0)
         for option in ("channels", "size", "space", "classes"):
@@ -72,18 +70,14 @@ class DataConfig:
         if any(extent < 1 for extent in self.space):
             raise ValueError(f"data.space={space} must be positive, one extent for each axis")
         if self.size and self.space and self.space != (self.size, self.size):
-            raise ValueError(
-                f"data.size={self.size} is the side of squares, and data.space={space}; leave data.size out"
-            )
+            raise ValueError(f"data.size={self.size} is the side of squares, and data.space={space}; leave size out")
         if self.names and (self.name != FOLDER or len(self.names) != self.classes):
             raise ValueError(
                 f"data.names has {len(self.names)} names, data.classes={self.classes}; leave both out: they are read "
                 f"from data.path (data.name='{FOLDER}')"
             )
         if self.path and self.name != FOLDER and DATA_SETS[self.name].load is not None:
-            raise ValueError(
-                f"data.path={self.path}: '{self.name}' ships in the package; give --data.name {FOLDER} too"
-            )
+            raise ValueError(f"data.path={self.path}: '{self.name}' is in the package; give --data.name {FOLDER} too")
         if self.name == FOLDER and not self.path:
             raise ValueError(f"data.name='{FOLDER}' needs data.path, a folder written by: mvm data prepare")
 
@@ -281,9 +275,7 @@ class Recipe(BaseRecipe):
                 "alpha = 0 there; use another kind, or variance-preserving"
             )
         if self.network.time == "step" and name != "variance-preserving":
-            raise ValueError(
-                f"network.time='step' is of path.schedule='variance-preserving', not of '{name}'; use level"
-            )
+            raise ValueError(f"network.time='step' is of path.schedule='variance-preserving', not '{name}'; use level")
         law = self.path.law
         if self.objective.weight == "likelihood" and (law.name != "uniform" or not law.t_min):
             raise ValueError(
@@ -320,9 +312,7 @@ class Recipe(BaseRecipe):
             if codec != "pixels":
                 raise ValueError(f"{augment} warps pixels, and codec.kind='{codec}' has latents; set it to 0")
             if self.repa.encoder:
-                raise ValueError(
-                    f"{augment}: repa.encoder's features are of images as they are; leave one of the two away"
-                )
+                raise ValueError(f"{augment}: repa.encoder's features are of plain images; leave one of the two out")
             if self.network.kind != "dit":
                 raise ValueError(f"{augment} is for network.kind='dit'; a {self.network.kind} has no input for it")
 

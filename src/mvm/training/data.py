@@ -1,6 +1,6 @@
 """The images a recipe trains on, placed where they are fastest to reach."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +24,11 @@ from mvm.training.logs import warn
 R = TypeVar("R", bound=AnyRecipe)
 
 ROOM = 0.5  # share of the free memory that images may take when engine.resident is "auto"
+
+
+def spread(samples: Sized, count: int) -> Tensor:
+    """Return indices of at most `count` samples, spread evenly from the first to the last."""
+    return torch.linspace(0, len(samples) - 1, min(len(samples), count), dtype=torch.float64).long()
 
 
 @dataclass(frozen=True)
@@ -83,11 +88,9 @@ def _with_folder(config: ConditionConfig, prepared: Prepared) -> ConditionConfig
     elif config.encoder:
         raise ValueError(f"condition.encoder={config.encoder}: {where} holds {stored}, no captions; leave it out")
     for name in ("kind", "width", "length"):
-        given, there = getattr(config, name), getattr(stored, name)
-        if given not in (there, getattr(ConditionConfig, name)):
-            raise ValueError(
-                f"condition.{name}={given}, and {where} holds {stored}; leave it out, or set it to {there}"
-            )
+        given, own = getattr(config, name), getattr(stored, name)
+        if given not in (own, getattr(ConditionConfig, name)):
+            raise ValueError(f"condition.{name}={given}, and {where} holds {stored}; leave it out, or set it to {own}")
     return replace(config, kind=stored.kind, width=stored.width, length=stored.length)
 
 

@@ -166,9 +166,8 @@ class TensorSamples(Samples):
 
         def check(position: str, tensor: Tensor) -> Tensor:
             if not tensor.ndim or len(tensor) != self.size:
-                raise ValueError(
-                    f"dataset: {position} of shape {tuple(tensor.shape)} must have {self.size} rows, one for each x0"
-                )
+                shape = tuple(tensor.shape)
+                raise ValueError(f"dataset: {position} of shape {shape} must have {self.size} rows, one for each x0")
             return tensor
 
         super().__init__(_finite(_each(check, samples), lambda row: f"dataset[{row}]").cut(slice(1)))

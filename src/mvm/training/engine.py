@@ -67,9 +67,7 @@ def _kernels(config: EngineConfig, processes: Processes) -> Any:
     device, fp8 = processes.device, f"engine.fp8='{config.fp8}'"
     kernels = gpu.gpu_kernels() if config.kernels else None
     if config.kernels and kernels is None:
-        raise ValueError(
-            "engine.kernels=True needs a GPU and Triton, which comes with torch's GPU builds; set it to False"
-        )
+        raise ValueError("engine.kernels=True needs a GPU and Triton, of torch's GPU builds; set it to False")
     if config.fp8 != "off" and config.parallel == "fsdp" and processes.world > 1:
         raise ValueError(f"{fp8} does not go with engine.parallel='fsdp'; use ddp, or engine.fp8='off'")
     on_gpu = config.fp8 != "off" and device.type == "cuda"

@@ -22,6 +22,7 @@ from mvm.network.pretrained import Encoder
 from mvm.objective.repa import CACHES, match_grid
 from mvm.options import choose
 from mvm.store import ALONE, PartedArray, Share, require_space
+from mvm.training.data import spread
 
 PART = 4096  # images per file: small enough to lose little when interrupted, large enough to read in one go
 PROBES = 1024  # images that the fingerprint of a data set reads
@@ -40,8 +41,7 @@ def data_fingerprint(images: Pictures, labels: Tensor) -> str:
     """Return a checksum of all labels and of 1024 images, spread evenly over the data set from first to last."""
     if len(images) != len(labels):
         raise ValueError(f"{len(images)} images and {len(labels)} labels; every image needs one")
-    probes = torch.linspace(0, len(images) - 1, min(len(images), PROBES), dtype=torch.float64).long()
-    return _hash_tensors((labels, images[probes]))
+    return _hash_tensors((labels, images[spread(images, PROBES)]))
 
 
 @dataclass(frozen=True)

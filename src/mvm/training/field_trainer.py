@@ -246,11 +246,11 @@ class FieldTrainer(Trainer[Recipe]):
         if unknown := sorted(set(weights) ^ set(named)):
             raise ValueError(f"these weights do not fit the recipe's network: {', '.join(unknown[:3])} ...")
         for name, parameter in named.items():
-            if parameter.shape != weights[name].shape:
-                raise ValueError(
-                    f"{name} has shape {tuple(weights[name].shape)}, the recipe's network {tuple(parameter.shape)}"
-                )
-            parameter.copy_(like_parameter(weights[name].to(parameter.dtype), parameter))
+            given = weights[name]
+            if parameter.shape != given.shape:
+                expected = tuple(parameter.shape)
+                raise ValueError(f"{name} has shape {tuple(given.shape)}, the recipe's network {expected}")
+            parameter.copy_(like_parameter(given.to(parameter.dtype), parameter))
 
     def start_from(self, weights: Weights) -> None:
         """Begin with given weights; a map of augmentation is dropped or starts at zero, as the recipe augments."""

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.benchmark import Timer
 from tqdm import tqdm
 
 from mvm.distributed.processes import Processes
@@ -114,7 +113,15 @@ def matrix_ceiling(device: torch.device, dtype: torch.dtype = torch.bfloat16, si
     if device.type != "cuda":
         return None
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-    return 2 * size**3 / Timer("a @ b", globals={"a": a, "b": b}).timeit(20).mean
+    for _ in range(3):
+        a @ b
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(20):
+        a @ b
+    end.record()
+    torch.cuda.synchronize(device)
+    return 20 * 2 * size**3 / (start.elapsed_time(end) / 1000)
 
 
 def warn(text: str) -> None:

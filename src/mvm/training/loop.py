@@ -27,7 +27,6 @@ from mvm.recipes.memory import Memory, fit_memory
 from mvm.store import Share
 from mvm.training import logs
 from mvm.training.data import completed, training_store
-from mvm.training.dataset import Samples
 from mvm.training.decoder_trainer import DecoderTrainer
 from mvm.training.field_trainer import FieldTrainer
 from mvm.training.interrupt import Request, deferred_interrupt
@@ -130,18 +129,6 @@ class RunOptions(NamedTuple):
     temporary: bool
 
 
-def _build(
-    recipe: AnyRecipe, run: Path, group: Processes, progress: bool, network: Any, samples: Samples | None
-) -> Trainer:
-    """Return the trainer of a recipe at step 0."""
-    if samples is None:
-        share = Share(group.rank, group.world, lambda: group.any(False))
-        store = training_store(recipe, group.device, share)
-    else:
-        store = samples.store(group.device, recipe.engine.resident)
-    return TRAINERS[recipe.task].open(recipe, store, run, group, progress, network)
-
-
 def _describe(trainer: Trainer, need: Memory | None, run: Path, how: RunOptions) -> None:
     """Say what is trained on what, and keep it in RUN/start.json for the report."""
     recipe, processes, device = trainer.recipe, trainer.processes, trainer.processes.device
@@ -192,7 +179,11 @@ def _start(
     executed, need, warning = fit_memory(recipe, group.device, group.world)
     if warning and group.main:
         warn(warning)
-    trainer = _build(executed, run, group, how.progress, network, samples)
+    if samples is None:
+        store = training_store(executed, group.device, Share(group.rank, group.world, lambda: group.any(False)))
+    else:
+        store = samples.store(group.device, executed.engine.resident)
+    trainer = TRAINERS[recipe.task].open(executed, store, run, group, how.progress, network)
     origin = None
     if newest is not None:
         trainer.restore(newest)
@@ -281,9 +272,8 @@ def _named_recipe(recipe: AnyRecipe | str | Path, given: dict[str, Any]) -> tupl
 
     A class is imported only for a recipe that a person wrote: in Python, or in a .toml file.
     """
-    source = "this recipe"
-    if isinstance(recipe, str | Path):
-        source, recipe = str(recipe), load_recipe(str(recipe))
+    source = str(recipe) if isinstance(recipe, str | Path) else "this recipe"
+    recipe = load_recipe(source) if isinstance(recipe, str | Path) else recipe
     recipe = completed(changed(recipe, dotted(given, recipe)) if given else recipe)
     if not (isinstance(recipe, Recipe) and isinstance(recipe.network, OwnConfig)):
         return recipe, None
@@ -319,7 +309,8 @@ def train(
         model = mvm.train("digits", "runs/digits")                         # as `mvm train digits`
 
     network: a torch module (x, t, condition) or (x, t), trained in place; or what mvm.wrap returns, with its kind,
-    path, null and time. Or a recipe, by name, .toml file or as an object; then `dataset` is the run.
+    path, null and time. Or a recipe, by name, .toml file or as an object; then `dataset` is the run. Of a DecoderRecipe
+    the autoencoder is returned, and written to RUN/rae once all steps are done.
     dataset: a torch Dataset, a tensor, a tuple or mapping of tensors, or a stream (IterableDataset, DataLoader,
     function that returns a generator). A sample is x0, (x0, condition), or a mapping with "x0" and "condition", or with
     "x0" and arguments of the network by name. Float samples are taken as they are, uint8 images are scaled to [-1, 1];

@@ -29,10 +29,10 @@ def dotted(given: Mapping[str, Any], recipe: AnyRecipe) -> dict[str, Any]:
     for table in SHORT:
         names |= {name.removeprefix(f"{table}."): name for name in known if name.startswith(f"{table}.")}
     names |= {word: name for word, name in WORDS.items() if name in known}
-    if unknown := [word for word in given if word not in names]:
-        raise ValueError(
-            f"unknown option '{unknown[0]}'{nearest(unknown[0], names)}; options are those of recipes: mvm options"
-        )
+    for word in given:
+        if word not in names:
+            hint = nearest(word, names)
+            raise ValueError(f"unknown option '{word}'{hint}; options are those of recipes: mvm options")
     values = {names[word]: value for word, value in given.items()}
     if len(values) < len(given):
         raise ValueError(f"options {', '.join(given)}: one is given twice, by two of its names")
@@ -43,12 +43,12 @@ def own_recipe(field: NetworkField, samples: Samples, base: Recipe, given: Mappi
     """Return the recipe that records a training of an own network on own data; given: options by dotted name."""
     network, x0, condition = field.network, samples.first.x0, samples.first.condition
     name = type(network.network).__name__
-    own = [name for name in given if name.startswith(("data.", "network.", "codec.", "condition."))]
     free = ("data.values", "data.classes", "data.names", "codec.scale")
-    if wrong := [name for name in own if name not in free]:
-        raise ValueError(f"{wrong[0]} belongs to a recipe; here network and dataset say what it would")
-    null, labelled = network.null, isinstance(condition, torch.Tensor) and condition.shape == (1,)
-    labelled = labelled and not condition.is_floating_point()
+    for option in given:
+        if option.startswith(("data.", "network.", "codec.", "condition.")) and option not in free:
+            raise ValueError(f"{option} belongs to a recipe; here network and dataset say what it would")
+    null, is_tensor = network.null, isinstance(condition, torch.Tensor)
+    labelled = is_tensor and condition.shape == (1,) and not condition.is_floating_point()
     names = tuple(given.get("data.names", samples.classes))
     classes = given.get("data.classes", len(names) or (null if isinstance(null, int) else 0)) if labelled else 0
     values = given.get("data.values", "uint8" if x0.dtype == torch.uint8 else "float")

@@ -23,6 +23,7 @@ from mvm.path.condition import map_tensors, rows
 from mvm.pictures import grid, is_image, png_bytes, write_images
 from mvm.pixels import to_uint8
 from mvm.recipes import PreviewConfig
+from mvm.training.data import spread
 from mvm.training.dataset import stream_of
 from mvm.training.logs import warn
 
@@ -75,11 +76,6 @@ class Preview(ABC):
     @abstractmethod
     def quality(figures: dict[str, float]) -> float | None:
         """Return what checkpoints are chosen by, lower being better; None where there is no figure."""
-
-
-def spread(store: Store, count: int) -> Tensor:
-    """Return indices of samples spread evenly over the data."""
-    return torch.linspace(0, len(store) - 1, min(len(store), count), dtype=torch.float64).long()
 
 
 def reference_moments(store: Store, as_sampled: Callable[[Tensor], Tensor] = lambda images: images) -> Moments:
