@@ -72,8 +72,8 @@ def _kernels(config: EngineConfig, processes: Processes) -> Any:
         raise ValueError(f"{fp8} does not go with engine.parallel='fsdp'; use ddp, or engine.fp8='off'")
     on_gpu = config.fp8 != "off" and device.type == "cuda"
     if (config.kernels or on_gpu) and precision(config, device) != torch.bfloat16:
-        what = "engine.kernels=True" if config.kernels else fp8
-        raise ValueError(f"{what} does not go with engine.precision='{config.precision}' on a GPU; use bf16")
+        what, where = ("engine.kernels=True", "") if config.kernels else (fp8, " on a GPU")
+        raise ValueError(f"{what} does not go with engine.precision='{config.precision}'{where}; use bf16")
     if on_gpu and (capability := torch.cuda.get_device_capability(device)) < FP8_CAPABILITY:
         needed, there = (".".join(map(str, each)) for each in (FP8_CAPABILITY, capability))
         raise ValueError(f"{fp8} needs a GPU of compute capability {needed}, and this one has {there}; set it to off")

@@ -106,9 +106,8 @@ def rebuild(run: Path, recipe: AnyRecipe, width: float, step: int) -> tuple[chec
         for stored_width in recipe.train.power if at <= step else ():
             stored[folder, power_name(stored_width)] = Snapshot(at, power_ema.exponent(stored_width))
     if not stored:
-        raise ValueError(
-            f"{run} has no snapshots up to step {step}; train with --train.power and --train.snapshot_every"
-        )
+        remedy = "train with --train.power 0.05,0.1 --train.snapshot_every N"
+        raise ValueError(f"{run} has no snapshots up to step {step}; {remedy}")
     weights, error = power_ema.fit([*stored.values()], Snapshot(step, power_ema.exponent(width)))
     parts = ((weight, checkpoint.load(*file)) for weight, file in zip(weights, stored, strict=True))
     return power_ema.combine(parts), error
