@@ -291,7 +291,7 @@ MUTANTS = [
         ("(step / (step + 1)) ** (gamma + 1)", "(step / (step + 1)) ** gamma"),
     ),
     *of(
-        "optim/muon.py",
+        "optim/optimizers.py",
         "optim/test_optim_ema.py",
         ("1 - momentum)", "momentum)"),
         ("rate * MATCH * math.sqrt(max(", "rate * MATCH * math.sqrt(min("),

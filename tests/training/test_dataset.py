@@ -346,7 +346,7 @@ def test_bad_networks_are_refused_before_anything_is_written(name, tmp_path):
 
 OPTIONS = {
     "drop without null": ((X, TEXT), {"drop": 0.1}, "puts the null condition in a condition's place"),
-    "drop without condition": (X, {"drop": 0.1}, "the dataset gives no condition that could be dropped"),
+    "drop without condition": (X, {"drop": 0.1}, "the dataset gives no condition to drop; leave it out"),
     "batches of items": (ByIndex(X.__getitem__), {"batches": True}, "batches=True is for streams"),
     "float images": (2 * X + 1, {"data_values": "uint8"}, "takes float images in [-1, 1]; a value of x0 is"),
     "recompute": (X, {"recompute": 0.5}, "engine.recompute=0.5 is for network.kind dit or ddt"),
