@@ -5,15 +5,17 @@ import hashlib
 import json
 import shutil
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors import SafetensorError
 
 from mvm import checkpoint
-from mvm.checkpoint import DamagedCheckpoint, Writer
+from mvm.checkpoint import DamagedCheckpoint
+from mvm.distributed.processes import Processes
 from mvm.recipes import load_recipe, override
-from mvm.training.loop import train
+from mvm.training.loop import Saver, train
 
 PARTS = ("model", "ema", "optimizer")
 
@@ -259,38 +261,43 @@ def test_find_nonsense(judged, which):
 # The writer
 
 
-def test_writer_writes_in_the_background_one_after_another():
-    writer, go, order = Writer(), threading.Event(), []
+@pytest.fixture
+def saver(tmp_path):
+    return Saver(SimpleNamespace(processes=Processes()), tmp_path, True)
 
-    def first():
+
+def test_writes_go_on_in_the_background_one_after_another(saver, tmp_path):
+    go, order = threading.Event(), []
+
+    def first(run):
         go.wait(10)
-        order.append("first")
+        order.append((run, "first"))
 
-    writer.submit(first)
-    writer.submit(lambda: order.append("second"))
+    saver.submit(first)
     assert order == []
-    go.set()
-    writer.wait()
-    assert order == ["first", "second"]
+    threading.Timer(0.1, go.set).start()
+    saver.submit(lambda run: order.append((run, "second")))
+    saver.finish()
+    assert order == [(tmp_path, "first"), (tmp_path, "second")]
 
 
-def test_writer_tells_a_failure_once():
-    writer, error = Writer(), OSError(errno.ENOSPC, "No space left on device")
+def test_a_failed_write_is_reported_once(saver, capsys):
+    error = OSError(errno.ENOSPC, "No space left on device")
 
-    def fails():
+    def fails(run):
         raise error
 
-    assert writer.failure() is None  # nothing was written yet
-    writer.submit(fails)
-    assert writer.failure() is error
-    assert writer.failure() is None
-    writer.wait()
-    writer.submit(fails)
+    saver.report_failure()  # nothing was written yet
+    saver.submit(fails)
+    saver.submit(fails)
+    assert capsys.readouterr().err.count("No space left on device") == 1
     with pytest.raises(OSError, match="No space"):
-        writer.wait()
-    writer.wait()
-    writer.submit(lambda: None)
-    writer.wait()
+        saver.finish()
+    saver.finish()
+    saver.submit(lambda run: None)
+    saver.finish()
+    saver.report_failure()
+    assert capsys.readouterr().err == ""
 
 
 # A disk that is full while training

@@ -64,13 +64,13 @@ def test_names_are_the_ones_of_their_modules():
     import mvm.model
     import mvm.objective.matching
     import mvm.solver.sampling
-    import mvm.training.own
+    import mvm.training.loop
 
     assert mvm.sample is mvm.solver.sampling.sample
     assert mvm.load is mvm.model.load
     assert mvm.Model is mvm.model.Model
     assert mvm.loss is mvm.objective.matching.loss
-    assert mvm.train is mvm.training.own.train
+    assert mvm.train is mvm.training.loop.train
     assert mvm.path.MeanVelocity().end == 1
 
 

@@ -67,10 +67,10 @@ def test_an_answer_is_not_written_over_by_the_next(standin):
 
 def test_only_the_last_few_are_kept(standin):
     replays = Replays(standin)
-    for key in range(module.KEPT + 3):
+    for key in range(module.MOST_RECORDINGS + 3):
         for _ in range(2):
             replays(key, double, torch.ones(1))
-    assert len(replays.seen) == module.KEPT
+    assert len(replays.seen) == module.MOST_RECORDINGS
 
 
 def test_what_cannot_be_recorded_runs_plainly_and_says_so():

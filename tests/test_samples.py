@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from mvm import samples as module
-from mvm.data.sources.tables import open_parquet
+from mvm.data.sources.arrays import open_parquet
 from mvm.files import locked
 from mvm.generate import Draw, Sampler, cycle_labels, solver_record
 from mvm.model import load

@@ -62,7 +62,7 @@ def test_nothing_is_executed():
 
 def test_one_unpickler_and_it_knows_its_names():
     found = [told(path) for path in FILES if "pickle.Unpickler" in path.read_text()]
-    assert found == ["data/sources/batches.py"]
+    assert found == ["data/sources/arrays.py"]
     assert "def find_class" in (SOURCE / found[0]).read_text()
 
 

@@ -250,7 +250,7 @@ MUTANTS = [
         "network/layers.py",
         "network/test_layers.py network/test_dit.py network/test_dropout.py",
         ("* (1 + scale) + shift", "* scale + shift"),
-        ("1000 * rates", "rates"),
+        ("scale * rates", "rates"),
         ("torch.cat((-sin, sin), dim=-1)", "torch.cat((sin, -sin), dim=-1)"),
         ("axis < count % len(grid)", "axis > count % len(grid)"),
         (
@@ -291,7 +291,7 @@ MUTANTS = [
         ("(step / (step + 1)) ** (gamma + 1)", "(step / (step + 1)) ** gamma"),
     ),
     *of(
-        "optim/muon.py",
+        "optim/optimizers.py",
         "optim/test_optim_ema.py",
         ("1 - momentum)", "momentum)"),
         ("rate * MATCH * math.sqrt(max(", "rate * MATCH * math.sqrt(min("),

@@ -22,12 +22,12 @@ __version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from mvm import bridge, edit, noise, oracle, path, solver
-    from mvm.generate import Front as _Generate
+    from mvm.generate import GenerateModule as _Generate
     from mvm.likelihood import Front as _Likelihood
     from mvm.model import Model, load
     from mvm.objective.matching import loss
     from mvm.solver.sampling import sample
-    from mvm.training.own import train
+    from mvm.training.loop import train
     from mvm.wrapped import wrap
 
     # modules that may be called, which type checkers would not know
@@ -39,7 +39,7 @@ _LAZY = {
     "load": "mvm.model",
     "loss": "mvm.objective.matching",
     "sample": "mvm.solver.sampling",
-    "train": "mvm.training.own",
+    "train": "mvm.training.loop",
     "wrap": "mvm.wrapped",
 }
 _MODULES = ("bridge", "edit", "generate", "likelihood", "noise", "oracle", "path", "solver")

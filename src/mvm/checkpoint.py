@@ -2,8 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from math import isfinite
 from pathlib import Path
@@ -28,24 +26,20 @@ def save(folder: Path, tensors: dict[str, Weights], info: dict[str, Any]) -> Non
     """Write {name}.safetensors for each entry and a manifest; the folder appears whole or not at all."""
     temporary = temporary_beside(folder)
     try:
-        _write(temporary, tensors, info)
+        temporary.mkdir(parents=True)
+        for name, weights in tensors.items():
+            path = temporary / f"{name}.safetensors"
+            try:
+                save_file({key: value.contiguous() for key, value in weights.items()}, path)
+            except SafetensorError as error:  # which it raises on a full disk
+                raise OSError(f"{path.name}: {error}") from error
+            path.chmod(0o644)  # safetensors makes files private; checkpoints are for sharing
+        files = {path.name: sha256(path) for path in sorted(temporary.iterdir())}
+        write_text(temporary / MANIFEST, json.dumps({**info, "sha256": files}, indent=2) + "\n")
         put_in_place(temporary, folder)
     except Exception:  # left on a full disk, half a checkpoint would keep the next one from being written
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-
-
-def _write(folder: Path, tensors: dict[str, Weights], info: dict[str, Any]) -> None:
-    folder.mkdir(parents=True)
-    for name, weights in tensors.items():
-        path = folder / f"{name}.safetensors"
-        try:
-            save_file({key: value.contiguous() for key, value in weights.items()}, path)
-        except SafetensorError as error:  # which it raises on a full disk
-            raise OSError(f"{path.name}: {error}") from error
-        path.chmod(0o644)  # safetensors makes files private; checkpoints are for sharing
-    files = {path.name: sha256(path) for path in sorted(folder.iterdir())}
-    write_text(folder / MANIFEST, json.dumps({**info, "sha256": files}, indent=2) + "\n")
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -67,14 +61,14 @@ _REMEDY = "nothing was changed: remove this checkpoint folder to go on from an e
 
 def load(folder: Path, name: str) -> Weights:
     """Return {name}.safetensors after its checksum; a file that fails it is named."""
-    expected = read_manifest(folder)["sha256"].get(f"{name}.safetensors")
     path = folder / f"{name}.safetensors"
+    expected = read_manifest(folder)["sha256"].get(path.name)
     if expected is None:
         raise DamagedCheckpoint(f"{folder / MANIFEST} lists no {path.name}; {_REMEDY}")
     if not path.is_file():
         raise DamagedCheckpoint(f"{path} is missing; {_REMEDY}")
-    if (found := sha256(path)) != expected:
-        raise DamagedCheckpoint(f"{path} is damaged (sha256 {found[:12]}..., expected {expected[:12]}...); {_REMEDY}")
+    if (actual := sha256(path)) != expected:
+        raise DamagedCheckpoint(f"{path} is damaged (sha256 {actual[:12]}..., expected {expected[:12]}...); {_REMEDY}")
     with refusal(f"{path} is no whole safetensors file", _REMEDY):  # a manifest may have the checksum of anything
         return load_file(path)
 
@@ -102,8 +96,7 @@ def folders(run: Path) -> list[Path]:
 
 def latest(run: Path) -> Path | None:
     """Return the newest checkpoint folder of a run, or None."""
-    found = folders(run)
-    return found[-1] if found else None
+    return max(folders(run), default=None)
 
 
 def best(run: Path) -> Path | None:
@@ -129,32 +122,7 @@ def find(run: Path, which: str) -> Path | None:
 
 def prune(run: Path, keep: int, keep_best: bool = False) -> None:
     """Remove all but the newest `keep` checkpoints and, if asked for, the best."""
-    kept = folders(run)[-keep:] + ([best(run)] if keep_best else [])
-    for folder in folders(run):
-        if folder not in kept:
+    best_one = best(run) if keep_best else None
+    for folder in folders(run)[:-keep]:
+        if folder != best_one:
             remove(folder)
-
-
-class Writer:
-    """Writes one checkpoint at a time in a thread, so that training goes on meanwhile.
-
-    A write that fails (a full disk) leaves what was there before; it is reported by `failure`, and `wait` raises it.
-    """
-
-    def __init__(self) -> None:
-        self.thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self.work: Future[None] | None = None
-
-    def submit(self, write: Callable[[], None]) -> None:
-        """Begin a write once the one before has ended."""
-        self.work = self.thread.submit(write)
-
-    def failure(self) -> BaseException | None:
-        """Wait for the write under way; return why it failed, once, or None."""
-        work, self.work = self.work, None
-        return work.exception() if work is not None else None
-
-    def wait(self) -> None:
-        """Wait for the write under way and raise what went wrong with it."""
-        if (error := self.failure()) is not None:
-            raise error

@@ -53,8 +53,8 @@ def is_leftover(path: Path) -> bool:
 def recover_all(folder: Path) -> None:
     """Recover or remove what a crash has left in a folder that no other process writes to."""
     for entry in sorted(folder.iterdir()) if folder.is_dir() else []:
-        if found := _LEFTOVER.fullmatch(entry.name):
-            temporary_beside(entry.with_name(found["name"]))
+        if leftover := _LEFTOVER.fullmatch(entry.name):
+            temporary_beside(entry.with_name(leftover["name"]))
 
 
 def remove(folder: Path) -> None:

@@ -37,7 +37,7 @@ from mvm.path.condition import batched, map_tensors, rows
 from mvm.pictures import MOST_IN_GRID, is_image, png_bytes, require_pictures, sample_grid, to_pillow, write_images
 from mvm.precision import PRECISIONS, arithmetic
 from mvm.recipes import SampleConfig
-from mvm.solver import Adams, Solver, check_request, integrate
+from mvm.solver import Adams, Solver, integrate
 from mvm.solver.sampling import solver_for, warn_of_noise
 from mvm.solver.sharing import SharingPlan, best_steps, shared, similarity
 
@@ -68,8 +68,8 @@ class Generated:
     def first(self, count: int) -> "Generated":
         """Return the first images."""
         part = slice(count)
-        kept = {name: getattr(self, name)[part] for name in ("images", "labels", "seeds")}
-        return replace(self, **kept, condition=rows(self.condition, part))
+        first = {name: getattr(self, name)[part] for name in ("images", "labels", "seeds")}
+        return replace(self, **first, condition=rows(self.condition, part))
 
     def pil(self) -> list[Image.Image]:
         """Return the images as Pillow images."""
@@ -89,18 +89,15 @@ class Generated:
         write_images(Path(out), self.images, self.labels, self.names)
 
     def _repr_png_(self) -> bytes | None:
-        shown = is_image(self.images.shape[1:], self.images.dtype) and self.images.shape[1] in (1, 3)
-        return png_bytes(self.first(MOST_IN_GRID).grid()) if shown else None
+        visible = is_image(self.images.shape[1:], self.images.dtype) and self.images.shape[1] in (1, 3)
+        return png_bytes(self.first(MOST_IN_GRID).grid()) if visible else None
 
 
 def asked_classes(classes: Sequence[int], num_classes: int) -> list[int]:
     """Return the asked classes, all of them when none is asked; one the model does not have is an error."""
     chosen = list(classes) or list(range(num_classes))
-    bad = [c for c in chosen if not 0 <= c < num_classes]
-    if bad:
-        raise ValueError(
-            f"classes={','.join(map(str, bad))} out of range; this model has classes 0 to {num_classes - 1}"
-        )
+    if bad := ",".join(str(number) for number in chosen if not 0 <= number < num_classes):
+        raise ValueError(f"classes={bad} out of range; this model has classes 0 to {num_classes - 1}")
     return chosen
 
 
@@ -110,7 +107,7 @@ def class_numbers(text: str, names: Sequence[str]) -> tuple[int, ...]:
     Upper and lower case are the same unless that names two classes. A name wins over a number.
     """
     known = {name.casefold(): number for number, name in enumerate(names)} | {n: i for i, n in enumerate(names)}
-    parts, found = [part.strip() for part in text.split(",") if part.strip()], []
+    parts, numbers = [part.strip() for part in text.split(",") if part.strip()], []
     while parts:
         for length in range(len(parts), 0, -1):  # the longest name first
             name = ", ".join(parts[:length])
@@ -120,13 +117,12 @@ def class_numbers(text: str, names: Sequence[str]) -> tuple[int, ...]:
             if number is not None:
                 break
         else:
-            shown = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
-            raise ValueError(
-                f"classes={parts[0]} is unknown{nearest(parts[0], names)}; give numbers or names of this model: {shown}"
-            )
-        found.append(number)
+            known_here = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
+            remedy = f"give numbers or names of this model: {known_here}"
+            raise ValueError(f"classes={parts[0]} is unknown{nearest(parts[0], names)}; {remedy}")
+        numbers.append(number)
         del parts[:length]
-    return tuple(found)
+    return tuple(numbers)
 
 
 def cycle_labels(classes: Sequence[int], num: int, num_classes: int) -> Tensor:
@@ -152,15 +148,13 @@ def asked_conditions(
     place of classes: a draw goes round them, or draws from them. Without a condition: the null condition. encoder: the
     folder of the text encoder, where it is not the recipe's.
     """
-    kind = model.recipe.condition
     if model.labelled:
         if condition is not None or captions:
             raise ValueError("condition is for models of another condition than class labels; give classes=[...] here")
         return draw.chosen_labels(model.num_classes), None
     if draw.classes:
-        raise ValueError(
-            f"classes={draw.classes} are for models of class labels; this one has condition.kind='{kind.kind}'"
-        )
+        kind = model.recipe.condition.kind
+        raise ValueError(f"classes={draw.classes} are for models of class labels; this one has condition.kind='{kind}'")
     if captions:
         if condition is not None:
             raise ValueError("condition and captions are given; give one of the two")
@@ -189,12 +183,16 @@ def embedded(model: Model, captions: Sequence[str], encoder: str | Path = "") ->
     if not folder:
         raise ValueError(
             "captions need a text encoder, and condition.encoder is empty: this model learned from embeddings, or was "
-            "exported, without the folder of its encoder; name that by encoder= (--encoder), or give the embeddings "
-            "as condition={'tokens': ..., 'mask': ...}"
+            "exported; give encoder=, the folder that made them, or condition={'tokens': ..., 'mask': ...}"
         )
     from mvm.data.text import TextEncoder  # and transformers with it
 
     return TextEncoder(folder).embed(list(captions), kind.length)
+
+
+def batch_spans(num: int, batch: int) -> list[slice]:
+    """Return the images of each batch."""
+    return [slice(start, min(start + batch, num)) for start in range(0, num, batch)]
 
 
 @dataclass(frozen=True)
@@ -231,7 +229,7 @@ class Draw:
 
     def spans(self) -> list[slice]:
         """Return the images of each part."""
-        return [slice(start, min(start + self.batch, self.num)) for start in range(0, self.num, self.batch)]
+        return batch_spans(self.num, self.batch)
 
     def filled(self, span: slice, settings: SampleConfig) -> Tensor:
         """Return the indices of a part's images, filled up from the first image on to the size of the first part.
@@ -285,7 +283,7 @@ def solver_record(model: Model, settings: SampleConfig) -> str:
 
 # --- recordings of whole loops on a GPU ---------------------------------------------------------------------------
 
-KEPT = 4  # recordings at a time; each holds the memory of its whole loop
+MOST_RECORDINGS = 4  # at a time; each holds the memory of its whole loop
 
 Work = Callable[..., Tensor]
 
@@ -335,23 +333,18 @@ class Replays:
         key = (key, *((tuple(value.shape), value.dtype, value.device) for value in inputs))
         work = self.seen.get(key)
         if key in self.seen and work is None:
-            work = self._recorded(function, inputs)
+            try:
+                work = self.record(function, inputs)
+            except RuntimeError as error:
+                self.failed = True  # of this model, for good: what could not be recorded once will not be later
+                why = str(error).splitlines()[0]
+                warnings.warn(f"the sampling loop could not be recorded ({why}); it runs step by step", stacklevel=3)
+                work = function
         self.seen[key] = work
         self.seen.move_to_end(key)
-        while len(self.seen) > KEPT:
+        while len(self.seen) > MOST_RECORDINGS:
             self.seen.popitem(last=False)
         return (work or function)(*inputs)
-
-    def _recorded(self, function: Work, inputs: tuple[Tensor, ...]) -> Work:
-        try:
-            return self.record(function, inputs)
-        except RuntimeError as error:
-            self.failed = True  # of this model, for good: what could not be recorded once will not be later
-            warnings.warn(
-                f"the sampling loop could not be recorded ({str(error).splitlines()[0]}); it runs step by step",
-                stacklevel=4,
-            )
-            return function
 
 
 def to_host(images: Tensor) -> Callable[[], Tensor]:
@@ -387,16 +380,16 @@ def compile_network(model: Model, kernels: bool = True) -> bool:
     """
     if model.network in _COMPILED:
         return _COMPILED[model.network]
-    found = gpu.gpu_kernels() if kernels and model.device.type == "cuda" else None
-    if found is not None:
-        gpu.apply(model.network, found, sampling=True)
+    available = gpu.gpu_kernels() if kernels and model.device.type == "cuda" else None
+    if available is not None:
+        gpu.apply(model.network, available, sampling=True)
     if isinstance(model.network, DDT):
         for half in ("condition", "head"):
             setattr(model.network, half, torch.compile(getattr(model.network, half), dynamic=False))
     else:
         model.network.compile(dynamic=False)
-    _COMPILED[model.network] = found is not None
-    return _COMPILED[model.network]
+    _COMPILED[model.network] = available is not None
+    return available is not None
 
 
 class Sampler:
@@ -426,7 +419,7 @@ class Sampler:
         self.replays = Replays() if compiled and replay else None
         self.plans: dict[Hashable, SharingPlan] = {}  # of encoder sharing, by settings
         self.costs: dict[SampleConfig, tuple[int, int]] = {}  # evaluations and passes of an image
-        self.ahead = int(model.device.type == "cuda")  # batches in the making beside the one asked for
+        self.ahead = int(model.device.type == "cuda")  # batches begun after the one that is asked for
 
     def facts(self) -> dict[str, Any]:
         """Return how the network is computed, for records; kernels only where they are used: old records stay."""
@@ -464,45 +457,34 @@ class Sampler:
         if condition is not None or model.labelled:
             condition = model.check_condition(condition, seeds)
         labels = condition if model.labelled else torch.zeros(len(seeds), dtype=torch.int64)
-        check_request(model, model.schedule, settings.nfe, settings.rho)
         noise.as_seeds(seeds, len(seeds))
         plan = self.sharing_plan(settings) if settings.share else None  # looks at the device, once
         draw = noise.normal_compiled if self.compiled and model.device.type == "cuda" else noise.normal
         show = None if on_step is None or solver.by_tolerance else lambda state: on_step(state.index, settings.nfe)
+        how: dict[str, Any] = {"schedule": model.schedule, "nfe": settings.nfe, "rho": settings.rho}
+        how |= {"guidance": settings.guidance(), "draw": draw, "on_step": show}
 
         def images_of(condition: Condition, seeds: Tensor) -> Tensor:
             x = draw(seeds, noise.INITIAL, model.sample_shape)
             with nullcontext(model) if plan is None else shared(model, plan) as field:
-                solution = integrate(
-                    field,
-                    x,
-                    solver,
-                    seeds,
-                    schedule=model.schedule,
-                    nfe=settings.nfe,
-                    rho=settings.rho,
-                    condition=condition,
-                    guidance=settings.guidance(),
-                    draw=draw,
-                    on_step=show,
-                )
+                solution = integrate(field, x, solver, seeds, condition=condition, **how)
             self.costs[settings] = solution.nfe, solution.passes  # a replay counts nothing
             return model.codec.decode(solution.x)
 
         with self.computing():
             there = seeds.to(model.device)
             placed: Any = None if condition is None else batched(condition, there)
-            parts: dict[str, Tensor] = {}  # of the condition: a recording takes tensors alone
-            map_tensors(lambda name, tensor: parts.setdefault(name, tensor), placed)
-
-            def images_of_parts(*values: Tensor) -> Tensor:
-                following = iter(values)
-                return images_of(map_tensors(lambda *_: next(following), placed), values[-1])
-
             ours = model.labelled or isinstance(model.network, DiT | DDT)  # another one may look at the device
             if self.replays is None or solver.by_tolerance or not ours:
                 images = images_of(placed, there)
             else:
+                parts: dict[str, Tensor] = {}  # of the condition: a recording takes tensors alone
+                map_tensors(lambda name, tensor: parts.setdefault(name, tensor), placed)
+
+                def images_of_parts(*values: Tensor) -> Tensor:
+                    following = iter(values)
+                    return images_of(map_tensors(lambda *_: next(following), placed), values[-1])
+
                 key = settings, tuple(parts), recording_key(model, model.device)
                 images = self.replays(key, images_of_parts, *parts.values(), there)
             wait, (nfe, passes) = to_host(images), self.costs[settings]
@@ -539,8 +521,8 @@ class Sampler:
         An image depends on its own seed and condition, not on the batch.
         """
         at_least("batch", batch, 1)
-        spans = [slice(start, min(start + batch, len(seeds))) for start in range(0, len(seeds), batch)]
-        return self._joined(condition, seeds, settings, spans, [torch.arange(s.start, s.stop) for s in spans], progress)
+        batches = [(torch.arange(s.start, s.stop), s.stop - s.start) for s in batch_spans(len(seeds), batch)]
+        return self._joined(condition, seeds, settings, batches, progress)
 
     def generate(
         self,
@@ -572,33 +554,31 @@ class Sampler:
             raise ValueError(f"interval={interval} acts on guidance; give its scale too, e.g. cfg=1.5")
         numbers = [class_numbers(each, model.classes) if isinstance(each, str) else (each,) for each in classes]
         draw = Draw(num, seed, labels, tuple(int(n) for some in numbers for n in some), batch)
-        spans = draw.spans()
-        indices = [draw.filled(span, chosen) for span in spans]
+        batches = [(draw.filled(span, chosen), span.stop - span.start) for span in draw.spans()]
         if condition is not None and (count := row_count(condition)) not in (1, num):
             raise ValueError(f"condition has {count} rows for num={num} images; give one for each, or one for all")
         asked, table = asked_conditions(model, draw, condition, captions, encoder)
-        made = self._joined(given(model, asked, table), draw.chosen_seeds(), chosen, spans, indices, progress)
-        return made if model.labelled else replace(made, labels=asked, names=tuple(captions))
+        samples = self._joined(given(model, asked, table), draw.chosen_seeds(), chosen, batches, progress)
+        return samples if model.labelled else replace(samples, labels=asked, names=tuple(captions))
 
     def _joined(
         self,
         condition: Condition,
         seeds: Tensor,
         settings: SampleConfig,
-        spans: Sequence[slice],
-        indices: Sequence[Tensor],
+        batches: Sequence[tuple[Tensor, int]],
         progress: bool,
     ) -> Generated:
-        """Return all images, made in batches of `indices`, each of which begins with its span's images."""
+        """Return all images; batches: the indices of each, and how many of its first images are wanted."""
         check_settings(self.model, settings)
         if condition is not None or self.model.labelled:
             condition = self.model.check_condition(condition, seeds)
         parts: list[Generated] = []
         with tqdm(total=len(seeds), desc="sample", unit="image", disable=not progress, leave=None) as bar:
-            made = self.batches(((rows(condition, i), seeds[i]) for i in indices), settings, steps_of(bar))
-            for span, part in zip(spans, made, strict=True):
-                parts.append(part.first(span.stop - span.start))
-                bar.update(span.stop - span.start)
+            generated = self.batches(((rows(condition, i), seeds[i]) for i, _ in batches), settings, steps_of(bar))
+            for (_, count), part in zip(batches, generated, strict=True):
+                parts.append(part.first(count))
+                bar.update(count)
         nfe, passes = mean_cost((len(part), part.nfe, part.passes) for part in parts)
         images, labels = (torch.cat([getattr(part, name) for part in parts]) for name in ("images", "labels"))
         own = None if self.model.labelled else condition
@@ -621,7 +601,7 @@ def mean_cost(parts: Iterable[tuple[int, int, int]]) -> tuple[int, int]:
     return nfe, each
 
 
-class Front(ModuleType):
+class GenerateModule(ModuleType):
     """This module, which may be called: mvm.generate("digits", 16) is `mvm.load("digits").generate(16)`."""
 
     def __call__(self, model: Model | str | Path, num: int = 16, **options: Any) -> Generated:
@@ -631,4 +611,4 @@ class Front(ModuleType):
         return importlib.import_module, (self.__name__,)
 
 
-sys.modules[__name__].__class__ = Front
+sys.modules[__name__].__class__ = GenerateModule

@@ -9,18 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from mvm.latent import Arrays, Codec, Pixels, Undecoded, load_decoder_only, load_rae, load_vae
-from mvm.network import DDT, Output, Own, OwnConfig, build_network
+from mvm.network import DDT, Own, OwnConfig, build_network
 from mvm.network import Condition as Backbone
 from mvm.network.fast import cpu
 from mvm.network.own import OWN, adapted, load_weights, named_network
-from mvm.path import Condition, Schedule, to_x0
-from mvm.path.condition import batched, cat, check_labels, null_of, require_finite, require_like
-from mvm.path.field import network_time
+from mvm.path import Condition
+from mvm.path.condition import batched, cat, check_labels, require_finite, require_like
 from mvm.published import Opened, as_foreign, is_published, open_model, read_codec, shipped_models
 from mvm.published.hub import as_hub_id
 from mvm.published.tuned import Entry, Key
 from mvm.recipes import RECIPE, Recipe, require_field_recipe
-from mvm.wrapped import NetworkField
+from mvm.wrapped import NetworkField, PredictedField
 
 if TYPE_CHECKING:
     from mvm.generate import Generated
@@ -51,20 +50,18 @@ def build_codec(recipe: Recipe, encoder: bool = True) -> Codec:
         kind = Arrays if recipe.data.values == "float" else Pixels
         return kind(recipe.data.shape, config.scale)
     if not config.path:
-        raise ValueError(
-            f"codec.kind='{config.kind}' needs codec.path, the folder of an autoencoder (stage 1 writes RUN/rae)"
-        )
+        what = "the folder of an autoencoder (stage 1 writes RUN/rae)"
+        raise ValueError(f"codec.kind='{config.kind}' needs codec.path, {what}")
     if config.kind == "vae":
         codec = load_vae(config.path, recipe.data.shape[-1], config.posterior)
     else:
         codec = load_rae(Path(config.path), config.encoder) if encoder else load_decoder_only(Path(config.path))
     shapes = {"latents": (codec.latent_shape, recipe.sample_shape), "images": (codec.image_shape, recipe.data.shape)}
-    for what, (found, asked) in shapes.items():
-        if tuple(found) != tuple(asked):
-            raise ValueError(
-                f"codec.path={config.path} makes {what} {tuple(found)}, the recipe has {tuple(asked)}; "
-                "set codec.channels and codec.side, or prepare images of that size"
-            )
+    for what, (made, asked) in shapes.items():
+        if tuple(made) != tuple(asked):
+            remedy = "set codec.channels and codec.side, or prepare images of that size"
+            there = f"codec.path={config.path} makes {what} {tuple(made)}"
+            raise ValueError(f"{there}, the recipe has {tuple(asked)}; {remedy}")
     return codec.requires_grad_(False)
 
 
@@ -72,10 +69,8 @@ def require_codec(folder: Path, manifest: Mapping[str, Any], codec: Codec) -> No
     """Refuse weights that were trained in the latents of another encoder or other statistics."""
     trained, now = manifest.get("codec", ""), codec.identity.get("codec", "")
     if trained and trained != now:
-        raise ValueError(
-            f"{folder} was trained in latents of fingerprint {trained[:12]}, codec.path holds {now[:12]} now; "
-            "restore the autoencoder it was trained with"
-        )
+        there = f"{folder} was trained in latents of fingerprint {trained[:12]}, codec.path holds {now[:12]} now"
+        raise ValueError(f"{there}; restore the autoencoder it was trained with")
 
 
 # Images up to which a GPU should make a pass of twice as many in about the time of one, because launches and latency
@@ -88,7 +83,7 @@ def one_pass_pays(device: torch.device, images: int) -> bool:
     return device.type == "cuda" and images <= ONE_PASS
 
 
-class Model(nn.Module):
+class Model(PredictedField):
     """A Field: model(x, t, condition) -> x0_hat, with `pair` where the network has an inner head.
 
     A JoinedField: few images on a GPU are guided in one call of the network.
@@ -98,11 +93,12 @@ class Model(nn.Module):
     """
 
     fast = True
+    _no_inner = "this model has no inner head for internal guidance; train with --network.inner_block N"
 
     def __init__(self, recipe: Recipe, codec: Codec | None = None, network: nn.Module | None = None) -> None:
         super().__init__()
         self.recipe = recipe
-        self.schedule: Schedule = recipe.path.build()
+        self.kind, self.schedule = recipe.objective.kind, recipe.path.build()
         self.classes = recipe.data.class_names
         self.codec: Codec = codec or build_codec(recipe)
         self.tuned: dict[Key, Entry] = {}  # solvers with times fitted to it, by evaluations and guidance
@@ -169,36 +165,18 @@ class Model(nn.Module):
         if kind == "none" or self.recipe.objective.has_null:
             return
         null, given = ("class", "class labels") if kind == "labels" else ("condition", f"a condition ({kind})")
-        raise ValueError(
-            f"condition=None is the null {null}, and objective.label_drop=0 trained none; give {given}, without "
-            "classifier-free guidance"
-        )
+        remedy = f"give {given}, without classifier-free guidance"
+        raise ValueError(f"condition=None is the null {null}, and objective.label_drop=0 trained none; {remedy}")
 
     def _null(self, x: Tensor, condition: Condition) -> Condition:
         """Return the null condition for the rows of x."""
         self.require_null()
-        return null_of(self.network.null, condition, x)
+        return super()._null(x, condition)
 
-    def _input(self, x: Tensor) -> Tensor:
-        return x.to(next(self.network.parameters()).dtype)
-
-    def _time(self, t: Tensor) -> Tensor:
-        return network_time(self.network.time, t, self.schedule)
-
-    def _predict(self, x: Tensor, t: Tensor, condition: Condition) -> Output:
-        return self.network(self._input(x), self._time(t), self._given(x, condition))
-
-    def _x0(self, prediction: Tensor, x: Tensor, t: Tensor) -> Tensor:
-        return to_x0(self.recipe.objective.kind, prediction.to(x.dtype), x, t, self.schedule)
-
-    def forward(self, x: Tensor, t: Tensor, condition: Condition = None) -> Tensor:
-        """Return x0_hat; condition None is the null condition."""
-        return self._x0(self._predict(x, t, condition).prediction, x, t)
-
-    def pair(self, x: Tensor, t: Tensor, condition: Condition = None) -> tuple[Tensor, Tensor]:
-        """Return (outer, inner) x0_hat from one pass."""
-        output = self._predict(x, t, condition)
-        return self._x0(output.prediction, x, t), self._inner_x0(output.inner, x, t)
+    def _inputs(self, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what the network receives for x and t: x in the type of the weights."""
+        x, time = super()._inputs(x, t)
+        return x.to(next(self.network.parameters()).dtype), time
 
     def joins(self, x: Tensor) -> bool:
         """Return whether `both` is meant to be faster than two calls; a null that is a function needs the condition."""
@@ -210,11 +188,6 @@ class Model(nn.Module):
         null, conditional = self(torch.cat((x, x)), torch.cat((t, t)), pair).chunk(2)
         return null, conditional
 
-    def _inner_x0(self, inner: Tensor | None, x: Tensor, t: Tensor) -> Tensor:
-        if inner is None:
-            raise ValueError("this model has no inner head for internal guidance; train with --network.inner_block N")
-        return self._x0(inner, x, t)
-
     @property
     def _ddt(self) -> DDT:
         if not isinstance(self.network, DDT):
@@ -223,15 +196,15 @@ class Model(nn.Module):
 
     def condition(self, x: Tensor, t: Tensor, labels: Tensor | None) -> Backbone:
         """Return what the backbone says."""
-        return self._ddt.condition(self._input(x), self._time(t), self._given(x, labels))
+        return self._ddt.condition(*self._inputs(x, t), self._given(x, labels))
 
     def head(self, x: Tensor, t: Tensor, labels: Tensor | None, condition: Backbone) -> Tensor:
         """Return x0_hat by a condition that may be of an earlier evaluation."""
-        return self._x0(self._ddt.head(self._input(x), self._time(t), condition), x, t)
+        return self._x0(self._ddt.head(*self._inputs(x, t), condition), x, t)
 
     def inner(self, x: Tensor, t: Tensor, labels: Tensor | None, condition: Backbone) -> Tensor:
         """Return the inner head's x0_hat at the very x and t of the condition."""
-        return self._inner_x0(condition.inner, x, t)
+        return self._x0(condition.inner, x, t)
 
 
 def own_network(recipe: Recipe, given: nn.Module | str | None, source: str) -> Own | None:
@@ -246,10 +219,8 @@ def own_network(recipe: Recipe, given: nn.Module | str | None, source: str) -> O
             raise ValueError(f"network is given, and {source} has network.kind='{config.kind}'; leave network out")
         return None
     if given is None:
-        raise ValueError(
-            f"{source} was trained with {config.described}, which no file holds: give network=, as it was given to "
-            "mvm.train (on the command line --network module:PACKAGE.MODULE:CLASS)"
-        )
+        remedy = "give network=, as it was given to mvm.train (--network module:PACKAGE.MODULE:CLASS)"
+        raise ValueError(f"{source} was trained with {config.described}, which no file holds: {remedy}")
     if isinstance(given, str):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(recipe.seed)
@@ -263,10 +234,9 @@ def own_network(recipe: Recipe, given: nn.Module | str | None, source: str) -> O
     own = adapted(given)
     mine, theirs = (own.time_words, own.null_words), (config.time, config.null)
     if config.kind == OWN and mine != theirs:
-        raise ValueError(
-            f"network has time '{mine[0]}' and null '{mine[1]}', {source} was trained with '{theirs[0]}' and "
-            f"'{theirs[1]}'; give mvm.wrap(network, time=..., null=...) as to mvm.train"
-        )
+        trained = f"{source} was trained with '{theirs[0]}' and '{theirs[1]}'"
+        remedy = "give mvm.wrap(network, time=..., null=...) as to mvm.train"
+        raise ValueError(f"network has time '{mine[0]}' and null '{mine[1]}', {trained}; {remedy}")
     return own
 
 
@@ -312,20 +282,18 @@ def build(opened: Opened, *, encoder: bool = False, network: nn.Module | str | N
     else:
         codec = build_codec(recipe, encoder)
     model = Model(recipe, codec, own).eval()
-    if own is None:  # the caller may go on to train a network of their own
-        model.requires_grad_(False)
     try:
-        if own is not None:
+        if own is not None:  # which the caller may go on to train
             load_weights(own, opened.weights, str(opened.folder))
         else:
+            model.requires_grad_(False)
             model.network.load_state_dict({name: value.float() for name, value in opened.weights.items()})
     except RuntimeError as error:
         raise ValueError(f"{opened.folder} does not fit its recipe; was that edited? ({error})") from None
     if model.fast:
         cpu.apply(model.network)
     require_codec(opened.folder, {"codec": opened.codec}, model.codec)
-    model.classes = opened.classes
-    model.tuned = dict(opened.tuned)
+    model.classes, model.tuned = opened.classes, dict(opened.tuned)
     tuned = {"tuned": sorted(nfe for nfe, _ in model.tuned)} if model.tuned else {}
     model.origin = {**model.codec.identity, **opened.origin, **tuned}
     return model

@@ -76,15 +76,28 @@ def between(option: str, value: float, low: float, high: float) -> None:
         raise ValueError(f"{option}={value} is out of range; it must lie in [{low}, {high}]")
 
 
+def check(table: str, config: object, **rules: float | tuple[float, float] | Iterable[str]) -> None:
+    """Raise unless the options of a table obey their rules: one of some names, (low, high), or a lower bound."""
+    for name, rule in rules.items():
+        option, value = f"{table}.{name}", getattr(config, name)
+        match rule:
+            case int() | float():
+                at_least(option, value, rule)
+            case (int() | float() as low, int() | float() as high):
+                between(option, value, low, high)
+            case names:
+                choose(option, value, dict.fromkeys(names))
+
+
 @cache
 def meanings(table: type) -> dict[str, str]:
     """Return the docstring under each field of a dataclass, its bases' included, on one line."""
-    found: dict[str, str] = {}
+    docs: dict[str, str] = {}
     for owner in reversed(table.__mro__[:-1]):  # all but object
         module = ast.parse(Path(inspect.getfile(owner)).read_text(encoding="utf-8"))  # a tenth of inspect.getsource
         written = next(n for n in ast.walk(module) if isinstance(n, ast.ClassDef) and n.name == owner.__name__)
         for entry, below in pairwise(ast.iter_child_nodes(written)):
             match entry, below:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
-                    found[name] = " ".join(words.split())
-    return found
+                    docs[name] = " ".join(words.split())
+    return docs

@@ -23,16 +23,19 @@ SPINS_WHEN_SHARED = "5000"
 LOOKS, APART = 5, 0.005  # at the load, and seconds between them
 
 
+LOAD = Path("/proc/loadavg")
+
+
 def _others_running() -> int:
     """Return how many other threads of the machine run or could; 0 where the system does not report it."""
-    found = []
+    counts = []
     for _ in range(LOOKS):
         try:
-            found.append(int(LOAD.read_text().split()[3].partition("/")[0]))
+            counts.append(int(LOAD.read_text().split()[3].partition("/")[0]))
         except (OSError, ValueError, IndexError):
             return 0
         time.sleep(APART)
-    return sorted(found)[LOOKS // 2] - 1
+    return sorted(counts)[LOOKS // 2] - 1
 
 
 def share_cores() -> None:
@@ -40,9 +43,6 @@ def share_cores() -> None:
     chosen = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys()
     if not chosen and _others_running() >= (os.cpu_count() or 1):
         os.environ["GOMP_SPINCOUNT"] = SPINS_WHEN_SHARED
-
-
-LOAD = Path("/proc/loadavg")
 
 
 INTERRUPTED = 130  # exit code of a command that Ctrl-C stopped

@@ -114,10 +114,9 @@ class SampleConfig:
     @property
     def takes_t_min(self) -> bool:
         """Whether the solver's last time can be chosen."""
-        from mvm.solver import LamGrid, PredictorCorrector
+        from mvm.solver import LamGrid
 
-        solver = self.build_solver()
-        return isinstance(solver, PredictorCorrector) and isinstance(solver.grid, LamGrid)
+        return isinstance(getattr(self.build_solver(), "grid", None), LamGrid)
 
     @property
     def guided(self) -> bool:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import DTypeLike
 from torch import Tensor
 from tqdm import tqdm
@@ -27,7 +28,7 @@ from mvm.files import atomic, locked, recover_all, sha256, write_text
 from mvm.untrusted import cut, map_npy, read_json, refusal
 
 INDEX = "index.json"
-Source = Callable[[range], Iterable[np.ndarray]]
+MakePart = Callable[[range], Iterable[np.ndarray]]
 
 
 def differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -97,10 +98,10 @@ class ArrayStore:
         if not path.is_file():
             raise ValueError(f"'{path}' is missing; {self.remedy}")
         with self.reading(name):
-            found = map_npy(path)
-            if found.shape != tuple(shape) or found.dtype != dtype:
-                raise ValueError(f"{found.dtype} {found.shape}, not {np.dtype(dtype)} {tuple(shape)}")
-        return found
+            array = map_npy(path)
+            if array.shape != tuple(shape) or array.dtype != dtype:
+                raise ValueError(f"{array.dtype} {array.shape}, not {np.dtype(dtype)} {tuple(shape)}")
+        return array
 
     def write(self, name: str, array: np.ndarray) -> None:
         """Write an array."""
@@ -113,8 +114,7 @@ class ArrayStore:
 
     def is_whole(self, sums: Mapping[str, str]) -> bool:
         """Return whether files are there with these checksums."""
-        paths = {self.folder / name: total for name, total in sums.items()}
-        return all(path.is_file() and sha256(path) == total for path, total in paths.items())
+        return all((self.folder / name).is_file() and sha256(self.folder / name) == sums[name] for name in sums)
 
     def verify(self, sums: Mapping[str, str]) -> None:
         """Raise a ValueError that names the first file whose contents are not what was written."""
@@ -131,6 +131,10 @@ class Rows:
 
     def __len__(self) -> int:
         return int(self.starts[-1])
+
+    def load(self) -> Tensor:
+        """Return all rows of the first view, in memory of their own."""
+        return torch.from_numpy(np.concatenate([array[0] for array in self.arrays]))
 
     def gather(self, indices: Tensor, views: Tensor | None = None) -> np.ndarray:
         """Return the rows at the indices (B,), of the views (B,) or the first; each array is read once, forwards."""
@@ -221,22 +225,22 @@ class PartedArray(ArrayStore):
         return total
 
     def write_missing(
-        self, source: Source, *, share: Share = ALONE, smaller: str = "", progress: bool = True
+        self, make: MakePart, *, share: Share = ALONE, smaller: str = "", progress: bool = True
     ) -> list[str]:
         """Write the parts that are missing or damaged; return the names of those that were made here.
 
-        source: the images of a part -> arrays (views, n, ...), one after another. smaller: what to do where the disk
+        make: the images of a part -> arrays (views, n, ...), one after another. smaller: what to do where the disk
         has no room.
         """
         there = next(path for path in (self.folder, *self.folder.absolute().parents) if path.exists())
-        kept = sum(path.stat().st_size for path in self.folder.glob(f"{self.name}-*.npy"))
-        free = shutil.disk_usage(there).free + kept
+        present = sum(path.stat().st_size for path in self.folder.glob(f"{self.name}-*.npy"))
+        free = shutil.disk_usage(there).free + present
         require_space(f"the {self.what}", self.bytes, free, f"for '{self.folder}'", smaller or self.other)
         self.folder.mkdir(parents=True, exist_ok=True)
         with self.lock() if share.rank == 0 else nullcontext():
             if share.rank == 0:
                 recover_all(self.folder)  # a note that was being written again, beside the old one of equal contents
-            listed, made = self.listed(), []
+            listed, written = self.listed(), []
             share.meet()  # nobody writes before the folder is locked
             mine = list(self.parts.items())[share.rank :: share.world]
             total = sum(len(part) for _, part in mine)
@@ -244,28 +248,27 @@ class PartedArray(ArrayStore):
                 for name, part in mine:
                     noted = self._sum(name, listed)
                     if not noted or not self.is_whole({name: noted}):
-                        self._write_part(name, part, source)
-                        made.append(name)
+                        self._write_part(name, part, make)
+                        written.append(name)
                     bar.update(len(part))
             share.meet()  # all parts are whole
             sums = {name: self._sum(name, listed) for name in self.parts} if share.rank == 0 else listed
             if lost := [name for name, total in sums.items() if not total]:
-                raise ValueError(
-                    f"'{self.folder / lost[0]}' was not written by the process whose share it is; start again"
-                )
+                path = self.folder / lost[0]
+                raise ValueError(f"'{path}' was not written by the process whose share it is; start again")
             if sums != listed:
                 self.write_table(INDEX, {**self.head, "key": self.key, "sha256": sums})
             for name in self.parts if share.rank == 0 and not self.notes else ():
                 (self.folder / _note(name)).unlink(missing_ok=True)
             share.meet()  # and listed
-        return made
+        return written
 
-    def _write_part(self, name: str, part: range, source: Source) -> None:
+    def _write_part(self, name: str, part: range, make: MakePart) -> None:
         path, stop = self.folder / name, 0
         path.unlink(missing_ok=True)  # nobody is to read a damaged one meanwhile
         with atomic(path) as temporary:
             mapped = np.lib.format.open_memmap(temporary, "w+", np.dtype(self.dtype), self.part_shape(part))
-            for array in source(part):
+            for array in make(part):
                 start, stop = stop, stop + array.shape[1]
                 mapped[:, start:stop] = array
             if stop != len(part):
@@ -278,8 +281,6 @@ class PartedArray(ArrayStore):
         """Return all rows, memory-mapped; a part of another size is refused, one with other contents by verify()."""
         listed, parts = self.listed(), self.parts
         if unlisted := [name for name in parts if name not in listed]:
-            raise ValueError(
-                f"the {self.what} in '{self.folder}' are not finished ({unlisted[0]} is not in {INDEX}); start again, "
-                "which goes on where it stopped"
-            )
+            state = f"are not finished ({unlisted[0]} is not in {INDEX})"
+            raise ValueError(f"the {self.what} in '{self.folder}' {state}; start again, which goes on where it stopped")
         return Rows([self.array(name, self.part_shape(part), self.dtype) for name, part in parts.items()])

@@ -17,7 +17,43 @@ from mvm.path.schedule import SCHEDULES
 Time = str | Callable[[Tensor], Tensor]
 
 
-class NetworkField(nn.Module):
+class PredictedField(nn.Module):
+    """x0_hat by a network that predicts a kind of mvm.path.KINDS on a schedule; no condition is the null condition."""
+
+    network: Any
+    kind: str
+    schedule: Schedule
+    _no_inner = "internal guidance: the network returns no inner prediction; have it return a pair"
+
+    def _null(self, x: Tensor, condition: Condition) -> Condition:
+        """Return the null condition for the rows of x; a null that is a function takes the condition."""
+        return null_of(self.network.null, condition, x)
+
+    def _given(self, x: Tensor, condition: Condition) -> Condition:
+        """Return the condition, or the null condition for all where there is none."""
+        return self._null(x, None) if condition is None else condition
+
+    def _inputs(self, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what the network receives for x and t."""
+        return x, network_time(self.network.time, t, self.schedule)
+
+    def _x0(self, prediction: Tensor | None, x: Tensor, t: Tensor) -> Tensor:
+        """Return x0_hat of a prediction of the network, or of its inner head, if it has one."""
+        if prediction is None:
+            raise ValueError(self._no_inner)
+        return to_x0(self.kind, prediction.to(x.dtype), x, t, self.schedule)
+
+    def forward(self, x: Tensor, t: Tensor, condition: Condition = None) -> Tensor:
+        """Return x0_hat; condition None is the null condition."""
+        return self._x0(self.network(*self._inputs(x, t), self._given(x, condition)).prediction, x, t)
+
+    def pair(self, x: Tensor, t: Tensor, condition: Condition = None) -> tuple[Tensor, Tensor]:
+        """Return (outer, inner) x0_hat from one pass."""
+        output = self.network(*self._inputs(x, t), self._given(x, condition))
+        return self._x0(output.prediction, x, t), self._x0(output.inner, x, t)
+
+
+class NetworkField(PredictedField):
     """A field by a network on a path of its own; see `wrap`."""
 
     def __init__(self, network: Own, kind: str, schedule: Schedule) -> None:
@@ -36,26 +72,10 @@ class NetworkField(nn.Module):
             require_fit(given, require_finite(null_of(self.network.null, given, x), "null"))
         return given
 
-    def _both(self, x: Tensor, t: Tensor, condition: Condition) -> tuple[Tensor, Tensor | None]:
-        """Return x0_hat of the network and of its inner head, if it has one."""
-        if condition is None:
-            condition = null_of(self.network.null, None, x)
-        output = self.network(x.to(self.dtype or x.dtype), network_time(self.network.time, t, self.schedule), condition)
-        parts = (output.prediction, output.inner)
-        outer, inner = (None if v is None else to_x0(self.kind, v.to(x.dtype), x, t, self.schedule) for v in parts)
-        assert outer is not None
-        return outer, inner
-
-    def forward(self, x: Tensor, t: Tensor, condition: Condition = None) -> Tensor:
-        """Return x0_hat; condition None is the null condition."""
-        return self._both(x, t, condition)[0]
-
-    def pair(self, x: Tensor, t: Tensor, condition: Condition = None) -> tuple[Tensor, Tensor]:
-        """Return (outer, inner) x0_hat from one pass."""
-        outer, inner = self._both(x, t, condition)
-        if inner is None:
-            raise ValueError("internal guidance: the network returns no inner prediction; have it return a pair")
-        return outer, inner
+    def _inputs(self, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what the network receives for x and t: x in the type of the weights."""
+        x, time = super()._inputs(x, t)
+        return x.to(self.dtype or x.dtype), time
 
     def joins(self, x: Tensor) -> bool:
         """Return whether `both` is to be asked: a null that is a function needs the condition."""
@@ -63,8 +83,7 @@ class NetworkField(nn.Module):
 
     def both(self, x: Tensor, t: Tensor, condition: Condition) -> tuple[Tensor, Tensor]:
         """Return x0_hat of the null condition and of the condition."""
-        null = null_of(self.network.null, condition, x)
-        return self(x, t, null), self(x, t, condition)
+        return self(x, t, self._null(x, condition)), self(x, t, condition)
 
 
 def wrap(

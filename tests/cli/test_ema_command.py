@@ -44,12 +44,11 @@ def test_another_width_is_put_together(averaged, tmp_path, done):
         for width in (0.05, 0.1)
     ]
     target = power_ema.Snapshot(10, power_ema.exponent(0.07))
-    shares = power_ema.coefficients([snapshot for snapshot, _, _ in kept], target)
+    shares, error = power_ema.fit([snapshot for snapshot, _, _ in kept], target)
     parts = [checkpoint.load(folder, f"power-{width:g}")["head.linear.weight"].double() for _, folder, width in kept]
     want = sum(share * part for share, part in zip(shares.tolist(), parts, strict=True))
     assert torch.allclose(head(out).double(), want, atol=2e-4)
     assert min(float((head(out) - head(averaged, f"power-{w}")).abs().max()) for w in ("0.05", "0.1")) > 4e-4
-    error = power_ema.fit_error([snapshot for snapshot, _, _ in kept], target)
     assert f"its profile met within {100 * error:.2g} %" in said
     assert checkpoint.read_manifest(checkpoint.latest(out))["profile_error"] == pytest.approx(error)
 

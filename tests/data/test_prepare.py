@@ -2,7 +2,6 @@
 
 import errno
 import fcntl
-import io
 import json
 import os
 import signal
@@ -21,15 +20,10 @@ from mvm import files
 from mvm.data.prepare import describe, prepare
 from mvm.data.resize import box
 from mvm.data.shards import open_prepared
+from preparing import contents, flushes_until_done, interrupt, png
 
 NAMES = ("ant", "bee", "cat")
 ASSETS = Path(os.environ.get("MVM_ASSETS", "no assets"))
-
-
-def png(pixels):
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "PNG")
-    return buffer.getvalue()
 
 
 def pictures(count, seed=0):
@@ -51,10 +45,6 @@ def images(tmp_path):
 
 def run(source, out, **options):
     return prepare(source, out, **{"size": 4, "workers": 1, "progress": False, "part_size": 5, **options})
-
-
-def contents(folder):
-    return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
 def test_pixels_and_labels(images, tmp_path):
@@ -96,39 +86,11 @@ def test_a_worker_that_dies_is_told(images, tmp_path, monkeypatch):
     assert run(images, tmp_path / "out").count == 12
 
 
-def in_child(function):
-    """Run in a forked process and return its exit status."""
-    child = os.fork()
-    if not child:
-        try:
-            function()
-        finally:
-            os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def test_killed_at_any_flush_and_run_again(images, tmp_path, monkeypatch):
-    """Every file lands between two flushes: dying at each of them covers every state of the folder."""
+def test_killed_at_any_flush_and_run_again(images, tmp_path):
     (images / "ant" / "bad.png").write_bytes(b"no image")
     run(images, tmp_path / "whole")
-    want, sync = contents(tmp_path / "whole"), os.fsync
-    for last in range(100):
-        flushed = []
-
-        def die(handle, last=last, flushed=flushed):
-            flushed.append(handle)
-            sync(handle) if len(flushed) <= last else os._exit(9)
-
-        def attempt(last=last, die=die):
-            os.fsync = die
-            run(images, tmp_path / str(last))
-
-        died = in_child(attempt) == 9
-        run(images, tmp_path / str(last))
-        assert contents(tmp_path / str(last)) == want
-        if not died:
-            break
-    assert last == 20  # three shards of three files and the index, each flushed twice
+    # three shards of three files and the index, each flushed twice
+    assert flushes_until_done(partial(run, images), tmp_path / "whole", tmp_path) == 20
 
 
 def test_finished_shards_are_kept_and_damaged_ones_made_again(images, tmp_path, monkeypatch):
@@ -179,10 +141,6 @@ def test_leftovers_of_a_kill_after_the_index_are_swept(images, tmp_path):
     (tmp_path / "out/.labels-00000.npy.tmp.npy").touch()
     run(images, tmp_path / "out")
     assert contents(tmp_path / "out") == want
-
-
-def interrupt(*_):
-    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("finished", [True, False])

@@ -10,6 +10,7 @@ import sys
 import tarfile
 import unicodedata
 import zipfile
+from functools import partial
 
 import numpy as np
 import pytest
@@ -20,8 +21,9 @@ from mvm.data.prepare import describe, left_out, prepare
 from mvm.data.resize import NO_HEIF, BadImage, decode
 from mvm.data.shards import open_prepared
 from mvm.data.sources import open_source
+from mvm.data.sources.archives import MOST_HEADER
 from mvm.data.sources.records import most_common
-from mvm.data.sources.tars import MOST_HEADER
+from preparing import flushes_until_done
 
 ORIENTATION = 0x0112
 
@@ -499,34 +501,11 @@ def test_empty_class_folders_are_named_and_no_classes(store, tmp_path):
 
 
 def test_renumbering_killed_at_any_flush_and_run_again(tmp_path):
-    """As for preparation itself: every file lands between two flushes."""
     files = {"a/bad.png": b"", **{f"b/{n}.png": png(n) for n in range(3)}, "c/4.png": png(4), "d/": b""}
-    source = into_folder(tmp_path, files)
-    run(source, tmp_path / "whole")
-
-    def contents(name):
-        return {file.name: file.read_bytes() for file in (tmp_path / name).iterdir()}
-
-    for last in range(100):
-        child = os.fork()
-        if not child:
-            sync, flushed = os.fsync, []
-
-            def die(handle, last=last, flushed=flushed, sync=sync):
-                flushed.append(handle)
-                sync(handle) if len(flushed) <= last else os._exit(9)
-
-            os.fsync = die
-            try:
-                run(source, tmp_path / str(last))
-            finally:
-                os._exit(0)
-        died = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
-        run(source, tmp_path / str(last))
-        assert contents(str(last)) == contents("whole")
-        if not died:
-            break
-    assert last == 26  # three shards of three files, three files of labels again, and the index, each flushed twice
+    attempt = partial(run, into_folder(tmp_path, files))
+    attempt(tmp_path / "whole")
+    # three shards of three files, three files of labels again, and the index, each flushed twice
+    assert flushes_until_done(attempt, tmp_path / "whole", tmp_path) == 26
 
 
 # Names

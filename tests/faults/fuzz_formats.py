@@ -19,8 +19,8 @@ from mvm.data.prepare import prepare
 from mvm.data.shards import open_prepared
 from mvm.data.text import TextEncoder
 from mvm.latent.cache import open_latents
+from mvm.latent.encoder import load_statistics
 from mvm.latent.rae import load_decoder_only
-from mvm.latent.statistics import load_statistics
 from mvm.metrics import weights
 from mvm.metrics.moments import load_moments, provenance_of
 from mvm.published import check_tables, open_model, open_stored, read_codec, read_config, read_weights
@@ -288,7 +288,7 @@ class PublishedConfig(Format):
     def read(self) -> None:
         config = read_config(self.folder)
         read_weights(self.folder, config)
-        read_codec(self.folder, config.recipe)
+        read_codec(self.folder, config)
         check_tables(self.folder, config)
 
 

@@ -19,9 +19,9 @@ from mvm import checkpoint
 from mvm.data.prepare import prepare
 from mvm.latent import Decoder, DecoderConfig, EncoderConfig
 from mvm.latent.cache import write_latents
-from mvm.latent.fingerprint import Origin
+from mvm.latent.codec import Origin
+from mvm.latent.encoder import Statistics
 from mvm.latent.rae import DecoderOnly
-from mvm.latent.statistics import Statistics
 from mvm.metrics.moments import Moments, save_moments
 from mvm.published import export
 from mvm.recipes import load_recipe, override
@@ -139,7 +139,7 @@ def autoencoder(folder: Path) -> None:
     torch.manual_seed(0)
     decoder = Decoder(DecoderConfig("tiny", 2), (3, 2, 2), ORIGIN)
     statistics = Statistics(torch.zeros(3, 2, 2), torch.ones(3, 2, 2), ORIGIN, 4)
-    DecoderOnly(EncoderConfig("small"), decoder, statistics)._write(folder)
+    DecoderOnly(EncoderConfig("small"), decoder, statistics).save(folder)
 
 
 def pth() -> list[bytes]:

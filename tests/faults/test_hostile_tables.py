@@ -14,8 +14,8 @@ from fuzz_isolation import in_little_memory
 from mvm import checkpoint, samples
 from mvm.data.shards import open_prepared
 from mvm.latent.cache import open_latents
+from mvm.latent.encoder import load_statistics
 from mvm.latent.rae import load_decoder_only
-from mvm.latent.statistics import load_statistics
 from mvm.metrics import weights
 from mvm.metrics.moments import load_moments
 from mvm.recipes import load_recipe

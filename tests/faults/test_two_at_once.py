@@ -59,15 +59,15 @@ def test_a_run_begun_by_another_meanwhile_is_left_alone(tmp_path, monkeypatch, c
     """Both found no folder; the other has made it, and ended, while this one read its data."""
     from mvm.training import loop
 
-    real = loop._build
+    real = loop.training_store
 
     def late(*arguments):
-        trainer = real(*arguments)
-        monkeypatch.setattr(loop, "_build", real)
+        store = real(*arguments)
+        monkeypatch.setattr(loop, "training_store", real)
         assert cli.run(train(tmp_path / "run", "--until", "2")) == 0
-        return trainer
+        return store
 
-    monkeypatch.setattr(loop, "_build", late)
+    monkeypatch.setattr(loop, "training_store", late)
     assert cli.run(train(tmp_path / "run", "--until", "1", "--auto-resume")) == 2
     assert "already holds a run; give --resume to continue it" in capsys.readouterr().err
     assert [folder.name for folder in checkpoint.folders(tmp_path / "run")] == ["step-00000001", "step-00000002"]

@@ -54,6 +54,19 @@ def encoders(folders):
 
 
 @pytest.fixture
+def make_rae():
+    """make_rae(encoder, images, seed): an autoencoder with an untrained decoder, and statistics of the images."""
+    from mvm.latent import RAE, Decoder, DecoderConfig, measure
+
+    def make(encoder, images, seed=0):
+        torch.manual_seed(seed)
+        decoder = Decoder(DecoderConfig("tiny", 4), encoder.latent_shape, encoder.origin)
+        return RAE(encoder, decoder, measure(encoder, images, progress=False).result(encoder.origin)).eval()
+
+    return make
+
+
+@pytest.fixture
 def images():
     generator = torch.Generator().manual_seed(3)
     return torch.randint(0, 256, (10, 3, 16, 16), generator=generator, dtype=torch.uint8)

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from mvm.latent import RAE, Decoder, DecoderConfig, measure
 from mvm.latent.cache import open_latents, write_latents
 from mvm.store import Share
 
@@ -64,12 +63,8 @@ def test_gather_gives_the_codecs_latents(folder, codec, images):
     latents.verify()
 
 
-def test_an_autoencoders_latents(tmp_path, encoders, images):
-    from mvm.latent import RAE, Decoder, DecoderConfig, measure
-
-    encoder = encoders("dinov3", layers="last-2")
-    decoder = Decoder(DecoderConfig("tiny", 4), encoder.latent_shape, encoder.origin)
-    rae = RAE(encoder, decoder, measure(encoder, images, progress=False).result(encoder.origin))
+def test_an_autoencoders_latents(tmp_path, make_rae, encoders, images):
+    rae = make_rae(encoders("dinov3", layers="last-2"), images)
     write_latents(tmp_path, rae, images, **OPTIONS)
     latents = open_latents(tmp_path, codec=rae.fingerprint, data="data", shape=rae.latent_shape)
     every = torch.arange(10)
@@ -194,11 +189,9 @@ def test_damaged_index(folder):
         open_latents(folder / "nowhere")
 
 
-def test_processes_share_the_shards(encoders, images, tmp_path):
+def test_processes_share_the_shards(make_rae, encoders, images, tmp_path):
     """Threads stand for processes: each makes every third shard, and the bytes are those of one process."""
-    encoder = encoders()
-    rae = RAE(encoder, Decoder(DecoderConfig("tiny", 4), encoder.latent_shape, encoder.origin))
-    rae.set_statistics(measure(encoder, images, progress=False).result(encoder.origin))
+    rae = make_rae(encoders(), images)
     alone, together = tmp_path / "alone", tmp_path / "together"
     write_latents(alone, rae, images, stamp="x", shard=2, progress=False)
     barrier, made = threading.Barrier(3), {}

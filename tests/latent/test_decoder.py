@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.functional import layer_norm
 
 from mvm.latent import Decoder, DecoderConfig
-from mvm.latent.fingerprint import Origin
+from mvm.latent.codec import Origin
 
 ORIGIN = Origin("e" * 64, "'an encoder'")
 

@@ -11,7 +11,7 @@ import mvm
 from mvm.data import open_prepared
 from mvm.data.prepare import prepare
 from mvm.generate import Sampler
-from mvm.latent import RAE, Decoder, DecoderConfig, load_decoder_only, measure
+from mvm.latent import load_decoder_only
 from mvm.network import DDTConfig
 from mvm.optim.optimizers import TrainConfig
 from mvm.published import export, read_config
@@ -20,7 +20,7 @@ from mvm.training.loop import train
 
 
 @pytest.fixture
-def run(encoders, tmp_path):
+def run(make_rae, encoders, tmp_path):
     """A run in the latents of an untrained decoder, on random pictures of two classes."""
     draw = np.random.default_rng(0)
     for number, image in enumerate(draw.integers(0, 256, (20, 16, 16, 3), np.uint8)):
@@ -28,12 +28,7 @@ def run(encoders, tmp_path):
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(image).save(folder / f"{number}.png")
     prepare(tmp_path / "pictures", tmp_path / "data", size=16, workers=1, progress=False)
-    encoder = encoders(layers="last-2")
-    torch.manual_seed(0)
-    rae = RAE(encoder, Decoder(DecoderConfig("tiny", 4), encoder.latent_shape, encoder.origin))
-    images = open_prepared(tmp_path / "data").load().images
-    rae.set_statistics(measure(encoder, images, progress=False).result(encoder.origin))
-    rae.save(tmp_path / "rae")
+    make_rae(encoders(layers="last-2"), open_prepared(tmp_path / "data").load().images).save(tmp_path / "rae")
     recipe = Recipe(
         name="latent",
         data=DataConfig("folder", str(tmp_path / "data"), channels=3, size=16, classes=2),

@@ -13,14 +13,8 @@ from mvm.latent.rae import DECODER, STATISTICS
 from mvm.pixels import to_uint8
 
 
-def make_rae(encoder, images, size="tiny", seed=0):
-    torch.manual_seed(seed)
-    decoder = Decoder(DecoderConfig(size, 4), encoder.latent_shape, encoder.origin)
-    return RAE(encoder, decoder, measure(encoder, images, progress=False).result(encoder.origin)).eval()
-
-
 @pytest.fixture
-def rae(encoders, images):
+def rae(make_rae, encoders, images):
     return make_rae(encoders("dinov3", layers="last-2"), images)
 
 
@@ -138,7 +132,7 @@ def test_other_encoders_are_refused(rae, encoders, folders, tmp_path):
         load_rae(tmp_path / "rae", folders("dinov3", 1))
 
 
-def test_parts_of_different_encoders_do_not_mix(encoders, images):
+def test_parts_of_different_encoders_do_not_mix(make_rae, encoders, images):
     last, two = encoders(), encoders(layers="last-2")
     one, other = make_rae(last, images), make_rae(two, images)
     with pytest.raises(ValueError, match=r"decoder of the encoder .*blocks 4; .* cannot be used with .*blocks 3, 4;"):
@@ -150,7 +144,7 @@ def test_parts_of_different_encoders_do_not_mix(encoders, images):
 
 
 @pytest.mark.parametrize("name", [DECODER, STATISTICS])
-def test_files_of_another_folder_are_refused(encoders, images, tmp_path, name):
+def test_files_of_another_folder_are_refused(make_rae, encoders, images, tmp_path, name):
     for folder, encoder in (("one", encoders()), ("other", encoders(layers="last-2"))):
         make_rae(encoder, images).save(tmp_path / folder)
     shutil.copy(tmp_path / "other" / name, tmp_path / "one" / name)
@@ -159,7 +153,7 @@ def test_files_of_another_folder_are_refused(encoders, images, tmp_path, name):
 
 
 @pytest.mark.parametrize("name", [DECODER, STATISTICS])
-def test_files_of_the_same_encoder_but_another_run_are_refused(encoders, images, tmp_path, name):
+def test_files_of_the_same_encoder_but_another_run_are_refused(make_rae, encoders, images, tmp_path, name):
     make_rae(encoders(), images).save(tmp_path / "one")
     make_rae(encoders(), images[:7], seed=1).save(tmp_path / "other")
     shutil.copy(tmp_path / "other" / name, tmp_path / "one" / name)
@@ -191,7 +185,7 @@ def test_a_folder_of_something_else_is_not_replaced(rae, tmp_path):
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-def test_fingerprint_is_what_latents_depend_on(encoders, images):
+def test_fingerprint_is_what_latents_depend_on(make_rae, encoders, images):
     base = make_rae(encoders(), images)
     assert make_rae(encoders(), images, seed=1).fingerprint == base.fingerprint  # another decoder, the same latents
     others = {make_rae(encoders(layers=(3,)), images).fingerprint, make_rae(encoders(), images[:9]).fingerprint}

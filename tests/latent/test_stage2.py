@@ -11,7 +11,6 @@ from mvm.cli import run
 from mvm.data import open_prepared
 from mvm.data.prepare import prepare
 from mvm.generate import Sampler
-from mvm.latent import RAE, Decoder, DecoderConfig, measure
 from mvm.model import Model, load
 from mvm.network import DDTConfig
 from mvm.objective import ObjectiveConfig
@@ -38,14 +37,9 @@ def data(tmp_path):
 
 
 @pytest.fixture
-def autoencoder(encoders, data, tmp_path):
+def autoencoder(make_rae, encoders, data, tmp_path):
     """A folder with an untrained decoder and true statistics."""
-    encoder = encoders(layers="last-2")
-    torch.manual_seed(0)
-    rae = RAE(encoder, Decoder(DecoderConfig("tiny", 4), encoder.latent_shape, encoder.origin))
-    images = open_prepared(data).load().images
-    rae.set_statistics(measure(encoder, images, progress=False).result(encoder.origin))
-    rae.save(tmp_path / "rae")
+    make_rae(encoders(layers="last-2"), open_prepared(data).load().images).save(tmp_path / "rae")
     return tmp_path / "rae"
 
 

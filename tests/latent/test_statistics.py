@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from mvm.latent import LatentMoments, Statistics, load_statistics, measure
-from mvm.latent.fingerprint import Origin
+from mvm.latent.codec import Origin
 
 ORIGIN = Origin("f" * 64, "'some encoder'")
 

@@ -11,7 +11,7 @@ from mvm.latent import RAE
 from mvm.metrics.lpips import LPIPS
 from mvm.network.pretrained import IMAGENET, Encoder, PatchTokens
 from mvm.objective import reconstruction
-from mvm.objective.adversarial import Discriminator, Features, discriminator_hinge, eight_bit
+from mvm.objective.adversarial import Discriminator, TransformerFeatures, discriminator_hinge, eight_bit
 from mvm.objective.reconstruction import Reconstruction, ReconstructionConfig, build
 
 transformers = pytest.importorskip("transformers", reason="needs mean-velocity-matching[encoders]")
@@ -32,7 +32,7 @@ def judge():
     for parameter in network.parameters():
         nn.init.normal_(parameter, std=0.3)
     encoder = Encoder("tiny", PatchTokens(network, 1, {}), resolution=16, side=4, width=16, scaling=IMAGENET)
-    return Discriminator(Features(encoder))
+    return Discriminator(TransformerFeatures(encoder))
 
 
 @pytest.fixture(scope="module")
@@ -316,6 +316,6 @@ def test_build_reads_the_networks(tmp_path, lpips, monkeypatch):
     assert objective.judge is not None
     assert objective.judge.features.blocks == (2,)
     assert isinstance(objective.judge.heads[0].enter_norm, nn.GroupNorm)
-    assert objective.augment.cutout == 0.25
+    assert objective.config.cutout == 0.25
     bare = build(ReconstructionConfig(lpips=0, gan=0))
     assert bare.lpips is bare.judge is None

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from mvm.network import DiT, DiTConfig
 from mvm.optim import ema, power_ema
-from mvm.optim import muon as muon_module
+from mvm.optim import optimizers as optimizers_module
 from mvm.optim.optimizers import DECAYS, TrainConfig, learning_rate, optimizers, set_rate, step_unless
 
 
@@ -292,28 +292,28 @@ def test_muon_skips_a_step_as_adamw_does():
 
 @pytest.mark.parametrize(("device", "dtype"), [("cpu", torch.float32), ("cuda", torch.bfloat16)])
 def test_muon_has_bf16_where_that_is_fast(device, dtype):
-    assert muon_module.product_dtype(torch.device(device)) is dtype
+    assert optimizers_module.product_dtype(torch.device(device)) is dtype
 
 
 @pytest.mark.parametrize(("dtype", "within"), [(torch.float32, 1e-5), (torch.bfloat16, 5e-2)])
 @pytest.mark.parametrize("shape", [(2, 12, 12), (2, 8, 20), (2, 20, 8)])
 def test_newton_schulz_steps_are_polynomials_of_singular_values(monkeypatch, dtype, within, shape):
     """x -> a x + b x^3 + c x^5, five times, of each singular value over the norm of all, in float64."""
-    monkeypatch.setattr(muon_module, "product_dtype", lambda device: dtype)
+    monkeypatch.setattr(optimizers_module, "product_dtype", lambda device: dtype)
     stack = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     a, b, c = 3.4445, -4.7750, 2.0315
     left, values, right = torch.linalg.svd(stack.double(), full_matrices=False)
     values = values / values.norm(dim=-1, keepdim=True)
     for _ in range(5):
         values = a * values + b * values**3 + c * values**5
-    found = muon_module.orthogonal(stack, (a, b, c), 5, 1e-7)
+    found = optimizers_module.orthogonal(stack, (a, b, c), 5, 1e-7)
     assert (found.double() - left @ (values[..., None] * right)).abs().max() < within
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 def test_muon_by_stacks_is_torchs_muon(weight_decay, monkeypatch):
     """Up to bf16's rounding in its products: 1e-2 of a step."""
-    monkeypatch.setattr(muon_module, "product_dtype", lambda device: torch.bfloat16)
+    monkeypatch.setattr(optimizers_module, "product_dtype", lambda device: torch.bfloat16)
     ours, theirs = tiny_dit(), tiny_dit()
     muon, _ = optimizers(TrainConfig(optimizer="muon", lr=0.01, weight_decay=weight_decay), ours.named_parameters())
     hidden = {name: p for name, p in theirs.named_parameters() if name.startswith("blocks") and p.ndim == 2}

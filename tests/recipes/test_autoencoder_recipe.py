@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from mvm.latent import Decoder
-from mvm.latent.decoder import DecoderConfig, decoder_cost
-from mvm.latent.fingerprint import Origin
+from mvm.latent.codec import Origin
+from mvm.latent.rae import DecoderConfig, decoder_cost
 from mvm.recipes import (
     DecoderRecipe,
     Recipe,
@@ -98,8 +98,8 @@ def test_layers_are_text():
     [
         ({"engine.parallel": "fsdp"}, r"engine\.parallel='fsdp' is not for decoders.*use ddp"),
         ({"engine.compile": "graph"}, r"engine\.compile='graph' is not for decoders.*use blocks"),
-        ({"engine.recompute": "0.5"}, r"engine\.recompute and engine\.kernels are not for decoders"),
-        ({"engine.kernels": "true"}, r"engine\.recompute and engine\.kernels are not for decoders"),
+        ({"engine.recompute": "0.5"}, r"engine\.recompute=0\.5 is not for decoders.*leave it at 0"),
+        ({"engine.kernels": "true"}, r"engine\.kernels=True is not for decoders.*leave it at False"),
         ({"held_out.count": "-1"}, r"held_out\.count=-1 is out of range"),
         ({"held_out.count": "0"}, r"preview\.every=1000 restores held-out images, and held_out\.count=0"),
         ({"preview.every": "300"}, r"preview\.every=300 must divide train\.save_every=1000"),

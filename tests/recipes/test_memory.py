@@ -12,7 +12,14 @@ from mvm.distributed.processes import EngineConfig
 from mvm.network import DiTConfig, parameters
 from mvm.optim.optimizers import TrainConfig
 from mvm.recipes import DataConfig, Recipe, load_recipe, memory, override
-from mvm.recipes.memory import KEPT, KEPT_ON_HOST, LIBRARIES, fit_memory, free_memory, training_memory
+from mvm.recipes.memory import (
+    BLOCK_BYTES,
+    BLOCK_BYTES_ON_HOST,
+    LIBRARIES,
+    fit_memory,
+    free_memory,
+    training_memory,
+)
 
 
 def sit(size: str, **engine) -> Recipe:
@@ -60,7 +67,7 @@ def test_what_grows_with_what():
     muon = replace(recipe, train=TrainConfig(optimizer="muon"))
     assert one.states - training_memory(muon, 64).states == 4 * count
     again = training_memory(sit("S", recompute=1.0), 64).activations / one.activations
-    assert again == pytest.approx(KEPT["products"] / KEPT["all"])
+    assert again == pytest.approx(BLOCK_BYTES["products"] / BLOCK_BYTES["all"])
 
 
 # ---------------------------------------------------------------- what is free, and how a step is made to fit
@@ -70,7 +77,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 def per_image(recipe):
     depth, width, _ = recipe.network.dimensions
-    return KEPT_ON_HOST * (recipe.sample_shape[-1] // recipe.network.patch) ** 2 * depth * width
+    return BLOCK_BYTES_ON_HOST * (recipe.sample_shape[-1] // recipe.network.patch) ** 2 * depth * width
 
 
 @pytest.fixture

@@ -9,16 +9,14 @@ from mvm.network import DDTConfig
 from mvm.options import meanings
 from mvm.recipes import (
     DecoderRecipe,
-    OptionDoc,
     Recipe,
     load_recipe,
-    option_docs,
     options,
     override,
     parse_recipe,
     shipped,
 )
-from mvm.recipes.docs import _USUAL, as_typed, meant, table_docs
+from mvm.recipes.docs import _USUAL, OptionDoc, as_typed, meant, option_docs, table_docs
 from mvm.recipes.reading import every_option
 
 KINDS = {"dit": Recipe(), "ddt": Recipe(network=DDTConfig()), "decoder": DecoderRecipe()}

@@ -14,12 +14,12 @@ from mvm.recipes import (
     DecoderRecipe,
     Recipe,
     load_recipe,
-    option_docs,
     override,
     parse_recipe,
     shipped,
     to_json,
 )
+from mvm.recipes.docs import option_docs
 from mvm.recipes.page import H200_FLOPS, H200_MFU, costs, has_estimate, hours_on_h200, page
 
 

@@ -23,8 +23,7 @@ from mvm.network import ConditionConfig
 from mvm.recipes import DataConfig, Recipe, SampleConfig, parse_recipe, to_json
 from mvm.solver import Auto, ClassifierFree, Internal
 from mvm.solver import sample as draw_samples
-from mvm.training.field_trainer import FieldTrainer
-from mvm.training.finetune import fit
+from mvm.training.field_trainer import FieldTrainer, fit
 
 OPTIONS = {
     **NETWORK,

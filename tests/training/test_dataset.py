@@ -332,7 +332,7 @@ NETWORKS = {
     "infinite": (nn_of_3(Infinite), "network predicts NaN or Inf for x of shape (2, 3)"),
     "a function": (lambda x, t: x, "network is of type function; give a torch module, or a recipe"),
     "null for nothing": (mvm.wrap(nn_of_3(), null=3), "null is given to mvm.wrap, and the dataset gives no condition"),
-    "custom path": (mvm.wrap(nn_of_3(), path=mvm.path.VariancePreserving(0.2)), "no recipe can name path="),
+    "custom path": (mvm.wrap(nn_of_3(), kind="x0", path=mvm.path.VariancePreserving(0.2)), "no recipe can name path="),
 }
 
 
@@ -346,7 +346,7 @@ def test_bad_networks_are_refused_before_anything_is_written(name, tmp_path):
 
 OPTIONS = {
     "drop without null": ((X, TEXT), {"drop": 0.1}, "puts the null condition in a condition's place"),
-    "drop without condition": (X, {"drop": 0.1}, "the dataset gives no condition that could be dropped"),
+    "drop without condition": (X, {"drop": 0.1}, "the dataset gives no condition to drop; leave it out"),
     "batches of items": (ByIndex(X.__getitem__), {"batches": True}, "batches=True is for streams"),
     "float images": (2 * X + 1, {"data_values": "uint8"}, "takes float images in [-1, 1]; a value of x0 is"),
     "recompute": (X, {"recompute": 0.5}, "engine.recompute=0.5 is for network.kind dit or ddt"),

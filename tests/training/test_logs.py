@@ -14,9 +14,19 @@ from mvm import checkpoint
 from mvm.distributed.processes import Processes
 from mvm.network import multiply_adds
 from mvm.recipes import options
-from mvm.training.logs import Log, Meter, Record, Window, keep_metrics, matrix_ceiling, read_metrics, training_flops
+from mvm.training.logs import (
+    Log,
+    StepRecord,
+    TensorBoard,
+    ThroughputMeter,
+    Window,
+    keep_metrics,
+    matrix_ceiling,
+    parse_trackers,
+    read_metrics,
+    training_flops,
+)
 from mvm.training.loop import train
-from mvm.training.track import TensorBoard, parse_trackers, trackers
 
 TINY = {
     **NETWORK,
@@ -33,7 +43,7 @@ def tiny(**changes):
 
 
 def record(step, loss, norm=1.0):
-    return Record(step, {"loss": loss, "grad_norm": norm, "lr": 0.1})
+    return StepRecord(step, {"loss": loss, "grad_norm": norm, "lr": 0.1})
 
 
 def bad(step):
@@ -102,7 +112,7 @@ def clock(monkeypatch):
 
 
 def test_images_per_second(clock):
-    meter = Meter(tiny(), Processes(), None, step=10)
+    meter = ThroughputMeter(tiny(), Processes(), None, step=10)
     clock[0] += 4
     assert meter.read(20) == {"images_per_second": 10 * 8 / 4}
     clock[0] += 1
@@ -111,7 +121,7 @@ def test_images_per_second(clock):
 
 
 def test_a_pause_is_not_counted(clock):
-    meter = Meter(tiny(), Processes(), None, step=0)
+    meter = ThroughputMeter(tiny(), Processes(), None, step=0)
     clock[0] += 1
     with meter.paused():
         clock[0] += 100
@@ -127,7 +137,7 @@ def test_a_pause_is_not_counted(clock):
 def test_mfu(clock, world):
     """6 multiply-adds an image, over what all the processes' devices could do in the time."""
     recipe, ceiling = tiny(), 1e9
-    meter = Meter(recipe, Processes(0, world), ceiling, step=0)
+    meter = ThroughputMeter(recipe, Processes(0, world), ceiling, step=0)
     clock[0] += 2
     flops = 5 * 8 * 6 * multiply_adds(recipe.network, (1, 8, 8), 10)
     assert training_flops(recipe) == 6 * multiply_adds(recipe.network, (1, 8, 8), 10)
@@ -143,9 +153,11 @@ def test_a_cpu_has_no_ceiling():
 # Lines
 
 
-def make_log(run, every=2, last=5, window=None, step=0, on_line=None, shown=()):
+def make_log(run, every=2, last=5, window=None, step=0, on_line=None, trackers=()):
     run.mkdir(exist_ok=True)
-    return Log(run, every, last, window or Window(), Meter(tiny(), Processes(), None, step), on_line, shown)
+    log = Log(run, every, last, window or Window(), ThroughputMeter(tiny(), Processes(), None, step), on_line)
+    log.trackers = list(trackers)
+    return log
 
 
 def read(run):
@@ -179,7 +191,7 @@ def test_numbers_that_json_lacks_become_null(tmp_path):
 
 def test_other_processes_write_nothing(tmp_path):
     seen = []
-    log = Log(tmp_path, 1, 9, Window(), Meter(tiny(), Processes(1, 2), None, 0), seen.append)
+    log = Log(tmp_path, 1, 9, Window(), ThroughputMeter(tiny(), Processes(1, 2), None, 0), seen.append)
     window = log.add([record(1, 2.0), bad(2)])
     log.close()
     assert list(tmp_path.iterdir()) == seen == []
@@ -259,8 +271,8 @@ def test_without_tensorboard_there_is_the_file(tmp_path, monkeypatch):
 
 def test_a_run_with_nothing_to_tell_opens_no_board(tmp_path, monkeypatch):
     opened = []
-    monkeypatch.setattr(TensorBoard, "_open", lambda self: opened.append(self.step) or Recorder())
-    log = make_log(tmp_path, every=5, last=9, step=3, shown=[TensorBoard(tmp_path, tiny(), 3)])
+    monkeypatch.setattr(TensorBoard, "open", lambda self, _: opened.append(self.step) or (Recorder(), Recorder()))
+    log = make_log(tmp_path, every=5, last=9, step=3, trackers=[TensorBoard(tmp_path, tiny(), 3)])
     log.add([record(4, 1.0)])
     log.close()
     assert opened == []
@@ -303,7 +315,8 @@ def sent(monkeypatch, name, run, step=0):
     if name == "mlflow":
         package.start_run = lambda **options: package.calls.append(("start_run", (), options)) or Run()
     monkeypatch.setitem(sys.modules, name, package)
-    (tracker,) = trackers(name, run, tiny(), step)
+    (kind,) = parse_trackers(name)
+    tracker = kind(run, tiny(), step)
     assert package.calls == []  # nothing is opened before there is a line
     for line in LINES:
         tracker(line)
@@ -417,7 +430,7 @@ class Broken:
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("a\x1bb"), KeyError()])
 def test_a_tracker_that_fails_is_dropped_with_one_warning(tmp_path, capsys, error):
     broken, seen = Broken(error, "line"), Broken(error, "never")
-    log = make_log(tmp_path, every=1, shown=[broken, seen])
+    log = make_log(tmp_path, every=1, trackers=[broken, seen])
     log.add([record(1, 1.0), record(2, 1.0), record(3, 1.0)])
     log.close()
     assert (broken.lines, seen.lines, len(read(tmp_path))) == (1, 3, 3)
@@ -428,7 +441,7 @@ def test_a_tracker_that_fails_is_dropped_with_one_warning(tmp_path, capsys, erro
 
 def test_a_tracker_that_fails_at_the_end_keeps_no_other_from_ending(tmp_path, capsys):
     ends = Recorder()
-    make_log(tmp_path, shown=[Broken(OSError("gone"), "close"), ends]).close()
+    make_log(tmp_path, trackers=[Broken(OSError("gone"), "close"), ends]).close()
     assert ends.calls == [("close", (), {})]
     assert capsys.readouterr().err == "mvm: Broken failed (gone); its last lines may be missing\n"
 

@@ -11,7 +11,7 @@ from mvm.optim.ema import profiles
 from mvm.training.data import training_data
 from mvm.training.field_trainer import FieldTrainer
 from mvm.training.loop import train
-from mvm.training.snapshots import export_average, rebuild
+from mvm.training.rundir import export_average, rebuild
 
 TINY = {
     **NETWORK,

@@ -176,7 +176,7 @@ def ema(run: Path, /, *, width: float, out: Path, step: Whole | None = None) -> 
     step
         As if training had ended there; default: the newest checkpoint.
     """
-    from mvm.training.snapshots import export_average
+    from mvm.training.rundir import export_average
 
     error = export_average(run, out, width, step)
     print(f"wrote {out}: power-function average of width {width:g}, its profile met within {100 * error:.2g} %")

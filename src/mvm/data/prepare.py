@@ -14,9 +14,9 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, replace
-from functools import reduce
-from math import sqrt
+from dataclasses import asdict, dataclass, replace
+from functools import partial, reduce
+from math import prod, sqrt
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,21 +24,162 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from mvm.data.form import Form, form_of
-from mvm.data.resize import MODES, NO_HEIF, BadImage, Size, has_heif, sides
-from mvm.data.shards import CAPTION, Prepared, Shard, open_prepared
-from mvm.data.sources import Wanted, open_source
-from mvm.data.sources.records import MOST_CLASSES, PART_SIZE, Part, Source, most_common, natural, numbered, stamp_of
+from mvm.data.resize import MODES, NO_HEIF, RESIZES, BadImage, Size, decode, has_heif, planes, resolve, sides
+from mvm.data.shards import CAPTION, DTYPES, Prepared, Shard, StoredCondition, open_prepared
+from mvm.data.sources import PART_SIZE, ConditionKeys, DataSource, SourcePart, SourceRecord, open_source
+from mvm.data.sources.arrays import channels_last
+from mvm.data.sources.records import MOST_CLASSES, most_common, natural, numbered, stamp_of
 from mvm.files import atomic, sha256
-from mvm.options import at_least
+from mvm.options import at_least, choose
 from mvm.store import INDEX, ArrayStore, as_json
-from mvm.untrusted import MOST_LISTED, cut, plain_name, printable, whole_numbers
+from mvm.untrusted import MOST_CAPTION, MOST_LISTED, MOST_PICTURE, cut, plain_name, printable, whole_numbers
 
 NAMED = 100  # skipped records kept with their reasons
 LISTED = 20  # classes in a description
 GOOD = "good"
+MASK = np.dtype(np.bool_)
 
 _OURS = r"(images|labels|condition|mask)-\d{5,}\.npy|(shard|condition)-\d{5,}\.json|index\.json|\..*\.tmp\.\w+"
+
+# --- rows: a sample, and its condition: an array, with a mask of tokens; or a text ---------------------------------
+
+
+def _numbers(value: Any, shape: tuple[int, ...], dtype: np.dtype, what: str = "") -> np.ndarray:
+    """Return finite numbers of this shape and type; what: begins the error, behind the name of the row."""
+    array = np.asarray(value)
+    if array.shape != shape or array.dtype.kind not in "fiub" or (dtype == np.uint8 and array.dtype != dtype):
+        raise ValueError(f"{what}is {array.dtype} of shape {array.shape}, not {dtype} of {shape} as the first one is")
+    with np.errstate(over="ignore"):
+        row = array.astype(dtype)
+    if not np.isfinite(row).all():
+        raise ValueError(f"{what}holds NaN or Inf as {dtype}; repair this row, or leave it out")
+    return row
+
+
+def _text(value: Any, what: str = CAPTION) -> str:
+    try:
+        text = value.decode() if isinstance(value, bytes) else value
+    except UnicodeDecodeError:
+        raise ValueError(f"{what} is no UTF-8 text") from None
+    if not isinstance(text, str) or len(text.encode(errors="replace")) > MOST_CAPTION:
+        raise ValueError(f"{what} must be text of at most {MOST_CAPTION:,} bytes")
+    return str(text)  # numpy has a type of its own
+
+
+def _is_picture(value: Any) -> bool:
+    return isinstance(value, bytes) or value.dtype == np.uint8
+
+
+@dataclass(frozen=True)
+class RowFormat:
+    """Shape and values of samples, (C, *space), how a condition is stored, and how pictures are made to fit."""
+
+    shape: tuple[int, ...]
+    values: str = "uint8"
+    condition: StoredCondition | None = None
+    size: Size | None = None  # None: arrays, kept as they are
+    resize: str = "none"
+
+    @property
+    def arrays(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+        """Return shape and type of a row of each array, by the names of their files."""
+        stored, arrays = self.condition, {"images": (self.shape, DTYPES[self.values])}
+        if stored is not None and stored.kind != CAPTION:
+            arrays["condition"] = (stored.row(self.shape[1:]), np.dtype(stored.dtype))
+        if stored is not None and stored.length:
+            arrays["mask"] = ((stored.length,), MASK)
+        return arrays
+
+    def row(self, record: SourceRecord) -> tuple[Any, ...]:
+        """Return what is stored of a record; BadImage where it is a picture that cannot be read."""
+        if self.size is None:
+            sample = _numbers(record.image, self.shape, DTYPES[self.values])
+        else:
+            sample = self._picture(record.image, self.size)
+        return (sample, *self._condition(*record.condition))
+
+    def _picture(self, image: bytes | np.ndarray, size: Size) -> np.ndarray:
+        return planes(RESIZES[self.resize](decode(image, self.shape[0]), size))
+
+    def _condition(self, value: Any = None, mask: Any = None) -> tuple[Any, ...]:
+        stored = self.condition
+        if stored is None:
+            return ()
+        if stored.kind == CAPTION:
+            return (_text(value),)
+        if stored.kind == "image" and self.size is not None and stored.dtype == "uint8" and _is_picture(value):
+            image = value if isinstance(value, bytes) else channels_last(value[None], "its image")[0]
+            return (self._picture(image, self.size),)
+        value = np.atleast_1d(value) if stored.kind == "vector" else value
+        row = _numbers(value, stored.row(self.shape[1:]), np.dtype(stored.dtype), f"{stored.kind} ")
+        if stored.kind != "tokens":
+            return (row,)
+        of_token = np.ones(stored.length) if mask is None else mask
+        of_token = _numbers(of_token, (stored.length,), np.dtype(np.float32), "mask ")
+        if not np.isin(of_token, (0, 1)).all() or not of_token.any():
+            raise ValueError("mask must hold 0 and 1 alone, and 1 for at least one token")
+        return row, of_token.astype(MASK)
+
+
+def _stored(keys: ConditionKeys, first: SourceRecord, row: RowFormat) -> StoredCondition:
+    """Return how a condition is stored, as the first sample has it."""
+    value, what = first.condition[0], f"'{first.name}' {keys.kind} '{keys.keys[0]}'"
+    if keys.kind == CAPTION:
+        _text(value, what)
+        return StoredCondition(CAPTION)
+    if keys.kind == "image" and row.size is not None and _is_picture(value):
+        return StoredCondition("image", row.shape[0], dtype="uint8")
+    array = np.asarray(value)
+    there = f"{what} is {array.dtype} of shape {array.shape}"
+    if not array.size:
+        raise ValueError(f"{there}, which holds nothing; leave the condition out")
+    if keys.kind == "vector" and array.ndim < 2:
+        return StoredCondition("vector", array.size, dtype="float32")
+    if keys.kind == "tokens" and array.ndim == 2:
+        length, width = array.shape
+        return StoredCondition("tokens", width, length, "float16" if array.dtype == "float16" else "float32")
+    if keys.kind == "image" and array.shape[1:] == row.shape[1:]:
+        return StoredCondition("image", array.shape[0], dtype="uint8" if array.dtype == "uint8" else "float32")
+    needed = {"vector": "(width,)", "tokens": "(length, width)", "image": f"(C, *{row.shape[1:]})"}[keys.kind]
+    raise ValueError(f"{there}; {needed} is needed for each sample")
+
+
+def _first(source: DataSource) -> SourceRecord:
+    for part in source.parts:
+        for record in part.read():
+            return record
+    raise ValueError(f"'{source.name}' has no sample")
+
+
+def row_format(
+    source: DataSource, size: Size | None, resize: str, channels: int | None, values: str, keys: ConditionKeys | None
+) -> RowFormat:
+    """Return the format of a source's rows: by the options where pictures are resized, else as the first row has it."""
+    if size is not None:
+        if values:
+            raise ValueError(f"values='{values}' is for arrays that are kept as they are; leave size={size} out")
+        row = RowFormat((channels or 3, *sides(size)), size=size, resize=resolve(resize, size))
+    else:
+        first = _first(source)
+        image = np.asarray(first.image)
+        inferred = {"f": "float", "u": "uint8" if image.dtype == np.uint8 else ""}.get(image.dtype.kind, "")
+        if not (values or inferred):
+            raise ValueError(f"'{first.name}' is {image.dtype}; give values='float' to keep it as float32")
+        row = RowFormat(image.shape, choose("values", values or inferred, {name: name for name in DTYPES}))
+        if row.values == "uint8" and image.dtype != np.uint8:
+            raise ValueError(f"values='uint8': '{first.name}' is {image.dtype}; leave values out, or give float")
+        if resize not in ("auto", "none") or channels not in (None, row.shape[0]):
+            given = f"resize='{resize}', channels={channels}: without a size arrays are kept as they are"
+            raise ValueError(f"{given}, {row.shape} each; leave both out, or give a size")
+    if keys is not None:
+        row = replace(row, condition=_stored(keys, _first(source), row))
+    for name, (shape, dtype) in row.arrays.items():
+        if prod(shape) * dtype.itemsize > MOST_PICTURE:
+            raise ValueError(f"{name}: a row of {dtype} {shape} takes more than {MOST_PICTURE:,} bytes; shrink it")
+    return row
+
+
+# --- shards -------------------------------------------------------------------------------------------------------
 
 
 def grouped(skipped: Iterable[Sequence[str]]) -> dict[str, int]:
@@ -46,68 +187,14 @@ def grouped(skipped: Iterable[Sequence[str]]) -> dict[str, int]:
     return most_common(Counter(re.sub(r"(?<![\w.])\d[\d,]*(x\d+)?(?![\w.])", "N", reason) for _, reason in skipped))
 
 
-@dataclass(frozen=True)
-class Task:
-    """One shard to make: picklable, complete, and independent of the others."""
-
-    part: Part
-    number: int
-    store: ArrayStore
-    settings: dict[str, Any]
-    classes: int | None  # None: any label from 0 on
-    strict: bool
-    form: Form
+ValueStatistics = tuple[int, float, float, float]  # count, mean, sum of squared deviations, largest absolute value
 
 
-Statistics = tuple[int, float, float, float]  # count, mean, sum of squared deviations, largest absolute value
-
-
-def _statistics(row: np.ndarray) -> Statistics:
-    values = row.astype(np.float64)
-    return values.size, float(values.mean()), float(values.var() * values.size), float(np.abs(values).max())
-
-
-def _merged(one: Statistics, other: Statistics) -> Statistics:
+def _merged(one: ValueStatistics, other: ValueStatistics) -> ValueStatistics:
     """Return the statistics of both: Chan, Golub and LeVeque's update, which keeps digits where std << mean."""
     count, step = one[0] + other[0], other[1] - one[1]
     mean, more = one[1] + step * other[0] / count, step * step * one[0] * other[0] / count
     return count, mean, one[2] + other[2] + more, max(one[3], other[3])
-
-
-@dataclass
-class _Rows:
-    """What was read of a part, beside the arrays that go to the disk at once."""
-
-    labels: list[int] = field(default_factory=list)
-    skipped: list[list[str]] = field(default_factory=list)  # [name, reason]
-    captions: list[str] = field(default_factory=list)
-    statistics: Statistics | None = None  # of floats
-
-
-def _stream(task: Task, write: Sequence[Callable[[np.ndarray], None]]) -> _Rows:
-    """Append the arrays of each good record to their files; return the rest of what it holds."""
-    rows = _Rows()
-    for record in task.part.read():
-        if not 0 <= record.label < (MOST_CLASSES if task.classes is None else task.classes):
-            allowed = "0 or more" if task.classes is None else f"0..{task.classes - 1}"
-            raise ValueError(f"'{record.name}' has label {cut(record.label)}; allowed: {allowed}")
-        try:
-            row = task.form.row(record)
-        except BadImage as error:
-            if task.strict:
-                raise ValueError(f"'{record.name}': {error}; repair it, or prepare without strict to skip it") from None
-            rows.skipped.append([record.name, str(error)])
-        except ValueError as error:
-            raise ValueError(f"'{record.name}' {error}") from None
-        else:
-            for append, array in zip(write, row, strict=False):  # a caption is no array
-                append(array)
-            rows.labels.append(record.label)
-            rows.captions += [value for value in row if isinstance(value, str)]
-            if task.form.values == "float":
-                found = _statistics(row[0])
-                rows.statistics = found if rows.statistics is None else _merged(rows.statistics, found)
-    return rows
 
 
 def _read_sidecar(store: ArrayStore, name: str) -> dict[str, Any]:
@@ -150,10 +237,17 @@ def _growing(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> Generator[C
         assert file.tell() == start
 
 
-def _shard(task: Task) -> dict[str, Any]:
+def _shard(
+    store: ArrayStore,
+    settings: dict[str, Any],
+    row_format: RowFormat,
+    classes: int | None,  # None: any label from 0 on
+    strict: bool,
+    number: int,
+    part: SourcePart,
+) -> dict[str, Any]:
     """Return the sidecar of a shard: that on the disk where the shard is whole, else the shard is made."""
-    store, number = task.store, f"{task.number:05}"
-    sidecar, labels = f"shard-{number}.json", f"labels-{number}.npy"
+    sidecar = f"shard-{number:05}.json"
     if (store.folder / sidecar).is_file():
         facts = _read_sidecar(store, sidecar)
         reasons = facts.get("reasons")
@@ -161,29 +255,54 @@ def _shard(task: Task) -> dict[str, Any]:
         if reasons is not None and not (NO_HEIF in reasons and has_heif()) and store.is_whole(facts["shard"]["sha256"]):
             return facts
 
-    files = {name: f"{name}-{number}.npy" for name in task.form.arrays}
+    files = {name: f"{name}-{number:05}.npy" for name in row_format.arrays}
+    labels: list[int] = []
+    captions: list[str] = []
+    statistics: list[ValueStatistics] = []  # of floats
+    skipped: list[tuple[str, str]] = []  # name, reason
     with ExitStack() as stack:
-        kinds = task.form.arrays.items()
+        kinds = row_format.arrays.items()
         write = [stack.enter_context(_growing(store.folder / files[name], *kind)) for name, kind in kinds]
-        rows = _stream(task, write)
-    if task.form.condition is not None and task.form.condition.kind == CAPTION:
-        files["condition"] = f"condition-{number}.json"
-        store.write_table(files["condition"], {"captions": rows.captions}, indent=None)
+        for record in part.read():
+            if not 0 <= record.label < (MOST_CLASSES if classes is None else classes):
+                allowed = "0 or more" if classes is None else f"0..{classes - 1}"
+                raise ValueError(f"'{record.name}' has label {cut(record.label)}; allowed: {allowed}")
+            try:
+                row = row_format.row(record)
+            except BadImage as error:
+                if strict:
+                    remedy = "repair it, or prepare without strict to skip it"
+                    raise ValueError(f"'{record.name}': {error}; {remedy}") from None
+                skipped.append((record.name, str(error)))
+                continue
+            except ValueError as error:
+                raise ValueError(f"'{record.name}' {error}") from None
+            for append, array in zip(write, row, strict=False):  # a caption is no array
+                append(array)
+            labels.append(record.label)
+            captions += [value for value in row if isinstance(value, str)]
+            if row_format.values == "float":
+                values = row[0].astype(np.float64)
+                mean, squares = float(values.mean()), float(values.var() * values.size)
+                statistics.append((values.size, mean, squares, float(np.abs(values).max())))
+    if row_format.condition is not None and row_format.condition.kind == CAPTION:
+        files["condition"] = f"condition-{number:05}.json"
+        store.write_table(files["condition"], {"captions": captions}, indent=None)
         if (size := (store.folder / files["condition"]).stat().st_size) > MOST_LISTED:
-            raise ValueError(f"'{task.part.name}' has captions of {size:,} bytes, more than {MOST_LISTED:,}; split it")
-    found, skipped = rows.labels, rows.skipped
-    store.write(labels, np.array(found, np.int64))
-    shard = Shard(labels=labels, count=len(found), sha256={}, **files)
+            raise ValueError(f"'{part.name}' has captions of {size:,} bytes, more than {MOST_LISTED:,}; split it")
+    files["labels"] = f"labels-{number:05}.npy"
+    store.write(files["labels"], np.array(labels, np.int64))
+    shard = Shard(count=len(labels), sha256={}, **files)
     shard = replace(shard, sha256={name: sha256(store.folder / name) for name in shard.files})
     facts = {
-        "settings": task.settings,
+        "settings": settings,
         "shard": shard.facts(),
-        "class_counts": sorted(Counter(found).items()),
+        "class_counts": sorted(Counter(labels).items()),
         "skipped": {"count": len(skipped), "first": skipped[:NAMED]},
         "reasons": grouped(skipped),
     }
-    if rows.statistics is not None:
-        facts["statistics"] = rows.statistics
+    if statistics:
+        facts["statistics"] = reduce(_merged, statistics)
     store.write_table(sidecar, facts, indent=None)
     return as_json(facts)  # the same, made now or read back
 
@@ -196,12 +315,15 @@ def _follow_parent() -> None:
     threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
 
 
-def _in_pool(tasks: list[Task], workers: int) -> Iterator[dict[str, Any]]:
+Make = Callable[[int, SourcePart], dict[str, Any]]  # the number and part of a shard -> its sidecar
+
+
+def _in_pool(make: Make, parts: Sequence[SourcePart], workers: int) -> Iterator[dict[str, Any]]:
     # spawn: forking a process that has run torch may hang
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(min(workers, len(tasks)), context, _follow_parent)
+    pool = ProcessPoolExecutor(min(workers, len(parts)), context, _follow_parent)
     try:
-        for future in as_completed([pool.submit(_shard, task) for task in tasks]):
+        for future in as_completed([pool.submit(make, number, part) for number, part in enumerate(parts)]):
             yield future.result()
     except BrokenProcessPool:
         raise OSError(
@@ -212,20 +334,24 @@ def _in_pool(tasks: list[Task], workers: int) -> Iterator[dict[str, Any]]:
         pool.shutdown(cancel_futures=True)
 
 
-def _all_shards(tasks: list[Task], workers: int, progress: bool) -> list[dict[str, Any]]:
+def _all_shards(make: Make, parts: Sequence[SourcePart], workers: int, progress: bool) -> list[dict[str, Any]]:
     """Return every sidecar, in order."""
-    stream = map(_shard, tasks) if workers == 1 else _in_pool(tasks, workers)
-    done = []
-    with tqdm(total=len(tasks), desc="prepare", unit="shard", disable=not progress) as bar:
+    stream = map(make, range(len(parts)), parts) if workers == 1 else _in_pool(make, parts, workers)
+    done, images = [], 0
+    with tqdm(total=len(parts), desc="prepare", unit="shard", disable=not progress) as bar:
         for facts in stream:
             done.append(facts)
-            bar.set_postfix_str(f"{sum(shard['shard']['count'] for shard in done):,} images", refresh=False)
+            images += facts["shard"]["count"]
+            bar.set_postfix_str(f"{images:,} images", refresh=False)
             bar.update()
     return sorted(done, key=lambda facts: natural(Path(facts["shard"]["images"])))
 
 
-def _class_names(source: Source, classes: int | None) -> tuple[str, ...]:
-    """Return the names of the classes, () when the labels will tell; `classes` must fit names, and extends numbers."""
+# --- the whole set ------------------------------------------------------------------------------------------------
+
+
+def _class_names(source: DataSource, classes: int | None) -> tuple[str, ...]:
+    """Return the class names, () where labels decide; `classes` must fit names, and extends numbers."""
     if classes is None or classes == len(source.classes):
         return source.classes
     if source.classes == numbered(len(source.classes)):
@@ -233,7 +359,9 @@ def _class_names(source: Source, classes: int | None) -> tuple[str, ...]:
     raise ValueError(f"classes={classes}, but '{source.name}' names {len(source.classes)}; leave it out, or correct it")
 
 
-def _summary(done: list[dict[str, Any]], form: Form, source: Source, names: tuple[str, ...], out: Path) -> Prepared:
+def _summary(
+    done: list[dict[str, Any]], row: RowFormat, source: DataSource, names: tuple[str, ...], out: Path
+) -> Prepared:
     """Return the prepared set that the sidecars describe."""
     settings, counts, reasons = done[0]["settings"], Counter[int](), Counter(grouped(source.unread))
     statistics = [facts["statistics"] for facts in done if "statistics" in facts]
@@ -246,7 +374,7 @@ def _summary(done: list[dict[str, Any]], form: Form, source: Source, names: tupl
     first = [*(pair for some in skipped for pair in some["first"]), *map(list, source.unread)][:NAMED]
     return Prepared(
         folder=out,
-        shape=form.shape,
+        shape=row.shape,
         classes=names,
         class_counts=tuple(counts[label] for label in range(len(names))),
         empty_classes=tuple(name for label, name in enumerate(names) if not counts[label]),
@@ -257,8 +385,8 @@ def _summary(done: list[dict[str, Any]], form: Form, source: Source, names: tupl
         shards=tuple(Shard(**facts["shard"]) for facts in done if facts["shard"]["count"]),
         reasons=most_common(reasons),
         ignored=source.ignored,
-        values=form.values,
-        condition=form.condition,
+        values=row.values,
+        condition=row.condition,
         statistics={} if whole is None else {"mean": whole[1], "std": sqrt(whole[2] / whole[0]), "largest": whole[3]},
     )
 
@@ -282,28 +410,20 @@ def _without_empty(prepared: Prepared) -> Prepared:
 
     An interrupted call leaves labels that their sidecars contradict, and the next one makes these shards again.
     """
-    kept = [label for label, count in enumerate(prepared.class_counts) if count]
-    if len(kept) == len(prepared.classes):
+    nonempty = [label for label, count in enumerate(prepared.class_counts) if count]
+    if len(nonempty) == len(prepared.classes):
         return prepared
     shards = []
     for shard in prepared.shards:
         path = prepared.folder / shard.labels
-        prepared.store.write(shard.labels, np.searchsorted(kept, np.load(path)).astype(np.int64))
+        prepared.store.write(shard.labels, np.searchsorted(nonempty, np.load(path)).astype(np.int64))
         shards.append(replace(shard, sha256=shard.sha256 | {shard.labels: sha256(path)}))
     return replace(
         prepared,
         shards=tuple(shards),
-        classes=tuple(prepared.classes[label] for label in kept),
-        class_counts=tuple(prepared.class_counts[label] for label in kept),
+        classes=tuple(prepared.classes[label] for label in nonempty),
+        class_counts=tuple(prepared.class_counts[label] for label in nonempty),
     )
-
-
-def _index(prepared: Prepared) -> dict[str, Any]:
-    """Return what index.json says of a set."""
-    left = {"folder"} if prepared.format > 1 else {"folder", "values", "condition", "statistics"}
-    facts = {name: value for name, value in asdict(prepared).items() if name not in left}
-    shards = [shard.facts() for shard in prepared.shards]
-    return {"format": prepared.format, "count": prepared.count, **facts, "shards": shards}
 
 
 def prepare(
@@ -344,15 +464,15 @@ def prepare(
         raise ValueError(f"channels={channels} is not supported; allowed: {', '.join(map(str, MODES))}")
     if out.resolve().is_relative_to(source_path.resolve()):
         raise ValueError(f"out='{out}' lies in the source; choose a folder elsewhere")
-    wanted = Wanted.parse(condition) if condition else None
-    source = open_source(source_path, split, part_size, wanted, kept=size is None)
+    keys = ConditionKeys.parse(condition) if condition else None
+    source = open_source(source_path, split, part_size, keys, as_arrays=size is None)
     if strict and source.unread:  # before hours of work
         name, reason = source.unread[0]
         raise ValueError(f"'{cut(name)}': {reason}; or prepare without strict to skip it")
     names = _class_names(source, classes)
-    form = form_of(source, size, resize, channels, values, wanted)
-    options = {"size": size, "resize": form.resize, "channels": form.shape[0], "split": split, "classes": classes}
-    options |= {"values": form.values} if size is None else {}
+    row = row_format(source, size, resize, channels, values, keys)
+    options = {"size": size, "resize": row.resize, "channels": row.shape[0], "split": split, "classes": classes}
+    options |= {"values": row.values} if size is None else {}
     options |= {"condition": condition} if condition else {}
     contents = stamp_of([(part.name, part.stamp) for part in source.parts], source.classes)
     # what makes two preparations the same, as JSON keeps it
@@ -369,24 +489,22 @@ def prepare(
             prepared = open_prepared(out)
             store.require_same(prepared.settings, settings)
             if NO_HEIF in prepared.reasons and has_heif():
-                raise ValueError(
-                    f"out='{out}' was prepared without pillow-heif and lacks {prepared.reasons[NO_HEIF]:,} HEIC "
-                    f"pictures, which can be read now; {store.other}"
-                )
+                lacks = f"lacks {prepared.reasons[NO_HEIF]:,} HEIC pictures, which can be read now"
+                raise ValueError(f"out='{out}' was prepared without pillow-heif and {lacks}; {store.other}")
         else:
-            tasks = [
-                Task(part, number, store, settings, len(names) or None, strict, form)
-                for number, part in enumerate(source.parts)
-            ]
-            done = _all_shards(tasks, workers or os.cpu_count() or 1, progress)
-            prepared = _accept(_summary(done, form, source, names, out), strict)
+            make = partial(_shard, store, settings, row, len(names) or None, strict)
+            done = _all_shards(make, source.parts, workers or os.cpu_count() or 1, progress)
+            prepared = _accept(_summary(done, row, source, names, out), strict)
             if source.by_folder and classes is None:
                 prepared = _without_empty(prepared)
-            store.write_table(INDEX, _index(prepared), indent=1)
+            left = {"folder"} if prepared.format > 1 else {"folder", "values", "condition", "statistics"}
+            facts = {name: value for name, value in asdict(prepared).items() if name not in left}
+            facts |= {"shards": [shard.facts() for shard in prepared.shards]}
+            store.write_table(INDEX, {"format": prepared.format, "count": prepared.count, **facts}, indent=1)
         # what is not part of the finished set goes: sidecars, empty shards, what a killed run left
-        kept = {INDEX, *(name for shard in prepared.shards for name in shard.sha256)}
+        finished = {INDEX, *(name for shard in prepared.shards for name in shard.sha256)}
         for entry in sorted(out.iterdir()):
-            if entry.name not in kept:
+            if entry.name not in finished:
                 entry.unlink()
     return _accept(prepared, strict)
 
@@ -400,9 +518,8 @@ def left_out(prepared: Prepared, named: int = LISTED) -> list[str]:
     if ignored:
         kinds = ", ".join(f"{suffix} {number:,}" for suffix, number in ignored.items())
         total = sum(ignored.values())
-        lines.append(
-            f"  ignored {total:,} {'file that is no image' if total == 1 else 'files that are no images'}: {kinds}"
-        )
+        what = "file that is no image" if total == 1 else "files that are no images"
+        lines.append(f"  ignored {total:,} {what}: {kinds}")
     for name in prepared.empty_classes[:named]:
         lines.append(f"  no images of class {name}" + ("" if name in prepared.classes else ": it is left out"))
     more = len(prepared.empty_classes) - named
@@ -419,12 +536,12 @@ def describe(folder: Path | str) -> tuple[str, bool]:
     except ValueError as error:
         checksums = str(error)
     names = [name for shard in prepared.shards for name in shard.sha256]
-    held, floats = prepared.condition, prepared.statistics
+    condition, floats = prepared.condition, prepared.statistics
     spread = f", standard deviation {floats['std']:.4g}, largest {floats['largest']:.4g}" if floats else ""
     rows = {
         "shape": "x".join(map(str, prepared.shape)),
         **({"values": f"{prepared.values}{spread}"} if prepared.format > 1 else {}),
-        **({"condition": str(held)} if held is not None else {}),
+        **({"condition": str(condition)} if condition is not None else {}),
         "images": f"{prepared.count:,} in {len(prepared.shards):,} shards",
         "bytes": f"{sum((prepared.folder / name).stat().st_size for name in names):,}",
         "resize": prepared.resize,

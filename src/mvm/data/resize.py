@@ -66,13 +66,8 @@ def unchanged(image: Image.Image, size: Size) -> Image.Image:
     return image
 
 
-def auto(image: Image.Image, size: Size) -> Image.Image:
-    """Return the picture by the resize that is usual at this size."""
-    return RESIZES[resolve("auto", size)](image, size)
-
-
 RESIZES: dict[str, Callable[[Image.Image, Size], Image.Image]] = {
-    "auto": auto,
+    "auto": lambda image, size: RESIZES[resolve("auto", size)](image, size),  # what is usual at this size
     "box": box,
     "centre-crop": centre_crop,
     "none": unchanged,

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import DTypeLike
 from torch import Tensor
 
-from mvm.data.catalogue import Images
+from mvm.data.loader import Images
 from mvm.path.condition import Condition
 from mvm.store import INDEX, ArrayStore, Rows
 from mvm.untrusted import MOST_LISTED, cut, plain_name, read_json, whole_numbers
@@ -24,6 +25,8 @@ from mvm.untrusted import MOST_LISTED, cut, plain_name, read_json, whole_numbers
 FORMATS = (1, 2)
 DTYPES = {"uint8": np.dtype(np.uint8), "float": np.dtype(np.float32)}  # of samples, by values
 CAPTION = "caption"
+# of a condition's numbers, by its kind
+TYPES = {"vector": ("float32",), "tokens": ("float16", "float32"), "image": ("uint8", "float32"), CAPTION: ("",)}
 
 
 @dataclass(frozen=True)
@@ -42,15 +45,9 @@ class StoredCondition:
 
     def require_valid(self) -> None:
         """Raise unless it is one of the conditions that can be stored."""
-        dtypes = {
-            "vector": ("float32",),
-            "tokens": ("float16", "float32"),
-            "image": ("uint8", "float32"),
-            CAPTION: ("",),
-        }
         whole_numbers(self.width, self.length)
         sizes = (self.width > 0, self.length > 0) == (self.kind != CAPTION, self.kind == "tokens")
-        if self.dtype not in dtypes[self.kind] or not sizes:
+        if self.dtype not in TYPES[self.kind] or not sizes:
             raise ValueError(f"{cut(self)} is no condition")
 
     def __str__(self) -> str:
@@ -115,9 +112,9 @@ class Prepared:
     @property
     def bytes(self) -> int:
         """Return what the samples and their condition take in memory."""
-        row, held = prod(self.shape) * DTYPES[self.values].itemsize, self.condition
-        if held is not None and held.dtype:
-            row += prod(held.row(self.shape[1:])) * np.dtype(held.dtype).itemsize
+        row, stored = prod(self.shape) * DTYPES[self.values].itemsize, self.condition
+        if stored is not None and stored.dtype:
+            row += prod(stored.row(self.shape[1:])) * np.dtype(stored.dtype).itemsize
         return self.count * row
 
     @property
@@ -141,31 +138,32 @@ class Prepared:
 
     def load(self) -> Images:
         """Return all images in memory, one copy."""
-        stored, labels = self.arrays()  # before memory is taken for what the index says
-        parts = self.conditions().items()
-        given = _unwrapped({name: _joined(some) if isinstance(some, list) else some for name, some in parts})
-        return Images(_joined(stored), labels, self.classes, given)
+        rows, labels = self.arrays()  # before memory is taken for what the index says
+        parts = {name: part.load() if isinstance(part, Rows) else part for name, part in self.conditions().items()}
+        return Images(rows.load(), labels, self.classes, parts.get("", parts or None))
 
     def mapped(self) -> "Mapped":
         """Return the images left on the disk, for sets larger than the memory."""
         return Mapped(self)
 
-    def conditions(self) -> dict[str, list[np.ndarray] | Tensor]:
-        """Return the parts of a condition by their key in it ("" for the whole): an array of every shard, mapped.
+    def _rows(self, kind: str, row: tuple[int, ...], dtype: DTypeLike) -> Rows:
+        """Return the rows in the files of one kind of every shard, memory-mapped."""
+        return Rows([self.store.array(getattr(shard, kind), (shard.count, *row), dtype)[None] for shard in self.shards])
+
+    def conditions(self) -> dict[str, Rows | Tensor]:
+        """Return the parts of a condition by their key in it ("" for the whole), memory-mapped.
 
         Of captions: which of the distinct ones each sample has, in memory.
         """
-        held = self.condition
-        if held is None:
+        stored = self.condition
+        if stored is None:
             return {}
-        if held.kind == CAPTION:
+        if stored.kind == CAPTION:
             return {CAPTION: self.captions()[1]}
-        row = held.row(self.shape[1:])
-        rows = [self.store.array(shard.condition, (shard.count, *row), held.dtype) for shard in self.shards]
-        if held.kind != "tokens":
+        rows = self._rows("condition", stored.row(self.shape[1:]), stored.dtype)
+        if stored.kind != "tokens":
             return {"": rows}
-        masks = [self.store.array(shard.mask, (shard.count, held.length), np.bool_) for shard in self.shards]
-        return {"tokens": rows, "mask": masks}
+        return {"tokens": rows, "mask": self._rows("mask", (stored.length,), np.bool_)}
 
     def captions(self) -> tuple[list[str], Tensor]:
         """Return the distinct captions, sorted, and which of them each sample has, int64 (N,)."""
@@ -179,27 +177,15 @@ class Prepared:
         distinct = {text: number for number, text in enumerate(sorted(set(texts)))}
         return list(distinct), torch.tensor([distinct[text] for text in texts])
 
-    def arrays(self) -> tuple[list[np.ndarray], Tensor]:
-        """Return the images of every shard, memory-mapped, and all labels."""
-        dtype = DTYPES[self.values]
-        images = [self.store.array(shard.images, (shard.count, *self.shape), dtype) for shard in self.shards]
-        labels = [self.store.array(shard.labels, (shard.count,), np.int64) for shard in self.shards]
-        for shard, some in zip(self.shards, labels, strict=True):
+    def arrays(self) -> tuple[Rows, Tensor]:
+        """Return the images, memory-mapped, and all labels."""
+        images = self._rows("images", self.shape, DTYPES[self.values])
+        labels = self._rows("labels", (), np.int64)
+        for shard, some in zip(self.shards, labels.arrays, strict=True):
             if not 0 <= some.min() <= some.max() < len(self.classes):
                 path, last = self.folder / shard.labels, len(self.classes) - 1
                 raise ValueError(f"'{path}' holds labels outside 0..{last}; {self.store.remedy}")
-        return images, torch.from_numpy(np.concatenate(labels))
-
-
-def _joined(arrays: list[np.ndarray]) -> Tensor:
-    """Return arrays after one another, in memory of their own."""
-    joined = np.empty((sum(map(len, arrays)), *arrays[0].shape[1:]), arrays[0].dtype)
-    return torch.from_numpy(np.concatenate(arrays, out=joined))
-
-
-def _unwrapped(parts: dict[str, Any]) -> Condition:
-    """Return a condition by its keys; what is under "" is the whole of it, and without keys there is none."""
-    return parts.get("", parts) if parts else None
+        return images, labels.load()
 
 
 class Mapped:
@@ -208,12 +194,8 @@ class Mapped:
     def __init__(self, prepared: Prepared) -> None:
         self.prepared = prepared
         self.shape, self.classes = prepared.shape, prepared.classes
-        images, self.labels = prepared.arrays()
-        self._rows = Rows([array[None] for array in images])
-        self._condition = {
-            name: Rows([array[None] for array in some]) if isinstance(some, list) else some
-            for name, some in prepared.conditions().items()
-        }
+        self._rows, self.labels = prepared.arrays()
+        self._condition = prepared.conditions()
 
     def __reduce__(self) -> tuple:
         return Mapped, (self.prepared,)  # to another process go the names, not the pixels
@@ -223,14 +205,12 @@ class Mapped:
 
     def gather(self, indices: Tensor) -> tuple[Tensor, Condition]:
         """Return samples (B, C, *space) and their condition at the indices, on the CPU; labels where there is none."""
-        indices, parts = indices.cpu(), self._condition.items()
-        given = _unwrapped(
-            {
-                name: torch.from_numpy(rows.gather(indices)) if isinstance(rows, Rows) else rows[indices]
-                for name, rows in parts
-            }
-        )
-        return torch.from_numpy(self._rows.gather(indices)), self.labels[indices] if given is None else given
+        indices = indices.cpu()
+        parts = {
+            name: torch.from_numpy(part.gather(indices)) if isinstance(part, Rows) else part[indices]
+            for name, part in self._condition.items()
+        }
+        return torch.from_numpy(self._rows.gather(indices)), parts.get("", parts or self.labels[indices])
 
 
 def _store(folder: Path) -> ArrayStore:
@@ -242,10 +222,10 @@ def _of_index(folder: Path, index: dict[str, Any]) -> Prepared:
     facts: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in index.items()}
     form, condition = facts.pop("format"), facts.pop("condition", None)
     count, shards = facts.pop("count"), tuple(Shard(**shard) for shard in facts.pop("shards"))
-    held = None if condition is None else StoredCondition(**condition)
-    prepared = Prepared(folder=folder, shards=shards, condition=held, **facts)
-    if held is not None:
-        held.require_valid()
+    stored = None if condition is None else StoredCondition(**condition)
+    prepared = Prepared(folder=folder, shards=shards, condition=stored, **facts)
+    if stored is not None:
+        stored.require_valid()
     finite = all(map(isfinite, prepared.statistics.values()))
     known = set(prepared.statistics) == ({"mean", "std", "largest"} if prepared.values == "float" else set())
     if prepared.values not in DTYPES or prepared.format > form or not (finite and known):
@@ -254,8 +234,9 @@ def _of_index(folder: Path, index: dict[str, Any]) -> Prepared:
     whole_numbers(prepared.skipped["count"], *prepared.reasons.values(), *prepared.ignored.values())
     for shard in shards:
         names = [plain_name(name) for name in shard.sha256]
-        parts = (bool(shard.condition), bool(shard.mask)) == (held is not None, held is not None and held.length > 0)
-        if sorted(names) != sorted(shard.files) or not shard.count or not parts:
+        parts = (stored is not None, stored is not None and stored.length > 0)
+        fit = sorted(names) == sorted(shard.files) and (bool(shard.condition), bool(shard.mask)) == parts
+        if not fit or not shard.count:
             raise ValueError(f"{cut(shard)} is no shard")
         for name, total in shard.sha256.items():
             if not isinstance(total, str) or not total.isascii():
@@ -309,10 +290,8 @@ def _not_prepared(folder: Path, size: int) -> str:
     if out.resolve().is_relative_to(whole):
         out = whole.parent / name
     command = f"mvm data prepare {quote(str(folder))} --out {quote(str(out))} --size {size}"
-    return (
-        f"'{folder}' holds pictures, not prepared data; prepare them first: {command}, then "
-        f"--data.path {quote(str(out))}"
-    )
+    what = f"'{folder}' holds pictures, not prepared data"
+    return f"{what}; prepare them first: {command}, then --data.path {quote(str(out))}"
 
 
 def open_prepared(folder: Path | str, size: int = 0) -> Prepared:

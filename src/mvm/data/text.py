@@ -12,7 +12,6 @@ import json
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -48,39 +47,28 @@ MODELS = {
 CODE = ("auto_map", "quantization_config", "attn_implementation")  # keys of a config that lead to other code
 
 
-def _transformers(folder: Path) -> ModuleType:
-    quiet_torchao()
-    try:
-        import transformers
-    except ImportError as error:
-        raise ValueError(needs(f"{OPTION}='{folder}'", "transformers", "encoders")) from error
-    return transformers
-
-
-def _require_plain(folder: Path) -> None:
-    """Refuse a folder that lacks a file, or whose files would lead out of it."""
-    for name in ("config.json", "tokenizer.json"):
-        if not (folder / name).is_file():
-            raise ValueError(
-                f"{OPTION}='{folder}' has no {name}; give a local folder into which save_pretrained has written both "
-                "the text encoder and its fast tokenizer"
-            )
-    if (folder / "adapter_config.json").exists():
-        raise ValueError(f"{OPTION}='{folder}' is an adapter of another model; merge it, and save the whole model")
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        with refusal(f"'{index}' is damaged"):
-            for name in read_json(index)["weight_map"].values():
-                plain_name(name)
-
-
 class TextEncoder:
     """A frozen text encoder: embed(texts, length) -> the states after its last layer, and which are of a token."""
 
     def __init__(self, folder: Path | str, device: torch.device | str = "cpu") -> None:
         self.folder, self.device = Path(folder), torch.device(device)
-        self._library = _transformers(self.folder)
-        _require_plain(self.folder)
+        quiet_torchao()
+        try:
+            import transformers
+        except ImportError as error:
+            raise ValueError(needs(f"{OPTION}='{folder}'", "transformers", "encoders")) from error
+        self._library = transformers
+        for name in ("config.json", "tokenizer.json"):
+            if not (self.folder / name).is_file():
+                what = "a local folder into which save_pretrained has written the text encoder and its fast tokenizer"
+                raise ValueError(f"{OPTION}='{folder}' has no {name}; give {what}")
+        if (self.folder / "adapter_config.json").exists():
+            raise ValueError(f"{OPTION}='{folder}' is an adapter of another model; merge it, and save the whole model")
+        index = self.folder / "model.safetensors.index.json"
+        if index.is_file():
+            with refusal(f"'{index}' is damaged"):
+                for name in read_json(index)["weight_map"].values():
+                    plain_name(name)  # none leads out of the folder
         with refusal(f"{OPTION}='{self.folder}' cannot be read"):
             facts = read_json(self.folder / "config.json")
             self.kind = facts["model_type"]
@@ -146,14 +134,15 @@ class TextEncoder:
                 self._tokenizer.enable_truncation(length)
                 self._tokenizer.enable_padding(pad_id=self.config.pad_token_id or 0, length=length)
             try:
-                found = self._tokenizer.encode_batch(list(texts))
+                encoded = self._tokenizer.encode_batch(list(texts))
             except BaseException as error:  # a damaged table makes it panic, which is no Exception
                 if type(error).__name__ != "PanicException":
                     raise
                 raise ValueError(str(error)) from None
-            if (largest := max((max(text.ids, default=0) for text in found), default=0)) >= self.config.vocab_size:
+            largest = max((max(text.ids, default=0) for text in encoded), default=0)
+            if largest >= self.config.vocab_size:
                 raise ValueError(f"it makes token {largest}, and the encoder knows {self.config.vocab_size}")
-        return found
+        return encoded
 
     @torch.no_grad()
     def embed(self, texts: Sequence[str], length: int) -> dict[str, Tensor]:
@@ -166,69 +155,51 @@ class TextEncoder:
         if not 1 <= length <= (self.limit or length):
             most = self.limit or "any number of"
             raise ValueError(f"condition.length={length}: '{self.folder}' reads 1 to {most} tokens")
-        batches = [self._embed(texts[start : start + BATCH], length) for start in range(0, len(texts), BATCH)]
-        empty = {"tokens": torch.empty(0, length, self.width), "mask": torch.empty(0, length, dtype=torch.bool)}
-        batches = batches or [{name: value.to(self.device) for name, value in empty.items()}]
-        return {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
-
-    def _embed(self, texts: Sequence[str], length: int) -> dict[str, Tensor]:
-        found = self._encoded(texts, length)
-        ids = torch.tensor([text.ids for text in found], device=self.device)
-        mask = torch.tensor([text.attention_mask for text in found], device=self.device).bool()
-        mask[:, 0] = True
-        network = self.network
-        with refusal(f"{OPTION}='{self.folder}' fails on {len(texts)} texts", "save the whole model again"):
-            states = network(input_ids=ids, attention_mask=mask.long()).last_hidden_state.float()
-        return {"tokens": states.where(mask[..., None], states.new_zeros(())), "mask": mask}
-
-
-def joined(tokens: dict[str, Tensor]) -> Tensor:
-    """Return tokens and their mask in one array (N, length, width + 1)."""
-    return torch.cat((tokens["tokens"], tokens["mask"][..., None].to(tokens["tokens"].dtype)), -1)
+        tokens = [torch.empty(0, length, self.width, device=self.device)]
+        masks = [torch.empty(0, length, dtype=torch.bool, device=self.device)]
+        for start in range(0, len(texts), BATCH):
+            encoded = self._encoded(texts[start : start + BATCH], length)
+            ids = torch.tensor([text.ids for text in encoded], device=self.device)
+            mask = torch.tensor([text.attention_mask for text in encoded], device=self.device).bool()
+            mask[:, 0] = True
+            network = self.network
+            with refusal(f"{OPTION}='{self.folder}' fails on {len(encoded)} texts", "save the whole model again"):
+                states = network(input_ids=ids, attention_mask=mask.long()).last_hidden_state.float()
+            tokens.append(states.where(mask[..., None], states.new_zeros(())))
+            masks.append(mask)
+        return {"tokens": torch.cat(tokens), "mask": torch.cat(masks)}
 
 
 def split(rows: Tensor) -> dict[str, Tensor]:
-    """Return the tokens and the mask that were joined."""
+    """Return the tokens and the mask in rows of `embed_captions`."""
     return {"tokens": rows[..., :-1], "mask": rows[..., -1] > 0}
 
 
-def caption_parts(encoder: TextEncoder, captions: Sequence[str], length: int, beside: Path) -> PartedArray:
-    """Return the files of the captions' embeddings, joined with their masks, in a folder beside that of the data."""
+def embed_captions(
+    encoder: TextEncoder, captions: Sequence[str], length: int, data: Path, share: Share = ALONE, progress: bool = True
+) -> Rows:
+    """Return the embeddings of distinct captions, made once, in a folder next to that of the data.
+
+    A row is (length, width + 1): tokens, and their mask as the last column. Those of an earlier run are checked and
+    kept.
+    """
     key: dict[str, Any] = {
         "encoder": encoder.fingerprint,
         "captions": hashlib.sha256(json.dumps(list(captions)).encode()).hexdigest(),
         "length": length,
     }
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:8]
-    return PartedArray(
-        beside.with_name(f"{beside.name}-captions-{digest}"),
-        "embeddings of captions",
-        name="captions",
-        key=key,
-        shape=(1, len(captions), length, encoder.width + 1),
-        dtype=np.float16,
-        size=PART,
-        notes=False,
-    )
-
-
-def embed_captions(
-    encoder: TextEncoder,
-    captions: Sequence[str],
-    length: int,
-    beside: Path,
-    share: Share = ALONE,
-    progress: bool = True,
-) -> Rows:
-    """Return the joined embeddings of distinct captions, made once; those of an earlier run are checked and kept."""
-    parts = caption_parts(encoder, captions, length, beside)
+    folder, shape = data.with_name(f"{data.name}-captions-{digest}"), (1, len(captions), length, encoder.width + 1)
+    how: dict[str, Any] = {"shape": shape, "dtype": np.float16, "size": PART, "notes": False}
+    parts = PartedArray(folder, "embeddings of captions", name="captions", key=key, **how)
 
     def embed(part: range) -> Iterator[np.ndarray]:
         for start in range(part.start, part.stop, BATCH):
-            found = joined(encoder.embed(captions[start : min(start + BATCH, part.stop)], length)).half()
-            if not bool(found.isfinite().all()):
+            tokens, mask = encoder.embed(captions[start : min(start + BATCH, part.stop)], length).values()
+            rows = torch.cat((tokens, mask[..., None]), -1).half()
+            if not bool(rows.isfinite().all()):
                 raise ValueError(f"{OPTION}='{encoder.folder}' gives embeddings beyond float16; use another encoder")
-            yield found[None].cpu().numpy()
+            yield rows[None].cpu().numpy()
 
     smaller = "set a smaller condition.length, or move the data to another disk"
     parts.write_missing(embed, share=share, smaller=smaller, progress=progress)

@@ -17,12 +17,9 @@ from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
 from mvm.network.fast.float8 import GRANULARITY
-from mvm.options import at_least, between, choose
+from mvm.options import check
 
 PRECISIONS: dict[str, torch.dtype | None] = {"auto": None, "fp32": torch.float32, "bf16": torch.bfloat16}
-PARALLEL = dict.fromkeys(("ddp", "fsdp"))
-COMPILE = dict.fromkeys(("auto", "off", "blocks", "full", "graph"))
-FP8 = dict.fromkeys(("off", *GRANULARITY))
 PATIENCE = 1800  # seconds that processes wait for each other: rank 0 may be writing a report meanwhile
 
 
@@ -68,16 +65,11 @@ class EngineConfig:
     """Seconds that processes wait for one that hangs or was stopped, before they end with an error."""
 
     def __post_init__(self) -> None:
-        choose("engine.parallel", self.parallel, PARALLEL)
-        choose("engine.precision", self.precision, PRECISIONS)
-        choose("engine.fp8", self.fp8, FP8)
-        choose("engine.compile", self.compile, COMPILE)
-        choose("engine.resident", self.resident, dict.fromkeys(("auto", "device", "host")))
-        choose("engine.keep", self.keep, dict.fromkeys(("products", "nothing")))
-        at_least("engine.shard", self.shard, 0)
-        at_least("engine.accumulate", self.accumulate, 1)
-        at_least("engine.timeout", self.timeout, 1)
-        between("engine.recompute", self.recompute, 0, 1)
+        check(
+            "engine", self, parallel=("ddp", "fsdp"), precision=PRECISIONS, fp8=("off", *GRANULARITY),
+            compile=("auto", "off", "blocks", "full", "graph"), keep=("products", "nothing"),
+            resident=("auto", "device", "host"), shard=0, accumulate=1, timeout=1, recompute=(0, 1),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -97,7 +89,7 @@ class Processes:
         """Return this process's part of a batch: contiguous, sizes at most one apart."""
         if size < self.world:
             raise ValueError(f"train.batch={size} is smaller than the {self.world} processes; use a larger batch")
-        return slice(size * self.rank // self.world, size * (self.rank + 1) // self.world)
+        return [*parts_of(size, self.world)][self.rank]
 
     def sum(self, values: Tensor) -> Tensor:
         """Return the sum over all processes."""
@@ -131,17 +123,15 @@ class Processes:
     @contextmanager
     def main_first(self) -> Generator[None]:
         """Run the body on rank 0 before any other process; an error there stops all of them."""
-        failure: BaseException | None = None
+        failure: Exception | None = None
         if self.main:
             try:
                 yield
             except Exception as error:  # broadcast, then raised here
                 failure = error
         message = self.broadcast(f"{type(failure).__name__}: {failure}" if failure else "")
-        if failure is not None:
-            raise failure
         if message:
-            raise ValueError(f"the first process failed: {message}")
+            raise failure or ValueError(f"the first process failed: {message}")
         if not self.main:
             yield
 
@@ -153,11 +143,9 @@ def processes(device: torch.device | str = "cpu", timeout: int = PATIENCE) -> Ge
     timeout: seconds that the processes wait for each other.
     """
     device = torch.device(device)
-    if dist.is_initialized():
-        yield Processes(dist.get_rank(), dist.get_world_size(), device)
-        return
-    if "WORLD_SIZE" not in os.environ:
-        yield Processes(device=device)
+    if dist.is_initialized() or "WORLD_SIZE" not in os.environ:
+        ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        yield Processes(*ranks, device)
         return
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))

@@ -15,7 +15,9 @@ from torch import Tensor
 from mvm.data import DATA_SETS, Prepared, open_prepared
 from mvm.data.resize import MODES, RESIZES, BadImage, decode, open_picture, planes, resolve
 from mvm.data.shards import is_prepared
-from mvm.data.sources import Record, Source, open_source
+from mvm.data.sources import DataSource as Source
+from mvm.data.sources import SourceRecord as Record
+from mvm.data.sources import open_source
 from mvm.data.sources.arrays import channels_last, keys_of, layout, shape_of, stream_rows
 from mvm.data.sources.records import stamp_of
 from mvm.distributed.processes import Processes

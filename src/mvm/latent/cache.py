@@ -11,30 +11,21 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from math import prod
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from mvm.data.loader import send
-from mvm.latent.encoder import Pictures
+from mvm.latent.encoder import ImagesByIndex
+from mvm.latent.rae import RAE
+from mvm.latent.vae import VAE
 from mvm.options import at_least
 from mvm.store import ALONE, INDEX, ArrayStore, PartedArray, Share, require_space
 from mvm.untrusted import whole_numbers
 
 FORMAT = 1
 SHARD = 512  # images per file: about 0.2 GB for 384 x 16 x 16 latents, little to lose when interrupted
-
-
-class LatentCodec(Protocol):
-    """What latents are made with: a codec with a fingerprint of its own."""
-
-    latent_shape: tuple[int, ...]
-
-    @property
-    def fingerprint(self) -> str: ...
-    def encode(self, images: Tensor, /) -> Tensor: ...
 
 
 def _parts(folder: Path, codec: str, data: str, count: int, shape: Sequence[int], shard: int) -> PartedArray:
@@ -60,8 +51,8 @@ def both_mirrors(encode: Callable[[Tensor], Tensor], images: Tensor, dtype: torc
 
 def write_latents(
     folder: Path,
-    codec: LatentCodec,
-    images: Pictures,
+    codec: RAE | VAE,
+    images: ImagesByIndex,
     *,
     stamp: str,
     batch: int = 64,
@@ -148,6 +139,6 @@ def open_latents(
             raise ValueError(f"{total} checksums for {key['count']} images in parts of {parts.size}")
         if not isinstance(key["codec"], str) or not isinstance(key["data"], str) or prod(key["shape"]) >= 1 << 31:
             raise ValueError("its key is none")
-    wanted = {name: value for name, value in (("codec", codec), ("data", data), ("shape", tuple(shape))) if value}
-    store.require_same({name: key[name] for name in wanted}, wanted)
+    asked = {name: value for name, value in (("codec", codec), ("data", data), ("shape", tuple(shape))) if value}
+    store.require_same({name: key[name] for name in asked}, asked)
     return Latents(parts, device)

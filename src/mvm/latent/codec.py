@@ -1,11 +1,22 @@
-"""Codecs: between uint8 images or float arrays and what the path works on."""
+"""Codecs: between uint8 images or float arrays and what the path works on.
 
+And fingerprints: what a file of weights, statistics or latents belongs to, and the refusal of what does not.
+"""
+
+import hashlib
+import json
 from abc import ABC, abstractmethod
-from typing import NoReturn
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
 
+import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from mvm.pixels import to_uint8, to_unit
+
+DIGITS = 12  # hex digits in messages
 
 
 class Codec(ABC):
@@ -35,10 +46,9 @@ class Undecoded(Codec):
 
     def refuse(self) -> NoReturn:
         """Say what is missing."""
-        raise ValueError(
-            f"codec.kind='{self.kind}': this model makes latents {self.latent_shape} and came without its autoencoder; "
-            "give its folder: mvm.load(..., codec=FOLDER), or mvm convert ... --codec FOLDER"
-        )
+        what = f"this model makes latents {self.latent_shape} and came without its autoencoder"
+        remedy = "give its folder: mvm.load(..., codec=FOLDER), or mvm convert ... --codec FOLDER"
+        raise ValueError(f"codec.kind='{self.kind}': {what}; {remedy}")
 
     def encode(self, images: Tensor) -> Tensor:
         self.refuse()
@@ -79,3 +89,45 @@ def require_unit_scale(codec: Codec, what: str) -> None:
         raise ValueError(f"data.values='float': {what} makes images; sample arrays with mvm.generate")
     if isinstance(codec, Pixels) and codec.scale != 1:
         raise ValueError(f"codec.scale={codec.scale}: {what} takes pixels in [-1, 1]; sample with mvm.generate")
+
+
+def fingerprint(facts: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None) -> str:
+    """Return the sha256 of facts (as JSON) and of named tensors: names, shapes, dtypes and bytes, in order of name."""
+    digest = hashlib.sha256(json.dumps(dict(facts), sort_keys=True).encode())
+    for name, tensor in sorted((tensors or {}).items()):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+class Origin(NamedTuple):
+    """The encoder that something was made with: its fingerprint, which decides, and words for people."""
+
+    fingerprint: str
+    words: str
+
+    def __str__(self) -> str:
+        return f"{self.words} [{self.fingerprint[:DIGITS]}]"
+
+    @staticmethod
+    def of(metadata: Mapping[str, str]) -> "Origin":
+        """Return the origin in the metadata of a file."""
+        return Origin(metadata["encoder"], metadata["encoder_words"])
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """Return the metadata of a file."""
+        return {"encoder": self.fingerprint, "encoder_words": self.words}
+
+
+def require_same(what: str, made_with: Origin, used_with: Origin) -> None:
+    """Raise unless both encoders are one: anything else would give noise images."""
+    if made_with.fingerprint != used_with.fingerprint:
+        remedy = "take the encoder with the same weights, layers and resolution, or train and measure anew"
+        raise ValueError(f"{what} of the encoder {made_with} cannot be used with {used_with}: {remedy}")
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
+    """Write a .safetensors file."""
+    save_file({name: value.cpu().contiguous() for name, value in tensors.items()}, path, metadata)
+    path.chmod(0o644)  # safetensors makes files private

@@ -5,28 +5,29 @@
     rae.save(folder); load_rae(folder)
     load_decoder_only(folder).decode(latents)          # what sampling needs: no encoder is opened
 
-Stage 1 trains the decoder on raw latents, without statistics: rae.decoder(rae.noised(rae.raw(images), seeds)).
+The decoder is a plain vision transformer from latents to pixels, as in MAE. Stage 1 trains it on raw latents, without
+statistics: rae.decoder(rae.noised(rae.raw(images), seeds)).
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.nn.functional import gelu, scaled_dot_product_attention
 
 from mvm import noise
 from mvm.files import private_beside, put_in_place, write_text
-from mvm.latent.codec import Codec
-from mvm.latent.decoder import SIZES, Decoder, DecoderConfig
-from mvm.latent.encoder import EncoderConfig, LatentEncoder, load_latent_encoder
-from mvm.latent.fingerprint import SHOWN, Origin, fingerprint, require_same
-from mvm.latent.statistics import Statistics, load_statistics
-from mvm.options import at_least
+from mvm.latent.codec import DIGITS, Codec, Origin, fingerprint, require_same, save_tensors
+from mvm.latent.encoder import EncoderConfig, LatentEncoder, Statistics, load_latent_encoder, load_statistics
+from mvm.network.extras import sine_positions
+from mvm.network.layers import unpatchify
+from mvm.options import at_least, choose
 from mvm.pixels import to_uint8
 from mvm.untrusted import cut, read_json, refusal, whole_numbers
 
@@ -34,7 +35,141 @@ FORMAT = 1
 INDEX = "rae.json"
 DECODER, STATISTICS = "decoder.safetensors", "statistics.safetensors"
 MOST_SIDE = 512  # of latents; images of 8,192 pixels at patches of 16
+NORM_EPS = 1e-12  # of the decoder, as published
 TAU = 0.8  # published strength of the noise that the decoder is trained under
+
+
+class Dimensions(NamedTuple):
+    """Shape of the transformer; hidden: width of the MLPs."""
+
+    depth: int
+    width: int
+    heads: int
+    hidden: int
+
+
+SIZES = {
+    "tiny": Dimensions(2, 64, 4, 128),  # for tests
+    "S": Dimensions(8, 384, 6, 1536),
+    "B": Dimensions(12, 768, 12, 3072),
+    "L": Dimensions(24, 1024, 16, 4096),
+    "XL": Dimensions(28, 1152, 16, 4096),
+}
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """Decoder of the autoencoder: a vision transformer from latents to pixels."""
+
+    size: str = "B"
+    """Size of the decoder, which sets depth, width and heads. One of: tiny, S, B, L, XL."""
+    patch: int = 16
+    """Side of the patch of pixels that one latent becomes."""
+
+    def __post_init__(self) -> None:
+        choose("decoder.size", self.size, SIZES)
+        at_least("decoder.patch", self.patch, 1)
+
+
+class DecoderBlock(nn.Module):
+    """Attention and MLP, each after a LayerNorm and added to its input."""
+
+    def __init__(self, dimensions: Dimensions) -> None:
+        super().__init__()
+        _, width, self.heads, hidden = dimensions
+        self.attention_norm = nn.LayerNorm(width, eps=NORM_EPS)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.mlp_norm = nn.LayerNorm(width, eps=NORM_EPS)
+        self.up = nn.Linear(width, hidden)
+        self.down = nn.Linear(hidden, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        joint = self.qkv(self.attention_norm(x)).unflatten(-1, (3, self.heads, -1))
+        query, key, value = joint.permute(2, 0, 3, 1, 4)  # each (B, heads, N, head)
+        x = x + self.out(scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2))
+        return x + self.down(gelu(self.up(self.mlp_norm(x))))
+
+
+class Decoder(nn.Module):
+    """decoder(latents (B, C, h, h), unnormalised) -> images (B, 3, h patch, h patch), meant to lie in [-1, 1].
+
+    encoder: whose latents it is trained on. `head` is the last layer, at which the adversarial weight is measured.
+    """
+
+    positions: Tensor
+
+    def __init__(self, config: DecoderConfig, latent_shape: Sequence[int], encoder: Origin) -> None:
+        super().__init__()
+        channels, height, width = latent_shape
+        if height != width:
+            raise ValueError(f"latents are {height}x{width}; a decoder needs a square")
+        dimensions = SIZES[config.size]
+        self.config, self.encoder = config, encoder
+        self.latent_shape, self.side = (channels, height, width), height
+        self.embed = nn.Linear(channels, dimensions.width)
+        self.summary = nn.Parameter(torch.zeros(1, 1, dimensions.width))  # the class token: no pixels come of it
+        self.blocks = nn.ModuleList(DecoderBlock(dimensions) for _ in range(dimensions.depth))
+        self.norm = nn.LayerNorm(dimensions.width, eps=NORM_EPS)
+        self.head = nn.Linear(dimensions.width, 3 * config.patch**2)
+        self.register_buffer("positions", sine_positions((self.side, self.side), dimensions.width), persistent=False)
+        self.reset()
+
+    def reset(self) -> None:
+        """Initialise as MAE: Xavier, zero biases, the class token small."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                nn.init.zeros_(module.bias)
+        nn.init.normal_(self.summary, std=0.02)
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Return (3, H, W) of the images."""
+        side = self.side * self.config.patch
+        return 3, side, side
+
+    @property
+    def fingerprint(self) -> str:
+        """Return the sha256 of the weights, the config and the encoder's fingerprint."""
+        facts = {**asdict(self.config), "latent_shape": self.latent_shape, "encoder": self.encoder.fingerprint}
+        return fingerprint(facts, self.state_dict())
+
+    def require(self, encoder: Origin, latent_shape: Sequence[int]) -> None:
+        """Raise unless this decoder is for that encoder's latents."""
+        require_same("decoder", self.encoder, encoder)
+        if tuple(latent_shape) != self.latent_shape:
+            raise ValueError(f"the decoder takes latents {self.latent_shape}, the encoder gives {tuple(latent_shape)}")
+
+    def forward(self, latents: Tensor) -> Tensor:
+        if latents.shape[1:] != self.latent_shape:
+            raise ValueError(f"latents have shape {tuple(latents.shape)}; (B, {self.latent_shape}) is needed")
+        x = self.embed(latents.flatten(2).transpose(1, 2)) + self.positions
+        x = torch.cat((self.summary.expand(len(x), -1, -1).to(x.dtype), x), dim=1)  # at no position: its own is zero
+        for block in self.blocks:
+            x = block(x)
+        return unpatchify(self.head(self.norm(x[:, 1:])), self.config.patch, 3, (self.side, self.side))
+
+
+class DecoderCost(NamedTuple):
+    """Learned values, and multiply-adds of one image's forward pass: matrix products alone."""
+
+    parameters: int
+    multiply_adds: int
+
+
+def decoder_cost(config: DecoderConfig, side: int) -> DecoderCost:
+    """Return the cost for latents of side^2 places, without the first layer: that one is as wide as the encoder is."""
+    with torch.device("meta"):
+        decoder = Decoder(config, (1, side, side), Origin("", ""))
+    values = sum(value.numel() for name, value in decoder.named_parameters() if not name.startswith("embed."))
+    dimensions, places = SIZES[config.size], side**2
+    tokens, width = places + 1, dimensions.width  # the class token, too
+    block = tokens * (4 * width**2 + 2 * width * dimensions.hidden) + 2 * tokens**2 * width
+    return DecoderCost(values, dimensions.depth * block + places * width * decoder.head.out_features)
+
+
+# --- the autoencoder ----------------------------------------------------------------------------------------------
 
 
 class LatentDecoder(nn.Module, Codec):
@@ -93,15 +228,7 @@ class LatentDecoder(nn.Module, Codec):
         if folder.is_dir() and any(folder.iterdir()) and not (folder / INDEX).is_file():
             raise ValueError(f"'{folder}' is not empty and holds no autoencoder; give another folder")
         folder.resolve().parent.mkdir(parents=True, exist_ok=True)
-        with private_beside(folder) as temporary:
-            self._write(temporary)
-            put_in_place(temporary, folder)
-
-    def _write(self, folder: Path) -> None:
         origin = self.decoder.encoder
-        weights = {name: value.cpu().contiguous() for name, value in self.decoder.state_dict().items()}
-        save_file(weights, folder / DECODER, origin.metadata)
-        (folder / DECODER).chmod(0o644)  # safetensors makes files private
         index: dict[str, Any] = {
             "format": FORMAT,
             "encoder": {**asdict(self.encoder_config), "fingerprint": origin.fingerprint},
@@ -110,10 +237,13 @@ class LatentDecoder(nn.Module, Codec):
             "decoder": {**asdict(self.decoder.config), "fingerprint": self.decoder.fingerprint},
             "statistics": None,
         }
-        if self.statistics is not None:
-            self.statistics.save(folder / STATISTICS)
-            index["statistics"] = {"fingerprint": self.statistics.fingerprint}
-        write_text(folder / INDEX, json.dumps(index, indent=2) + "\n")
+        with private_beside(folder) as temporary:
+            save_tensors(temporary / DECODER, self.decoder.state_dict(), origin.metadata)
+            if self.statistics is not None:
+                self.statistics.save(temporary / STATISTICS)
+                index["statistics"] = {"fingerprint": self.statistics.fingerprint}
+            write_text(temporary / INDEX, json.dumps(index, indent=2) + "\n")
+            put_in_place(temporary, folder)
 
 
 class RAE(LatentDecoder):
@@ -139,8 +269,7 @@ class RAE(LatentDecoder):
         return latents + sigma * noise.normal(seeds, noise.TRAIN, latents.shape[1:]).to(latents)
 
     def encode(self, images: Tensor) -> Tensor:
-        measured = self._measured
-        return measured.normalise(self.raw(images))
+        return self._measured.normalise(self.raw(images))
 
     def reconstruct(self, images: Tensor) -> Tensor:
         """Return decoder(encoder(images)), float (B, 3, H, W) about [-1, 1]; needs no statistics."""
@@ -151,10 +280,8 @@ class DecoderOnly(LatentDecoder):
     """An autoencoder without its encoder: it makes pictures of latents, not latents of pictures."""
 
     def encode(self, images: Tensor) -> Tensor:
-        raise ValueError(
-            f"this autoencoder was opened without its encoder '{self.encoder_config.name}': it decodes, and a model "
-            "in its latents samples; to encode images, open it with load_rae(folder, encoder)"
-        )
+        what = f"this autoencoder was opened without its encoder '{self.encoder_config.name}': it decodes alone"
+        raise ValueError(f"{what}; to encode images, open it with load_rae(folder, encoder)")
 
     def renamed(self, encoder: str) -> "DecoderOnly":
         """Return the same, with another name for the encoder: where it lies on one machine says nothing on others."""
@@ -182,23 +309,6 @@ class Index:
     decoder_fingerprint: str
     statistics: str | None
 
-    @staticmethod
-    def of(table: dict[str, Any]) -> "Index":
-        """Return the index in a table of JSON; what is none raises whatever a wrong table may raise."""
-        encoder, decoder = dict(table["encoder"]), dict(table["decoder"])
-        origin = Origin(encoder.pop("fingerprint"), table["words"])
-        fingerprint = decoder.pop("fingerprint")
-        statistics = None if table["statistics"] is None else table["statistics"]["fingerprint"]
-        texts = [*origin, encoder["name"], fingerprint, *([] if statistics is None else [statistics])]
-        if not all(isinstance(text, str) and text for text in texts):
-            raise ValueError("words and fingerprints must be text")
-        channels, height, width = table["latent_shape"]
-        config = DecoderConfig(**decoder)
-        whole_numbers(channels, height, width, config.patch)
-        if height != width or not channels or not height:
-            raise ValueError(f"latents {cut(table['latent_shape'])}: a decoder needs a square")
-        return Index(EncoderConfig(**encoder), origin, (channels, height, width), config, fingerprint, statistics)
-
 
 def read_index(folder: Path) -> Index:
     """Return what a folder says of its autoencoder."""
@@ -207,19 +317,27 @@ def read_index(folder: Path) -> Index:
         raise ValueError(f"'{folder}' holds no autoencoder (no {INDEX})")
     with refusal(f"'{path}' is damaged", "restore it"):
         table = read_json(path)
-        version = table["format"]
-        index = Index.of(table) if version == FORMAT else None
-    if index is None:
-        raise ValueError(f"'{path}' has format {cut(version)}; this version of mvm reads {FORMAT}")
-    return index
+        if (version := table["format"]) == FORMAT:
+            encoder, decoder = dict(table["encoder"]), dict(table["decoder"])
+            origin = Origin(encoder.pop("fingerprint"), table["words"])
+            digest = decoder.pop("fingerprint")
+            statistics = None if table["statistics"] is None else table["statistics"]["fingerprint"]
+            texts = [*origin, encoder["name"], digest, *([] if statistics is None else [statistics])]
+            if not all(isinstance(text, str) and text for text in texts):
+                raise ValueError("words and fingerprints must be text")
+            channels, height, width = table["latent_shape"]
+            config = DecoderConfig(**decoder)
+            whole_numbers(channels, height, width, config.patch)
+            if height != width or not channels or not height:
+                raise ValueError(f"latents {cut(table['latent_shape'])}: a decoder needs a square")
+            return Index(EncoderConfig(**encoder), origin, (channels, height, width), config, digest, statistics)
+    raise ValueError(f"'{path}' has format {cut(version)}; this version of mvm reads {FORMAT}")
 
 
-def _require_fingerprint(path: Path, found: str, expected: str) -> None:
-    if found != expected:
-        raise ValueError(
-            f"'{path}' has the fingerprint {found[:SHOWN]}, its folder says {expected[:SHOWN]}: "
-            "it is damaged or was put there from elsewhere; restore it"
-        )
+def _require_fingerprint(path: Path, actual: str, expected: str) -> None:
+    if actual != expected:
+        there = f"'{path}' has the fingerprint {actual[:DIGITS]}, its folder says {expected[:DIGITS]}"
+        raise ValueError(f"{there}: it is damaged or was put there from elsewhere; restore it")
 
 
 def _load_decoder(folder: Path, index: Index) -> Decoder:
@@ -229,7 +347,17 @@ def _load_decoder(folder: Path, index: Index) -> Decoder:
             made_with = Origin.of(file.metadata() or {})
         require_same(f"decoder '{path}'", made_with, index.origin)
         weights = load_file(path)
-        _require_shapes(weights, index.decoder, index.latent_shape)
+        # before memory is taken for a decoder: these tensors are of all sizes that one can have
+        if (side := index.latent_shape[-1]) > MOST_SIDE:  # the positions are not in the file
+            raise ValueError(f"latents of {side} x {side}; at most {MOST_SIDE} a side are decoded")
+        depth, width, _, hidden = SIZES[index.decoder.size]
+        expected = {
+            "embed.weight": (width, index.latent_shape[0]),
+            f"blocks.{depth - 1}.up.weight": (hidden, width),
+            "head.weight": (3 * index.decoder.patch**2, width),
+        }
+        if other := [name for name, size in expected.items() if name not in weights or weights[name].shape != size]:
+            raise ValueError(f"{', '.join(other)}: missing, or of another shape")
         decoder = Decoder(index.decoder, index.latent_shape, made_with)
         decoder.load_state_dict(weights)
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
@@ -238,28 +366,14 @@ def _load_decoder(folder: Path, index: Index) -> Decoder:
     return decoder
 
 
-def _require_shapes(weights: Mapping[str, Tensor], config: DecoderConfig, shape: Sequence[int]) -> None:
-    """Refuse tensors of another decoder before memory is taken for one: these are of all sides that it can have."""
-    if shape[-1] > MOST_SIDE:  # the positions are not in the file
-        raise ValueError(f"latents of {shape[-1]} x {shape[-1]}; at most {MOST_SIDE} a side are decoded")
-    depth, width, _, hidden = SIZES[config.size]
-    wanted = {
-        "embed.weight": (width, shape[0]),
-        f"blocks.{depth - 1}.up.weight": (hidden, width),
-        "head.weight": (3 * config.patch**2, width),
-    }
-    if other := [name for name, size in wanted.items() if name not in weights or weights[name].shape != size]:
-        raise ValueError(f"{', '.join(other)}: missing, or of another shape")
-
-
 def _load_statistics(folder: Path, index: Index) -> Statistics | None:
     if index.statistics is None:
         return None
     path = folder / STATISTICS
-    found = load_statistics(path)
-    require_same(f"statistics '{path}'", found.encoder, index.origin)
-    _require_fingerprint(path, found.fingerprint, index.statistics)
-    return found
+    statistics = load_statistics(path)
+    require_same(f"statistics '{path}'", statistics.encoder, index.origin)
+    _require_fingerprint(path, statistics.fingerprint, index.statistics)
+    return statistics
 
 
 def load_rae(folder: Path, encoder: LatentEncoder | str = "") -> RAE:

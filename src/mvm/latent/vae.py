@@ -15,13 +15,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from mvm import noise
 from mvm.files import write_text
-from mvm.latent.codec import Codec
-from mvm.latent.fingerprint import fingerprint
+from mvm.latent.codec import Codec, fingerprint, save_tensors
 from mvm.options import choose, needs, quiet_torchao
 from mvm.pixels import to_uint8, to_unit
 from mvm.untrusted import cut, read_json, refusal
@@ -109,9 +108,7 @@ class VAE(nn.Module, Codec):
         network: Any = self.network
         config = {name: value for name, value in network.config.items() if not name.startswith("_")}
         write_text(folder / CONFIG, json.dumps(config, indent=2) + "\n")
-        weights = {name: value.cpu().contiguous() for name, value in network.state_dict().items()}
-        save_file(weights, folder / WEIGHTS, {"format": "pt"})
-        (folder / WEIGHTS).chmod(0o644)  # safetensors makes files private
+        save_tensors(folder / WEIGHTS, network.state_dict(), {"format": "pt"})
 
 
 def _plain(value: Any) -> bool:
@@ -127,29 +124,25 @@ def _options(path: Path, known: Mapping[str, Any]) -> dict[str, Any]:
         table = read_json(path, MOST_CONFIG)
         if (kind := table.get("_class_name", "AutoencoderKL")) != "AutoencoderKL":
             raise ValueError(f"_class_name is {cut(kind)}")
-        found = {name: value for name, value in table.items() if name in known}
-        if bad := [name for name, value in found.items() if not _plain(value)]:
-            raise ValueError(f"{bad[0]}={cut(found[bad[0]])} is no plain value")
-        layers, channels = found.get("layers_per_block", 1), found.get("block_out_channels", [64])
+        options = {name: value for name, value in table.items() if name in known}
+        if bad := [name for name, value in options.items() if not _plain(value)]:
+            raise ValueError(f"{bad[0]}={cut(options[bad[0]])} is no plain value")
+        layers, channels = options.get("layers_per_block", 1), options.get("block_out_channels", [64])
         if not (isinstance(layers, int) and 0 < layers <= MOST_LAYERS):
             raise ValueError(f"layers_per_block={cut(layers)}")
         if not (isinstance(channels, list) and 0 < len(channels) <= MOST_LAYERS):
             raise ValueError(f"block_out_channels={cut(channels)}")
-        factors = {
-            name: found[name]
-            for name in ("scaling_factor", "shift_factor", "latents_mean", "latents_std")
-            if name in found
-        }
-        for name, value in factors.items():
+        for name in ("scaling_factor", "shift_factor", "latents_mean", "latents_std"):
+            value = options.get(name, 1.0 if name == "scaling_factor" else None)
             optional = name != "scaling_factor" and value is None
             values = value if isinstance(value, list) else [] if optional else [value]
             low = 1 / MOST_FACTOR if name in ("scaling_factor", "latents_std") else -math.inf
             # float32 holds them, and their inverses
             if not all(isinstance(one, int | float) and low < one and abs(one) < MOST_FACTOR for one in values):
                 raise ValueError(f"{name}={cut(value)}")
-            if isinstance(value, list) and len(value) != found.get("latent_channels", 4):
+            if isinstance(value, list) and len(value) != options.get("latent_channels", 4):
                 raise ValueError(f"{name} has {len(value)} numbers")
-    return found
+    return options
 
 
 def load_vae(folder: str | Path, size: int, posterior: str = "mean") -> VAE:
@@ -173,20 +166,20 @@ def load_vae(folder: str | Path, size: int, posterior: str = "mean") -> VAE:
                 shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
         except SafetensorError as error:
             raise ValueError(f"{WEIGHTS}: {error}") from None
-        names = {name: _today(name) for name in shapes}
+        names = {name: _present_name(name) for name in shapes}
         # attention was a convolution of one pixel once: (C, C, 1, 1)
-        found = {
+        stored = {
             names[name]: shape[:2] if shape[2:] == (1, 1) and len(wanted.get(names[name], ())) == 2 else shape
             for name, shape in shapes.items()
         }
-        if other := sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name)):
+        if other := sorted(name for name in stored.keys() | wanted.keys() if stored.get(name) != wanted.get(name)):
             raise ValueError(f"{', '.join(map(cut, other[:3]))}: missing, left over, or of another shape")
         weights = {names[name]: value.float().reshape(wanted[names[name]]) for name, value in load_file(path).items()}
         network.load_state_dict(weights, assign=True)
     return VAE(network, size, posterior)
 
 
-def _today(name: str) -> str:
+def _present_name(name: str) -> str:
     """Return the present name of a tensor of a VAE."""
     parts = name.split(".")
     if "attentions" in parts and parts[-2] in RENAMED:

@@ -1,6 +1,6 @@
 """A discriminator of trained heads on a frozen vision transformer, its hinge losses, and the adaptive weight.
 
-discriminator = Discriminator(Features(load_encoder("facebook/dinov2-small"), blocks=(3, 6, 9, 12)))
+discriminator = Discriminator(TransformerFeatures(load_encoder("facebook/dinov2-small"), blocks=(3, 6, 9, 12)))
 logits = discriminator(images)                     # (B, taps * tokens); images in [-1, 1]
 optimizer = AdamW(discriminator.heads.parameters())  # the heads alone learn, and alone belong in a checkpoint
 """
@@ -16,6 +16,7 @@ from torch.nn.functional import interpolate, leaky_relu, relu
 from torch.nn.utils.parametrizations import spectral_norm
 from torch.nn.utils.parametrize import cached
 
+from mvm import noise
 from mvm.network.pretrained import Encoder, PatchTokens
 from mvm.options import choose
 from mvm.pixels import to_uint8, to_unit
@@ -35,7 +36,7 @@ def quarter_blocks(depth: int) -> tuple[int, ...]:
     return tuple(sorted({math.ceil(depth * part / QUARTERS) for part in range(1, QUARTERS + 1)}))
 
 
-class Features(nn.Module):
+class TransformerFeatures(nn.Module):
     """features(images) -> tokens (B, N, width) after each chosen block and the final norm; frozen, always in eval.
 
     Images (B, 1 or 3, H, W) are in [-1, 1]; they are resized (bilinear) and scaled as the encoder needs, and the
@@ -101,7 +102,7 @@ def _convolution(width: int, out: int, kernel: int) -> nn.Module:
     return spectral_norm(nn.Conv1d(width, out, kernel, padding=kernel // 2, padding_mode="circular"))
 
 
-class Head(nn.Module):
+class DiscriminatorHead(nn.Module):
     """head(tokens (B, N, width)) -> logits (B, N), float32."""
 
     def __init__(self, width: int, norm: str) -> None:
@@ -125,10 +126,10 @@ class Discriminator(nn.Module):
     takes one step of the power iterations behind the spectral norms; in eval nothing changes.
     """
 
-    def __init__(self, features: Features, norm: str = "batch") -> None:
+    def __init__(self, features: TransformerFeatures, norm: str = "batch") -> None:
         super().__init__()
         self.features = features
-        self.heads = nn.ModuleList(Head(features.width, norm) for _ in range(features.taps))
+        self.heads = nn.ModuleList(DiscriminatorHead(features.width, norm) for _ in range(features.taps))
 
     def forward(self, images: Tensor) -> Tensor:
         taps = self.features(images)
@@ -152,11 +153,6 @@ def discriminator_hinge(real: Tensor, fake: Tensor) -> Tensor:
     return (relu(1 - real).mean() + relu(1 + fake).mean()) / 2
 
 
-def generator_hinge(fake: Tensor) -> Tensor:
-    """Return -mean of the logits."""
-    return -fake.mean()
-
-
 def eight_bit(images: Tensor) -> Tensor:
     """Return images in [-1, 1] as they look when stored, without gradient: else rounding gives the fakes away."""
     return to_unit(to_uint8(images.detach()))
@@ -176,3 +172,72 @@ def adaptive_weight(reconstruction: Tensor, adversarial: Tensor) -> Tensor:
     gradients = (reconstruction, adversarial)
     numerator, denominator = (torch.linalg.vector_norm(gradient.detach().float()) for gradient in gradients)
     return (numerator / (denominator + RATIO_EPS)).clamp(0, MAX_RATIO)
+
+
+def _source(shift: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Return the index that each pixel of an axis comes from (B, size), and whether it lies on the axis."""
+    index = torch.arange(size, device=shift.device) - shift[:, None]
+    return index.clamp(0, size - 1), (index >= 0) & (index < size)
+
+
+class _Move(torch.autograd.Function):
+    """Images moved by whole pixels. The gradient moves back, by gathering: a scatter's sums have no fixed order."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, down: Tensor, right: Tensor) -> Tensor:
+        ctx.save_for_backward(down, right)
+        rows, has_row = _source(down, x.shape[2])
+        columns, has_column = _source(right, x.shape[3])
+        moved = x.gather(2, rows[:, None, :, None].expand_as(x)).gather(3, columns[:, None, None, :].expand_as(x))
+        return moved * (has_row[:, None, :, None] & has_column[:, None, None, :])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        down, right = ctx.saved_tensors
+        return _Move.apply(grads[0], -down, -right), None, None
+
+
+def _pixels(share: float, size: int) -> int:
+    """Return the share of a side in whole pixels, halves up."""
+    return int(share * size + 0.5)
+
+
+def _one_of(u: Tensor, count: int) -> Tensor:
+    """Return whole numbers 0 .. count - 1, each for an equal part of u in (0, 1)."""
+    return (u * count).floor().long()
+
+
+def _in_box(u: Tensor, size: int, share: float) -> Tensor:
+    """Return whether a pixel of an axis lies in the box (B, size), whose middle is anywhere on it."""
+    length = _pixels(share, size)
+    first = _one_of(u, size + 1 - length % 2) - length // 2
+    index = torch.arange(size, device=u.device)
+    return (index >= first[:, None]) & (index < first[:, None] + length)
+
+
+def augmented(
+    images: Tensor, seeds: Tensor, translate: float = 0.125, colour: bool = True, cutout: float = 0.0
+) -> Tensor:
+    """Return images (B, C, H, W) tinted, moved and cut: a pure function of them and their seeds (B,), differentiable.
+
+    Zhao et al. 2020. Images are in [-1, 1]; a pixel that nothing is moved to is 0, mid grey. Real and fake images of
+    one seed change alike. colour: brightness, saturation, contrast. translate, cutout: shares of a side; 0: none.
+    """
+    if len(seeds) != len(images):
+        raise ValueError(f"there are {len(seeds)} seeds for {len(images)} images; give one seed per image")
+    u = noise.uniform(seeds.to(images.device), noise.AUGMENT, (7,))  # all seven, whatever is switched on
+    x, (height, width) = images, images.shape[2:]
+    if colour:
+        brightness, saturation, contrast = u[:, :3, None, None, None].to(x.dtype).unbind(1)
+        x = x + (brightness - 0.5)
+        grey = x.mean(1, keepdim=True)
+        x = (x - grey) * (2 * saturation) + grey
+        mean = x.mean((1, 2, 3), keepdim=True)
+        x = (x - mean) * (contrast + 0.5) + mean
+    if translate:
+        tall, wide = _pixels(translate, height), _pixels(translate, width)
+        x = _Move.apply(x, _one_of(u[:, 3], 2 * tall + 1) - tall, _one_of(u[:, 4], 2 * wide + 1) - wide)
+    if cutout:
+        rows, columns = _in_box(u[:, 5], height, cutout), _in_box(u[:, 6], width, cutout)
+        x = x * ~(rows[:, None, :, None] & columns[:, None, None, :])
+    return x

@@ -11,7 +11,7 @@ from mvm import noise
 from mvm.network import Output
 from mvm.objective.repa import RepaConfig, alignment, match_grid, spatial_norm
 from mvm.objective.weights import WEIGHTS
-from mvm.options import between, choose
+from mvm.options import between, check
 from mvm.path import KINDS, MEAN_VELOCITY, Condition, Noised, Null, Schedule, TimeLaw, like, noised, perturb
 from mvm.path.condition import batched, dropped, null_of, require_finite, require_fit, rows
 from mvm.path.field import network_time
@@ -91,10 +91,7 @@ class ObjectiveConfig:
         raise ValueError(f"{option}={scale}: objective.label_drop={self.label_drop:g} trains no {missing}; use cfg 1")
 
     def __post_init__(self) -> None:
-        choose("objective.kind", self.kind, KINDS)
-        choose("objective.weight", self.weight, WEIGHTS)
-        between("objective.label_drop", self.label_drop, 0, 1)
-        between("objective.inner_weight", self.inner_weight, 0, 100)
+        check("objective", self, kind=KINDS, weight=WEIGHTS, label_drop=(0, 1), inner_weight=(0, 100))
 
 
 def _square_error(prediction: Tensor, target: Tensor, weight: Tensor | None) -> Tensor:
@@ -125,21 +122,6 @@ class Matching:
                 f"path.law.t_min={self.law.t_min}; use a t_min above 0, e.g. 1e-5"
             )
 
-    def weigh(self, t: Tensor) -> Tensor | None:
-        """Return the weight of each sample's squared error; None: 1."""
-        weight = WEIGHTS[self.config.weight]
-        return None if weight is None else weight(self.config.kind, t, self.schedule)
-
-    def training_inputs(self, batch: Batch) -> dict[str, Tensor]:
-        """Return the inputs that a network has in training alone: augmentation, and seeds for dropout."""
-        inputs = {"augment": batch.augment, "seeds": batch.seeds if self.dropout else None}
-        return {name: value for name, value in inputs.items() if value is not None}
-
-    def align(self, tokens: Tensor, projector: Callable[[Tensor], Tensor], features: Tensor) -> Tensor:
-        """Return the alignment loss of hidden tokens (B, N, d) with a teacher's (B, M, z)."""
-        target = match_grid(features.float(), round(tokens.shape[1] ** 0.5))
-        return alignment(projector(tokens), spatial_norm(target, self.repa.normalise), self.repa.loss)
-
     def __call__(self, network: Network, batch: Batch, projector: Callable[[Tensor], Tensor] | None = None) -> Loss:
         noised = perturb(batch.x0, batch.seeds, self.schedule, self.law, self.config.kind)
         return self.judge(network, batch, noised, None, projector)
@@ -161,19 +143,24 @@ class Matching:
         projector: Callable[[Tensor], Tensor] | None = None,
     ) -> Loss:
         """Return the loss of noised samples; drawn: see `drop`."""
-        aligns = projector is not None and batch.features is not None
-        taps = (self.block,) if aligns else ()
+        features = None if projector is None else batch.features
         time = network_time(network.time, noised.t, self.schedule)
         condition = self.drop(batch, network.null, drawn)
-        output = network(noised.x, time, condition, taps, **self.training_inputs(batch))
-        weight = self.weigh(noised.t)
+        # inputs that a network has in training alone
+        inputs = {"augment": batch.augment, "seeds": batch.seeds if self.dropout else None}
+        given = {name: value for name, value in inputs.items() if value is not None}
+        output = network(noised.x, time, condition, () if features is None else (self.block,), **given)
+        weigh = WEIGHTS[self.config.weight]
+        weight = None if weigh is None else weigh(self.config.kind, noised.t, self.schedule)
         total = _square_error(output.prediction, noised.target, weight)
         parts = {"loss": total.detach()}
         if output.inner is not None:
             inner = _square_error(output.inner, noised.target, weight)
             total, parts["inner"] = total + self.config.inner_weight * inner, inner.detach()
-        if projector is not None and batch.features is not None:
-            repa = self.align(output.features[self.block], projector, batch.features)
+        if projector is not None and features is not None:
+            tokens = output.features[self.block]
+            target = spatial_norm(match_grid(features.float(), round(tokens.shape[1] ** 0.5)), self.repa.normalise)
+            repa = alignment(projector(tokens), target, self.repa.loss)
             total, parts["repa"] = total + self.repa.weight * repa, repa.detach()
         return Loss(total, parts)
 

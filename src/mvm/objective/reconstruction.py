@@ -14,7 +14,7 @@ Two pure functions for a loop with two optimizers, of what the decoder gives and
 Images are in [-1, 1]. Both work on the samples of one process alone; so does lambda, as published.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -23,19 +23,10 @@ from torch.nn.functional import l1_loss
 from mvm.latent.rae import TAU
 from mvm.metrics.lpips import LPIPS, load_lpips
 from mvm.network.pretrained import load_encoder
-from mvm.objective.adversarial import (
-    NORMS,
-    Discriminator,
-    Features,
-    adaptive_weight,
-    discriminator_hinge,
-    eight_bit,
-    generator_hinge,
-    logits_of_both,
-)
-from mvm.objective.augment import Augmentation
+from mvm.objective import adversarial
+from mvm.objective.adversarial import NORMS, Discriminator, TransformerFeatures, discriminator_hinge, eight_bit
 from mvm.objective.matching import Loss
-from mvm.options import at_least, between, choose
+from mvm.options import check
 
 OPTION = "reconstruction"
 
@@ -77,13 +68,8 @@ class ReconstructionConfig:
     0: none."""
 
     def __post_init__(self) -> None:
-        for name in ("l1", "lpips", "gan", "tau"):
-            between(f"{OPTION}.{name}", getattr(self, name), 0, 100)
-        for name in ("disc_start", "gan_start", "resolution"):
-            at_least(f"{OPTION}.{name}", getattr(self, name), 0)
-        for name in ("translate", "cutout"):
-            between(f"{OPTION}.{name}", getattr(self, name), 0, 1)
-        choose(f"{OPTION}.norm", self.norm, NORMS)
+        check(OPTION, self, l1=(0, 100), lpips=(0, 100), gan=(0, 100), tau=(0, 100), translate=(0, 1), cutout=(0, 1))
+        check(OPTION, self, disc_start=0, gan_start=0, resolution=0, norm=NORMS)
         if self.l1 == self.lpips == 0:
             raise ValueError(f"{OPTION}.l1=0 and {OPTION}.lpips=0 leave nothing to restore by; give one a weight")
         if self.gan and self.gan_start < self.disc_start:
@@ -100,11 +86,6 @@ class ReconstructionConfig:
         """Return whether the decoder learns from the discriminator at a step."""
         return self.gan > 0 and step >= self.gan_start
 
-    @property
-    def augmentation(self) -> Augmentation:
-        """What is done to images before they are judged."""
-        return Augmentation(self.translate, self.colour, self.cutout)
-
 
 @dataclass(frozen=True)
 class Reconstruction:
@@ -116,14 +97,16 @@ class Reconstruction:
     config: ReconstructionConfig
     lpips: LPIPS | None = None
     judge: Discriminator | None = None
-    augment: Augmentation = field(init=False)
 
     def __post_init__(self) -> None:
-        if self.config.lpips and self.lpips is None:
-            raise ValueError(f"{OPTION}.lpips={self.config.lpips} needs the LPIPS network; give it, or the weight 0")
-        if self.config.gan and self.judge is None:
-            raise ValueError(f"{OPTION}.gan={self.config.gan} needs a discriminator; give it, or the weight 0")
-        object.__setattr__(self, "augment", self.config.augmentation)
+        for name, network in (("lpips", self.lpips), ("gan", self.judge)):
+            if (weight := getattr(self.config, name)) and network is None:
+                what = "the LPIPS network" if name == "lpips" else "a discriminator"
+                raise ValueError(f"{OPTION}.{name}={weight} needs {what}; give it, or the weight 0")
+
+    def augment(self, images: Tensor, seeds: Tensor) -> Tensor:
+        """Return images as they are judged."""
+        return adversarial.augmented(images, seeds, self.config.translate, self.config.colour, self.config.cutout)
 
     def restore(self, output: Tensor, target: Tensor) -> Loss:
         """Return the weighted sum of L1 and LPIPS, in float32; a part of weight 0 is not computed."""
@@ -141,7 +124,7 @@ class Reconstruction:
         """Return the adversarial loss of the decoder; the discriminator neither learns nor changes by it."""
         assert self.judge is not None
         with self.judge.judging():
-            return generator_hinge(self.judge(self.augment(output, seeds)))
+            return -self.judge(self.augment(output, seeds)).mean()
 
     def generator(self, output: Tensor, target: Tensor, seeds: Tensor, step: int, last: Tensor) -> Loss:
         """Return the decoder's loss, with the parts l1, lpips, gan, lambda, total; last: the weight of its last layer.
@@ -159,7 +142,7 @@ class Reconstruction:
         gan = self.fool(image, seeds)
         (fooling,) = torch.autograd.grad(gan, image)
         pulls = (torch.autograd.grad(output, last, pull, retain_graph=True)[0] for pull in (restoring, fooling))
-        ratio = adaptive_weight(*pulls)
+        ratio = adversarial.adaptive_weight(*pulls)
         weight = self.config.gan * ratio
         pull = (output * (restoring + weight * fooling).detach()).sum()  # carries this gradient to the output
         total = (restored + weight * gan).detach() + (pull - pull.detach())
@@ -176,7 +159,7 @@ class Reconstruction:
                 f"{OPTION}.disc_start={self.config.disc_start}; ask config.judged(step) first"
             )
         pair = (self.augment(images, seeds) for images in (target.detach().float(), eight_bit(output)))
-        real, fake = logits_of_both(self.judge, *pair)
+        real, fake = adversarial.logits_of_both(self.judge, *pair)
         total = discriminator_hinge(real, fake)
         parts = {"real": real.detach().mean(), "fake": fake.detach().mean(), "total": total.detach()}
         return Loss(total, parts)
@@ -190,5 +173,5 @@ def build(config: ReconstructionConfig) -> Reconstruction:
     judge = None
     if config.gan:
         encoder = load_encoder(config.encoder, config.resolution, OPTION)
-        judge = Discriminator(Features(encoder, config.blocks), config.norm)
+        judge = Discriminator(TransformerFeatures(encoder, config.blocks), config.norm)
     return Reconstruction(config, lpips, judge)

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d, cosine_similarity, interpolate, mse_loss
 
-from mvm.options import at_least, between, choose
+from mvm.options import check
 
 PUBLISHED_HIDDEN = 2048
 SPREAD_EPS = 1e-6
 
-PROJECTORS = {"mlp": "three linear layers, token by token", "conv": "one 3x3 convolution over the token grid"}
 CACHES = {"device": "all features in device memory", "disk": "all features in files", "none": "encode every batch"}
 
 
@@ -48,13 +47,8 @@ class RepaConfig:
     One of: device, disk, none."""
 
     def __post_init__(self) -> None:
-        for name in ("resolution", "block", "hidden", "stop"):
-            at_least(f"repa.{name}", getattr(self, name), 0)
-        between("repa.weight", self.weight, 0, 100)
-        between("repa.normalise", self.normalise, 0, 1)
-        choose("repa.projector", self.projector, PROJECTORS)
-        choose("repa.loss", self.loss, ALIGNMENTS)
-        choose("repa.cache", self.cache, CACHES)
+        check("repa", self, resolution=0, block=0, hidden=0, stop=0, weight=(0, 100), normalise=(0, 1))
+        check("repa", self, projector=("mlp", "conv"), loss=ALIGNMENTS, cache=CACHES)
 
     def active(self, step: int) -> bool:
         """Return whether the step (0-based) is trained with alignment."""

@@ -24,13 +24,13 @@ def power_name(sigma_rel: float) -> str:
 
 def profiles(decays: Sequence[float], powers: Sequence[float]) -> dict[str, Callable[[int], float]]:
     """Return name -> decay of step: "ema" for the first decay, "ema-D" for others, "power-S" for relative widths."""
-    found: dict[str, Callable[[int], float]] = {}
+    named: dict[str, Callable[[int], float]] = {}
     for decay in decays:
-        found[f"{MAIN}-{decay:g}" if found else MAIN] = lambda step, decay=decay: decay_at(decay, step)
+        named[f"{MAIN}-{decay:g}" if named else MAIN] = lambda step, decay=decay: decay_at(decay, step)
     for width in powers:
         gamma = power_ema.exponent(width)
-        found[power_name(width)] = lambda step, gamma=gamma: power_ema.decay_at(gamma, step)
-    return found
+        named[power_name(width)] = lambda step, gamma=gamma: power_ema.decay_at(gamma, step)
+    return named
 
 
 def copy_weights(network: nn.Module) -> dict[str, Tensor]:

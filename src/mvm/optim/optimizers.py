@@ -1,15 +1,16 @@
 """How long, how fast and with which optimizer: the `train` section of a recipe."""
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mvm.optim.muon import Muon
 from mvm.optim.power_ema import exponent
-from mvm.options import at_least, between, choose
+from mvm.options import between, check
 
 # How far the learning rate has gone from lr to final * lr, for the share in [0, 1] of the decay steps that is done.
 DECAYS: dict[str, Callable[[float], float]] = {
@@ -20,6 +21,7 @@ DECAYS: dict[str, Callable[[float], float]] = {
 }
 OPTIMIZERS = ("adamw", "muon")
 LARGEST_DECAY = 0.9999999
+MATCH = 0.2  # root mean square of an AdamW step, in learning rates: the published match
 
 
 @dataclass(frozen=True)
@@ -76,12 +78,9 @@ class TrainConfig:
             raise ValueError(f"train.lr={self.lr} is out of range; it must be positive and finite")
         if not 0 < self.cooldown <= 1:
             raise ValueError(f"train.cooldown={self.cooldown} is out of range; it must lie in (0, 1]")
-        for option in ("steps", "batch", "log_every", "save_every", "keep"):
-            at_least(f"train.{option}", getattr(self, option), 1)
-        for option in ("weight_decay", "warmup", "clip", "snapshot_every"):
-            at_least(f"train.{option}", getattr(self, option), 0)
-        for option in ("beta1", "beta2"):
-            between(f"train.{option}", getattr(self, option), 0, LARGEST_DECAY)
+        check("train", self, steps=1, batch=1, log_every=1, save_every=1, keep=1, decay=DECAYS, optimizer=OPTIMIZERS)
+        check("train", self, weight_decay=0, warmup=0, clip=0, snapshot_every=0, final=(0, 1))
+        check("train", self, beta1=(0, LARGEST_DECAY), beta2=(0, LARGEST_DECAY))
         for decay in self.ema:
             between("train.ema", decay, 0, LARGEST_DECAY)
         for width in self.power:
@@ -94,9 +93,6 @@ class TrainConfig:
             raise ValueError("train.ema is empty; give at least one decay (0 is the weights themselves)")
         if self.snapshot_every and not self.power:
             raise ValueError(f"train.snapshot_every={self.snapshot_every} stores train.power averages; give widths")
-        between("train.final", self.final, 0, 1)
-        choose("train.decay", self.decay, DECAYS)
-        choose("train.optimizer", self.optimizer, dict.fromkeys(OPTIMIZERS))
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:
@@ -109,42 +105,90 @@ def learning_rate(config: TrainConfig, step: int) -> float:
     return config.lr * (1 + (config.final - 1) * DECAYS[config.decay](min(1.0, share)))
 
 
+def product_dtype(device: torch.device) -> torch.dtype:
+    """Return what the products are computed in: bf16, as published; on a CPU float32.
+
+    On a CPU without instructions for bf16 a whole step took about 20 times as long with it (benchmarks/LOG.md).
+    """
+    return torch.float32 if device.type == "cpu" else torch.bfloat16
+
+
+def orthogonal(stack: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
+    """Return matrices (k, m, n) with their singular values brought near 1 by Newton-Schulz steps."""
+    a, b, c = coefficients
+    tall = stack.shape[-2] > stack.shape[-1]
+    x = (stack.mT if tall else stack).to(product_dtype(stack.device))
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=eps)
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x
+
+
+class Muon(torch.optim.Muon):
+    """torch.optim.Muon, its formulas and its state, for all matrices of one shape at a time.
+
+    torch's own steps them one by one: thousands of small kernels a step.
+
+    found_inf: None, or a number on the device: where it is not 0, weights and momentum stay as they are, as AdamW's do.
+    """
+
+    found_inf: Tensor | None = None
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # ty: ignore[incompatible-method-override]
+        """Move every matrix that has a gradient."""
+        for group in self.param_groups:
+            alike: dict[tuple[torch.Size, torch.dtype], list[Tensor]] = defaultdict(list)
+            for p in group["params"]:
+                if p.grad is not None:
+                    self.state[p].setdefault("momentum_buffer", torch.zeros_like(p.grad))
+                    alike[p.shape, p.dtype].append(p)
+            for matrices in alike.values():
+                self._move(matrices, group)
+
+    def _move(self, matrices: list[Tensor], group: dict[str, Any]) -> None:
+        """Step matrices of one shape."""
+        rate, momentum = float(group["lr"]), group["momentum"]
+        buffers = [self.state[p]["momentum_buffer"] for p in matrices]
+        gradient = torch.stack([p.grad for p in matrices if p.grad is not None])  # (k, m, n)
+        before = torch.stack(buffers)
+        average = before.lerp(gradient, 1 - momentum)
+        direction = gradient.lerp(average, momentum) if group["nesterov"] else average
+        update = orthogonal(direction, group["ns_coefficients"], group["ns_steps"], group["eps"])
+        weights = torch.stack(matrices)
+        length = rate * MATCH * math.sqrt(max(update.shape[-2:]))
+        moved = (weights * (1 - rate * group["weight_decay"])).add_(update, alpha=-length)
+        if self.found_inf is not None:
+            bad = self.found_inf != 0
+            moved, average = torch.where(bad, weights, moved), torch.where(bad, before, average)
+        torch._foreach_copy_(matrices, list(moved.unbind()))
+        torch._foreach_copy_(buffers, list(average.unbind()))
+
+
 def optimizers(config: TrainConfig, parameters: Iterable[tuple[str, nn.Parameter]]) -> list[torch.optim.Optimizer]:
     """Return [AdamW], or [Muon, AdamW], over the named parameters that are trained, at one learning rate.
 
-    AdamW is fused: that kernel alone of torch's skips a step on the device where `found_inf` is 1; our Muon does too.
+    Muon takes the matrices of blocks, no vectors, embeddings or heads: first and last layers do better with AdamW,
+    which is fused: that kernel alone of torch's skips a step on the device where `found_inf` is 1; our Muon does too.
     """
-    learned = [(name, p) for name, p in parameters if p.requires_grad]
+    hidden, others = [], []
+    for name, p in parameters:
+        inside = not {"blocks", "skips"}.isdisjoint(name.split("."))  # a wrapper may have put its own name in front
+        if p.requires_grad:
+            (hidden if config.optimizer == "muon" and inside and p.ndim == 2 else others).append(p)
+    groups = [
+        {"params": [p for p in others if p.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in others if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    adamw = torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), fused=True)
     if config.optimizer == "adamw":
-        return [_adamw(config, [p for _, p in learned])]
-    hidden = [p for name, p in learned if _is_hidden_matrix(name, p)]
-    others = [p for name, p in learned if not _is_hidden_matrix(name, p)]
+        return [adamw]
     if not hidden:
         raise ValueError("train.optimizer='muon' needs matrices inside blocks, and this network has none; use adamw")
     # steps about as long as AdamW's (0.2 lr a value), so that one learning rate serves both
-    muon = Muon(
-        hidden,
-        lr=config.lr,
-        weight_decay=config.weight_decay,
-        momentum=0.95,
-        nesterov=True,
-        adjust_lr_fn="match_rms_adamw",
-    )
-    return [muon, _adamw(config, others)]
-
-
-def _is_hidden_matrix(name: str, parameter: nn.Parameter) -> bool:
-    """Whether this is a block's matrix, no vector, embedding or head: first and last layers do better with AdamW."""
-    parts = name.split(".")  # a wrapper may have put its own name in front
-    return parameter.ndim == 2 and ("blocks" in parts or "skips" in parts)
-
-
-def _adamw(config: TrainConfig, parameters: list[nn.Parameter]) -> torch.optim.AdamW:
-    groups = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), fused=True)
+    how: dict[str, Any] = {"momentum": 0.95, "nesterov": True, "adjust_lr_fn": "match_rms_adamw"}
+    return [Muon(hidden, lr=config.lr, weight_decay=config.weight_decay, **how), adamw]
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

@@ -6,24 +6,18 @@ fixed share sigma_rel of the run, whatever the length; averages of two gammas, s
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mvm.options import at_least
-
 WIDEST = 0.28  # a flat average has 1/sqrt(12) = 0.289: gamma is 0 there, and negative beyond
 
 
-def relative_width(gamma: float) -> float:
-    """Return sigma_rel = sqrt((gamma + 1) / ((gamma + 2)^2 (gamma + 3))), the profile's deviation over the run."""
-    return float(np.sqrt((gamma + 1) / ((gamma + 2) ** 2 * (gamma + 3))))
-
-
 def exponent(sigma_rel: float) -> float:
-    """Return gamma of a relative width: the largest root of the cubic in relative_width."""
+    """Return gamma of a relative width sigma_rel = sqrt((gamma + 1) / ((gamma + 2)^2 (gamma + 3))), the profile's
+    deviation over the run: the largest root of a cubic."""
     if not 0 < sigma_rel < WIDEST:
         raise ValueError(
             f"the relative width {sigma_rel} is out of range for an average (train.power, --width); it must lie in "
@@ -43,44 +37,24 @@ def decay_at(gamma: float, step: int) -> float:
     return (step / (step + 1)) ** (gamma + 1)
 
 
-@dataclass(frozen=True)
-class Snapshot:
+class Snapshot(NamedTuple):
     """An average, stored or wanted: the steps done when it is taken, and its exponent."""
 
     step: int
     gamma: float
 
-    def __post_init__(self) -> None:
-        at_least("step", self.step, 1)
-        at_least("gamma", self.gamma, 0)
 
+def fit(snapshots: Sequence[Snapshot], target: Snapshot) -> tuple[np.ndarray, float]:
+    """Return one coefficient a snapshot, of the sum of profiles nearest to the target's in L2, and its relative error.
 
-def coefficients(snapshots: Sequence[Snapshot], target: Snapshot) -> np.ndarray:
-    """Return one coefficient a snapshot: the sum of profiles nearest to the target's in L2.
-
-    They add up to 1, so that weights that never moved come out as they were. A target that is stored gets 1 itself,
-    and the others 0, up to rounding.
-    """
-    return _fit(snapshots, target)[0]
-
-
-def fit_error(snapshots: Sequence[Snapshot], target: Snapshot) -> float:
-    """Return |fit - target| / |target| of the profiles in L2: 0.01 is the average asked for, 0.3 is another one.
-
-    Narrower than the narrowest stored average, or between steps stored far apart, it is large.
-    """
-    return _fit(snapshots, target)[1]
-
-
-def _fit(snapshots: Sequence[Snapshot], target: Snapshot) -> tuple[np.ndarray, float]:
-    """Return (coefficients, relative error), with the nearest stored profile as the origin.
-
-    Differences from it are fitted, not profiles: the coefficients then add up to 1 by construction, and a target
-    that is stored leaves nothing to fit.
+    |fit - target| / |target| of 0.01 is the average asked for, 0.3 is another one: narrower than the narrowest stored
+    average, or between steps stored far apart, it is large.
+    Differences from the nearest stored profile are fitted: coefficients then add up to 1 by construction, so that
+    weights that never moved come out as they were, and a target that is stored leaves nothing to fit.
     """
     if not snapshots:
         raise ValueError("snapshots is empty; give at least one stored average")
-    stored, wanted = _rows(snapshots), _rows([target])[0]  # (n, 2), (2,)
+    stored, wanted = np.array(snapshots, dtype=np.float64), np.array(target, dtype=np.float64)  # (n, 2), (2,)
     nearest = int(np.argmin(_inner(stored, stored) - 2 * _inner(stored, wanted)))
     origin, rest = stored[nearest], np.delete(stored, nearest, axis=0)
     gram = _centred(rest[:, None], rest[None], origin)  # (n - 1, n - 1)
@@ -91,11 +65,6 @@ def _fit(snapshots: Sequence[Snapshot], target: Snapshot) -> tuple[np.ndarray, f
     residual = _centred(wanted, wanted, origin) - 2 * share @ moments + share @ gram @ share
     error = np.sqrt(max(0.0, residual) / _inner(wanted, wanted))  # rounding may leave it just below 0
     return np.insert(share, nearest, 1 - share.sum()), float(error)
-
-
-def _rows(snapshots: Sequence[Snapshot]) -> np.ndarray:
-    """Return (step, gamma) of each, (n, 2)."""
-    return np.array([(entry.step, entry.gamma) for entry in snapshots], dtype=np.float64)
 
 
 def _inner(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -114,6 +83,7 @@ def _centred(a: np.ndarray, b: np.ndarray, origin: np.ndarray) -> np.ndarray:
     return _inner(a, b) - _inner(a, origin) - _inner(origin, b) + _inner(origin, origin)
 
 
+@torch.no_grad()
 def combine(tensors: Iterable[tuple[float, Mapping[str, Tensor]]]) -> dict[str, Tensor]:
     """Return the sum of coefficient * weights by name, in float32 or wider.
 
@@ -121,19 +91,14 @@ def combine(tensors: Iterable[tuple[float, Mapping[str, Tensor]]]) -> dict[str, 
     """
     total: dict[str, Tensor] = {}
     for coefficient, weights in tensors:
-        _add(total, float(coefficient), weights)
+        if total and weights.keys() != total.keys():
+            odd = sorted(weights.keys() ^ total.keys())
+            raise ValueError(f"tensors of different networks: {odd} are not in all; combine snapshots of one run")
+        for name, value in weights.items():
+            wide = value.to(torch.promote_types(value.dtype, torch.float32))
+            before = total.get(name)
+            total[name] = float(coefficient) * wide if before is None else before.add_(wide, alpha=float(coefficient))
         del weights  # or it would outlive the loading of the next
     if not total:
         raise ValueError("tensors is empty; give at least one (coefficient, weights)")
     return total
-
-
-@torch.no_grad()
-def _add(total: dict[str, Tensor], coefficient: float, weights: Mapping[str, Tensor]) -> None:
-    """total += coefficient * weights, in place; an empty total begins as zeros."""
-    if total and weights.keys() != total.keys():
-        odd = sorted(weights.keys() ^ total.keys())
-        raise ValueError(f"tensors of different networks: {odd} are not in all; combine snapshots of one run")
-    for name, value in weights.items():
-        wide = value.to(torch.promote_types(value.dtype, torch.float32))
-        total[name] = total[name].add_(wide, alpha=coefficient) if name in total else coefficient * wide

@@ -29,7 +29,7 @@ from torch import nn
 from mvm.checkpoint import Weights
 from mvm.files import sha256
 from mvm.latent import Codec, Decoder, Undecoded, load_vae, rae, vae
-from mvm.latent.fingerprint import Origin
+from mvm.latent.codec import Origin
 from mvm.network import OwnConfig, build_network
 from mvm.published.diffusers import INDEX, SCHEDULER, TRANSFORMER, disagreement, tables
 from mvm.recipes import FOLDER, Recipe, options, require_field_recipe

@@ -1,6 +1,5 @@
 """Recipes: what to train, on what, how long."""
 
-from mvm.recipes.docs import OptionDoc, option_docs
 from mvm.recipes.reading import (
     PATHS,
     AnyRecipe,
@@ -21,7 +20,6 @@ from mvm.recipes.schema import (
     CodecConfig,
     DataConfig,
     DecoderRecipe,
-    HeldOutConfig,
     PreviewConfig,
     Recipe,
 )
@@ -36,15 +34,12 @@ __all__ = [
     "CodecConfig",
     "DataConfig",
     "DecoderRecipe",
-    "HeldOutConfig",
-    "OptionDoc",
     "PreviewConfig",
     "Recipe",
     "SampleConfig",
     "changed",
     "load_recipe",
     "located",
-    "option_docs",
     "options",
     "override",
     "parse_recipe",

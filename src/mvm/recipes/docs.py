@@ -45,12 +45,9 @@ def option_docs(recipe: Any) -> dict[str, OptionDoc]:
             if entry.name != TASK and entry.default is not MISSING:  # tables are made by a factory
                 kind, meaning = kinds[entry.name], words.get(entry.name, "")
                 choices = re.search(r"One of: ([^.]+)\.", meaning)
-                docs[f"{where}.{entry.name}".lstrip(".")] = OptionDoc(
-                    meaning,
-                    TYPES.get(kind) or kind.__name__,
-                    entry.default,
-                    tuple(choices[1].split(", ")) if choices else (),
-                )
+                names = tuple(choices[1].split(", ")) if choices else ()
+                option = OptionDoc(meaning, TYPES.get(kind) or kind.__name__, entry.default, names)
+                docs[f"{where}.{entry.name}".lstrip(".")] = option
     return docs
 
 
@@ -120,17 +117,18 @@ def meant(name: str, known: Iterable[str]) -> list[tuple[str, str]]:
 
 def hint(name: str, known: Iterable[str]) -> str:
     """Return " (did you mean 'train.lr'?)" for an unknown key of a recipe file, or "" when nothing is likely."""
-    likely = meant(name, known)
-    remarks = "".join(f" {remark}" for remark in dict.fromkeys(remark for _, remark in likely if remark))
-    return f" (did you mean {' or '.join(repr(option) for option, _ in likely)}?{remarks})" if likely else ""
+    if not (likely := dict(meant(name, known))):
+        return ""
+    remarks = "".join(f" {remark}" for remark in dict.fromkeys(likely.values()) if remark)
+    return f" (did you mean {' or '.join(map(repr, likely))}?{remarks})"
 
 
 def unknown_option(name: str, known: Iterable[str]) -> str:
     """Return the error on an option of the command line, given without dashes, that is none of the recipe's."""
-    likely = meant(name, known)
-    if not likely:
+    if not (likely := dict(meant(name, known))):
         return f"unknown option '--{name}'; see: mvm options"
-    options = " or ".join(option if option.startswith("--") else f"--{option}" for option, _ in likely)
-    remarks = "; ".join(dict.fromkeys(remark for _, remark in likely if remark))
-    page = "mvm train --help" if likely[0][0].startswith("--") else f"mvm options {likely[0][0].rpartition('.')[2]}"
+    options = " or ".join(option if option.startswith("--") else f"--{option}" for option in likely)
+    remarks = "; ".join(remark for remark in dict.fromkeys(likely.values()) if remark)
+    first = next(iter(likely))
+    page = "mvm train --help" if first.startswith("--") else f"mvm options {first.rpartition('.')[2]}"
     return f"unknown option '--{name}'; did you mean {options}{remarks and f' ({remarks})'}? See: {page}"

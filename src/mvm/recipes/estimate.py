@@ -89,39 +89,34 @@ def exposed_seconds(backward: float, communication: float, buckets: int) -> floa
 
 def estimate(recipe: Recipe, gpus: int) -> Estimate:
     """Return what a step and the training take on so many H200s, each with a copy of the weights, in the worst case."""
-    compute, size = _compute_seconds(recipe, gpus), _gradient_bytes(recipe)
-    return _estimated(recipe, gpus, compute, all_reduce_seconds(size, gpus))
+    return _estimated(recipe, gpus, lambda size, compute: all_reduce_seconds(size, gpus))
 
 
 def best_estimate(recipe: Recipe, gpus: int) -> Estimate:
     """Return the same in the best case: two levels of rings, behind the backward pass of the last part of a batch."""
-    compute, size = _compute_seconds(recipe, gpus), _gradient_bytes(recipe)
-    parts = math.ceil(recipe.train.batch / gpus / SHOWN_BATCH)  # engine.accumulate: sums travel in the last alone
-    backward = (1 - FORWARD) * compute / parts
-    sums = nested_all_reduce_seconds(size, gpus)
-    return _estimated(recipe, gpus, compute, exposed_seconds(backward, sums, math.ceil(size / BUCKET)))
+
+    def exposed(size: float, compute: float) -> float:
+        parts = math.ceil(recipe.train.batch / gpus / SHOWN_BATCH)  # engine.accumulate: sums travel in the last alone
+        backward = (1 - FORWARD) * compute / parts
+        return exposed_seconds(backward, nested_all_reduce_seconds(size, gpus), math.ceil(size / BUCKET))
+
+    return _estimated(recipe, gpus, exposed)
 
 
-def _compute_seconds(recipe: Recipe, gpus: int) -> float:
+def _estimated(recipe: Recipe, gpus: int, exposed: Callable[[float, float], float]) -> Estimate:
+    """exposed: from the bytes of the gradients and the seconds that a step computes, the seconds that sums add."""
     if gpus > recipe.train.batch:
         raise ValueError(f"train.batch={recipe.train.batch} is less than an image for each of {gpus} GPUs; enlarge it")
-    return recipe.train.batch / gpus / speed_on_h200(recipe)
-
-
-def _gradient_bytes(recipe: Recipe) -> int:
-    return GRADIENT * parameters(*recipe.blueprint)
-
-
-def _estimated(recipe: Recipe, gpus: int, compute: float, communication: float) -> Estimate:
+    images = recipe.train.batch / gpus
+    compute = images / speed_on_h200(recipe)
+    communication = exposed(GRADIENT * parameters(*recipe.blueprint), compute)
     hours = recipe.train.steps * (compute + communication) / 3600
-    return Estimate(gpus, recipe.train.batch / gpus, compute, communication, hours)
+    return Estimate(gpus, images, compute, communication, hours)
 
 
 def where_sums_dominate(recipe: Recipe, how: Callable[[Recipe, int], Estimate] = estimate) -> int | None:
     """Return the fewest GPUs, in whole nodes beyond one, on which sums take half of a step; None: more than images."""
-    tried = [
-        gpus for gpus in (*range(1, NODE), *range(NODE, recipe.train.batch + 1, NODE)) if gpus <= recipe.train.batch
-    ]
+    tried = [gpus for gpus in range(1, recipe.train.batch + 1) if gpus < NODE or gpus % NODE == 0]
     first = bisect_left(tried, True, key=lambda gpus: how(recipe, gpus).efficiency <= 0.5)  # it only falls
     return tried[first] if first < len(tried) else None
 

@@ -8,17 +8,22 @@ from typing import NamedTuple
 
 import torch
 
-from mvm.network import DDT, build_network, parameters
+from mvm.network import DDT, OwnConfig, build_network, parameters
+from mvm.recipes.reading import AnyRecipe
 from mvm.recipes.schema import Recipe
 
 # Bytes that a block keeps for its backward pass, per token and unit of width, by what engine.recompute leaves of them.
 # Fitted to measurements at batch 256 and 256 tokens (benchmarks/results/training-speed.md): S 40.7, B 40.1, XL 39.4.
-KEPT = {"all": 40.0, "products": 23.3, "nothing": 10.3}  # the last two: XL alone; "nothing" holds its working space
+BLOCK_BYTES = {
+    "all": 40.0,
+    "products": 23.3,
+    "nothing": 10.3,
+}  # the last two: XL alone; "nothing" holds its working space
 WEIGHT, GRADIENT, HALF, AVERAGE = 4, 4, 2, 4  # bytes a parameter: float32, float32, bf16 copy, each average
 MOMENTS = {"adamw": 8, "muon": 4}
 # The same on a CPU in float32, not compiled, an upper bound: peaks of `mvm train` less the states were 159 to 235
 # (cifar10, cifar10-small, digits, imagenet32-dit-b; torch 2.13). torch and Python besides.
-KEPT_ON_HOST, LIBRARIES = 250.0, 0.7e9
+BLOCK_BYTES_ON_HOST, LIBRARIES = 250.0, 0.7e9
 # Bytes of activations that a CPU computes at once: more is not faster, and Ctrl-C is answered between the blocks.
 AT_ONCE = 3e9
 SLACK = 0.8  # of an estimate: less is certain not to fit
@@ -47,23 +52,25 @@ def training_memory(recipe: Recipe, batch: int, device: str = "cuda") -> Memory:
     averages = len(recipe.train.ema) + len(recipe.train.power)
     each = WEIGHT + GRADIENT + HALF + MOMENTS[recipe.train.optimizer] + AVERAGE * averages
     states = float(each * parameters(*recipe.blueprint))
-    if device == "cpu":
-        return Memory(states + LIBRARIES, batch * _kept(recipe) * KEPT_ON_HOST / KEPT["all"])
-    return Memory(states, batch * _kept(recipe))
-
-
-def _kept(recipe: Recipe) -> float:
-    """Return the bytes that one image's blocks keep."""
     with torch.device("meta"):
         network = build_network(*recipe.blueprint)
     depth, width, _ = recipe.network.dimensions
     again = math.ceil(recipe.engine.recompute * depth)  # as the engine does
-    head = 0.0
+    tokens = len(network.cos)  # with those beside the image's
+    activations = tokens * width * ((depth - again) * BLOCK_BYTES["all"] + again * BLOCK_BYTES[recipe.engine.keep])
     if isinstance(network, DDT):
         head_depth, head_width, _ = recipe.network.head_dimensions  # ty: ignore[missing-attribute]
-        head = network.tokens * head_depth * head_width * KEPT["all"]
-    tokens = len(network.cos)  # with those beside the image's
-    return tokens * width * ((depth - again) * KEPT["all"] + again * KEPT[recipe.engine.keep]) + head
+        activations += network.tokens * head_depth * head_width * BLOCK_BYTES["all"]
+    if device == "cpu":
+        return Memory(states + LIBRARIES, batch * activations * BLOCK_BYTES_ON_HOST / BLOCK_BYTES["all"])
+    return Memory(states, batch * activations)
+
+
+CGROUP = Path("/sys/fs/cgroup")
+CGROUP_FILES = (  # limit, use, statistics; in versions 2 and 1
+    ("memory.max", "memory.current", "memory.stat"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
+)
 
 
 def free_memory(device: torch.device) -> int:
@@ -85,18 +92,14 @@ def free_memory(device: torch.device) -> int:
     return free
 
 
-CGROUP = Path("/sys/fs/cgroup")
-CGROUP_FILES = (
-    ("memory.max", "memory.current", "memory.stat"),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
-)
-
-
-def fit_memory(recipe: Recipe, device: torch.device, world: int = 1) -> tuple[Recipe, Memory, str]:
+def fit_memory(recipe: AnyRecipe, device: torch.device, world: int = 1) -> tuple[AnyRecipe, Memory | None, str]:
     """Return the recipe with as much gradient accumulation as a CPU needs, a step's memory, and a warning or "".
 
     What cannot fit is a ValueError that says what would. On a GPU nothing is changed: accumulation is slower there.
+    None: the need of a decoder, and of a network of the user's own, is not known.
     """
+    if not isinstance(recipe, Recipe) or isinstance(recipe.network, OwnConfig):
+        return recipe, None, ""
     images, free, engine = recipe.train.batch / world, free_memory(device), recipe.engine
     if device.type == "cpu":
         free /= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -112,8 +115,9 @@ def fit_memory(recipe: Recipe, device: torch.device, world: int = 1) -> tuple[Re
     need = Memory(states, math.ceil(images / recipe.engine.accumulate) * each)
     if need.total <= free:
         return recipe, need, ""
-    said = f"{recipe.name} needs about {need.total / 1e9:.1f} GB of memory for a step, and {free / 1e9:.1f} GB are free"
+    sizes = f"{need.total / 1e9:.1f} GB of memory for a step, and {free / 1e9:.1f} GB are free"
+    message = f"{recipe.name} needs about {sizes}"
     remedy = f"--engine.accumulate {parts}" if states + each <= SLACK * free else "a smaller network (--network.size S)"
     if device.type == "cpu" or SLACK * need.total > free:
-        raise ValueError(f"{said}; try {remedy}, or a smaller recipe (mvm recipes)")
-    return recipe, need, f"{said}; if it fails, try {remedy}"
+        raise ValueError(f"{message}; try {remedy}, or a smaller recipe (mvm recipes)")
+    return recipe, need, f"{message}; if it fails, try {remedy}"

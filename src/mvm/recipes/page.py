@@ -2,10 +2,9 @@
 
 import json
 import textwrap
-from collections.abc import Callable
 from typing import Any
 
-from mvm.latent.decoder import decoder_cost
+from mvm.latent.rae import decoder_cost
 from mvm.network import SIZES, OwnConfig, parameters
 from mvm.options import meanings
 from mvm.recipes.docs import option_docs, table_docs
@@ -47,19 +46,12 @@ def costs(recipe: AnyRecipe) -> list[str]:
     """Return lines on size and compute; a folder that is not opened yet has no shape, and its network no cost."""
     images = recipe.train.steps * recipe.train.batch
     training = f"training  {images / 1e6:.4g} M images, {recipe.train.steps} steps of {recipe.train.batch}"
-    return COSTS[recipe.task](recipe, training)
-
-
-def _decoder_costs(recipe: DecoderRecipe, training: str) -> list[str]:
-    """Return the decoder's size; without hours, as most of a step is spent in the networks around it."""
-    if not recipe.side:
-        return [training]
-    values, products = decoder_cost(recipe.decoder, recipe.side)
-    size = f"{values / 1e6:.1f} M parameters, {products / 1e9:.3g} G multiply-adds per image"
-    return [f"decoder   {size}, without its first layer (as wide as the encoder)", training]
-
-
-def _field_costs(recipe: Recipe, training: str) -> list[str]:
+    if isinstance(recipe, DecoderRecipe):  # without hours: most of a step is spent in the networks around it
+        if not recipe.side:
+            return [training]
+        values, products = decoder_cost(recipe.decoder, recipe.side)
+        size = f"{values / 1e6:.1f} M parameters, {products / 1e9:.3g} G multiply-adds per image"
+        return [f"decoder   {size}, without its first layer (as wide as the encoder)", training]
     if 0 in recipe.sample_shape or recipe.condition.missing or isinstance(recipe.network, OwnConfig):
         return [training]
     batch = recipe.train.batch if recipe.train.batch <= ONE_GPU else SHOWN_BATCH  # one GPU, where that is meant for one
@@ -77,22 +69,13 @@ def _field_costs(recipe: Recipe, training: str) -> list[str]:
     return lines
 
 
-COSTS: dict[str, Callable[[Any, str], list[str]]] = {Recipe.task: _field_costs, DecoderRecipe.task: _decoder_costs}
-
-
 def page(name: str) -> str:
     """Return the recipe as a TOML file that `mvm train` takes: its own words and costs, then every option explained."""
     recipe = load_recipe(name)
     words = [line for line in shipped().get(name, "").splitlines() if line.startswith("#")]
-    head = [
-        f"{recipe.name}: {recipe.description}",
-        "",
-        *costs(recipe),
-        "",
-        "Save as FILE.toml, then: mvm train FILE.toml",
-    ]
-    first, *rest = (f"# {printable(line)}".rstrip() for line in head)
-    lines = [first, *words, *rest, ""]
+    head = ["", *costs(recipe), "", "Save as FILE.toml, then: mvm train FILE.toml"]
+    title, *rest = (f"# {printable(line)}".rstrip() for line in (f"{recipe.name}: {recipe.description}", *head))
+    lines = [title, *words, *rest, ""]
     if recipe.task != Recipe.task:
         lines += [_comment(meanings(type(recipe))[TASK]), f"{TASK} = {_toml(recipe.task)}"]
     values, docs = options(recipe), option_docs(recipe)

@@ -4,7 +4,9 @@ import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields, is_dataclass
+from functools import reduce
 from importlib.resources import files
+from operator import getitem
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
@@ -31,14 +33,8 @@ R = TypeVar("R", bound=Recipe | DecoderRecipe)
 LISTS: dict[Any, type] = {tuple[float, ...]: float, tuple[int, ...]: int, tuple[str, ...]: str, tuple: float}
 # Options that name files of this machine. A run keeps them absolute, so that it can be used from any folder.
 PATHS = (
-    "data.path",
-    "codec.path",
-    "codec.encoder",
-    "codec.latents",
-    "condition.encoder",
-    "repa.encoder",
-    "encoder.name",
-    "reconstruction.lpips_weights",
+    *("data.path", "codec.path", "codec.encoder", "codec.latents", "condition.encoder", "repa.encoder"),
+    *("encoder.name", "reconstruction.lpips_weights"),
 )
 
 
@@ -58,15 +54,6 @@ def _checked(option: str, value: Any, kind: type) -> Any:
     return value
 
 
-def _variant(cls: Any, values: Mapping[str, Any], where: str) -> Any:
-    """Return the class of a table that may be one of several."""
-    known = VARIANTS.get(cls)
-    if known is None:
-        return cls
-    kind = values.get(KIND, next(iter(known)))
-    return OwnConfig if is_own(kind) else choose(f"{where}{KIND}", kind, known)
-
-
 def from_dict(cls: type[C], values: Mapping[str, Any], where: str = "", known: Iterable[str] = ()) -> C:
     """Return a dataclass from nested mappings; an unknown key is an error with the nearest of its table or `known`."""
     if not isinstance(values, Mapping):
@@ -80,7 +67,11 @@ def from_dict(cls: type[C], values: Mapping[str, Any], where: str = "", known: I
             raise ValueError(f"unknown key '{where}{key}'{likely}; allowed: {', '.join(kinds)}")
         if is_dataclass(kinds[key]) or kinds[key] in VARIANTS:
             table = _checked(f"{where}{key}", value, dict)
-            built[key] = from_dict(_variant(kinds[key], table, f"{where}{key}."), table, f"{where}{key}.", known)
+            kind = kinds[key]
+            if kind in VARIANTS:
+                name = table.get(KIND, next(iter(VARIANTS[kind])))
+                kind = OwnConfig if is_own(name) else choose(f"{where}{key}.{KIND}", name, VARIANTS[kind])
+            built[key] = from_dict(kind, table, f"{where}{key}.", known)
         else:
             built[key] = _checked(f"{where}{key}", value, kinds[key])
     return cls(**built)
@@ -134,10 +125,9 @@ def parse(option: str, text: str, kind: type) -> Any:
 def _kind(config: Any, name: str) -> Any:
     """Return the type of an option: its value's; of a list, which may be empty, the declared one."""
     *sections, last = name.split(".")
-    for section in sections:
-        config = getattr(config, section)
-    kind = type(getattr(config, last))
-    return get_type_hints(type(config))[last] if kind is tuple else kind
+    table = reduce(getattr, sections, config)
+    kind = type(getattr(table, last))
+    return get_type_hints(type(table))[last] if kind is tuple else kind
 
 
 def override(recipe: R, changes: Mapping[str, str]) -> R:
@@ -165,10 +155,7 @@ def changed(recipe: R, changes: Mapping[str, Any]) -> R:
     values = asdict(recipe)
     for name, value in changes.items():
         *sections, last = name.split(".")
-        table = values
-        for section in sections:
-            table = table[section]
-        table[last] = value
+        reduce(getitem, sections, values)[last] = value
     return from_dict(type(recipe), values)
 
 

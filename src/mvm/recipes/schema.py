@@ -8,13 +8,13 @@ from typing import ClassVar
 from mvm.data import AUGMENT_SIZE, DATA_SETS
 from mvm.distributed.processes import EngineConfig
 from mvm.latent import DecoderConfig, EncoderConfig
-from mvm.latent.decoder import decoder_cost
+from mvm.latent.rae import decoder_cost
 from mvm.network import ConditionConfig, DiTConfig, OwnConfig, multiply_adds
 from mvm.network.own import OWN
 from mvm.objective import ObjectiveConfig, RepaConfig
 from mvm.objective.reconstruction import ReconstructionConfig
 from mvm.optim.optimizers import TrainConfig
-from mvm.options import at_least, between, choose
+from mvm.options import at_least, check
 from mvm.path import MEAN_VELOCITY_KINDS, NOISE_KINDS, MeanVelocity, Schedule, TimeLaw, schedule_named
 from mvm.settings import SampleConfig
 
@@ -55,43 +55,32 @@ class DataConfig:
     """Names of the classes, of data.name "folder" only. Empty: read from the folder."""
 
     def __post_init__(self) -> None:
+        check("data", self, values=("uint8", "float"))
         if self.name == OWN_DATA:
-            self._check_own()
+            for option in ("path", "mirror", "augment", "size"):
+                if value := getattr(self, option):
+                    raise ValueError(f"data.{option}={value} is not for a dataset in Python, which does that itself")
             return
-        choose("data.name", self.name, {**DATA_SETS, FOLDER: None})
-        between("data.augment", self.augment, 0, 1)
-        choose("data.values", self.values, dict.fromkeys(("uint8", "float")))
-        for option in ("channels", "size", "classes"):
-            at_least(f"data.{option}", getattr(self, option), 0)
+        check("data", self, name=(*DATA_SETS, FOLDER), augment=(0, 1), channels=0, size=0, classes=0)
         for option in ("channels", "size", "space", "classes"):
             if self.name != FOLDER and getattr(self, option):
                 raise ValueError(f"data.{option} belongs to data.name='{FOLDER}'; '{self.name}' is known")
         if self.values == "float" and self.name != FOLDER:
             raise ValueError(f"data.values='float' belongs to data.name='{FOLDER}'; '{self.name}' has uint8 images")
+        space = ",".join(map(str, self.space))
         if any(extent < 1 for extent in self.space):
-            raise ValueError(f"data.space={','.join(map(str, self.space))} must be positive, one extent for each axis")
+            raise ValueError(f"data.space={space} must be positive, one extent for each axis")
         if self.size and self.space and self.space != (self.size, self.size):
-            raise ValueError(
-                f"data.size={self.size} is the side of squares, and data.space={','.join(map(str, self.space))}; "
-                "leave data.size out"
-            )
+            raise ValueError(f"data.size={self.size} is the side of squares, and data.space={space}; leave size out")
         if self.names and (self.name != FOLDER or len(self.names) != self.classes):
             raise ValueError(
                 f"data.names has {len(self.names)} names, data.classes={self.classes}; leave both out: they are read "
                 f"from data.path (data.name='{FOLDER}')"
             )
         if self.path and self.name != FOLDER and DATA_SETS[self.name].load is not None:
-            raise ValueError(
-                f"data.path={self.path}: '{self.name}' ships in the package; give --data.name {FOLDER} too"
-            )
+            raise ValueError(f"data.path={self.path}: '{self.name}' is in the package; give --data.name {FOLDER} too")
         if self.name == FOLDER and not self.path:
             raise ValueError(f"data.name='{FOLDER}' needs data.path, a folder written by: mvm data prepare")
-
-    def _check_own(self) -> None:
-        choose("data.values", self.values, dict.fromkeys(("uint8", "float")))
-        for option in ("path", "mirror", "augment", "size"):
-            if value := getattr(self, option):
-                raise ValueError(f"data.{option}={value} is not for a dataset given in Python, which does that itself")
 
     @property
     def folder(self) -> Path:
@@ -163,12 +152,11 @@ class CodecConfig:
     pixels: for the same noise on an image lower path.law.mean by log(scale)."""
 
     def __post_init__(self) -> None:
-        choose("codec.kind", self.kind, dict.fromkeys(("pixels", "rae", "vae")))
-        choose("codec.posterior", self.posterior, dict.fromkeys(("mean", "draw")))
-        choose("codec.cache", self.cache, dict.fromkeys(("device", "disk", "none")))
-        for option in ("channels", "side"):
-            at_least(f"codec.{option}", getattr(self, option), 0 if self.kind == "pixels" else 1)
-        between("codec.scale", self.scale, 0.01, 100)
+        check(
+            "codec", self, kind=("pixels", "rae", "vae"), posterior=("mean", "draw"), cache=("device", "disk", "none")
+        )
+        least = 0 if self.kind == "pixels" else 1
+        check("codec", self, channels=least, side=least, scale=(0.01, 100))
         if self.kind != "pixels" and self.scale != 1:
             raise ValueError(f"codec.scale={self.scale} is for pixels; latents have the scale of their statistics")
 
@@ -208,9 +196,7 @@ class PreviewConfig:
     For a decoder: how many held-out images it restores, at most."""
 
     def __post_init__(self) -> None:
-        at_least("preview.every", self.every, 0)
-        at_least("preview.grid", self.grid, 1)
-        at_least("preview.count", self.count, max(2, self.grid))  # a covariance needs two
+        check("preview", self, every=0, grid=1, count=max(2, self.grid))  # a covariance needs two
 
 
 def require_previews(train: TrainConfig, preview: PreviewConfig) -> None:
@@ -266,10 +252,10 @@ class Recipe(BaseRecipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_kind()
-        self._check_condition()
+        self._check_objective()
         self._check_data()
-        self._check_own()
+        if isinstance(self.network, OwnConfig):
+            self._check_own()
         self.require_guidance("sample.cfg", self.sample.cfg)
         self.repa.tap(self.network.dimensions[0])  # refuses a block that is not there
         require_previews(self.train, self.preview)
@@ -279,7 +265,7 @@ class Recipe(BaseRecipe):
                 "use ddp, or train.optimizer='adamw'"
             )
 
-    def _check_kind(self) -> None:
+    def _check_objective(self) -> None:
         """An objective that this schedule cannot sample, or these times not weight, is refused before training."""
         kind, name, schedule = self.objective.kind, self.path.schedule, self.path.build()
         if kind in MEAN_VELOCITY_KINDS and not isinstance(schedule, MeanVelocity):
@@ -290,25 +276,13 @@ class Recipe(BaseRecipe):
                 "alpha = 0 there; use another kind, or variance-preserving"
             )
         if self.network.time == "step" and name != "variance-preserving":
-            raise ValueError(
-                f"network.time='step' is of path.schedule='variance-preserving', not of '{name}'; use level"
-            )
+            raise ValueError(f"network.time='step' is of path.schedule='variance-preserving', not '{name}'; use level")
         law = self.path.law
         if self.objective.weight == "likelihood" and (law.name != "uniform" or not law.t_min):
             raise ValueError(
                 f"objective.weight='likelihood' is for uniform t cut off near 0, not for path.law.name='{law.name}' "
                 f"with path.law.t_min={law.t_min}; use uniform from 1e-5, or its equal: weight noise, law lam-uniform"
             )
-
-    def _check_condition(self) -> None:
-        """What a condition of this kind does not go with is refused."""
-        said = f"condition.kind='{self.condition.kind}'"
-        if self.condition.kind == "image":
-            if self.codec.kind != "pixels":
-                raise ValueError(f"{said} has the space of samples, and codec.kind='{self.codec.kind}' makes latents")
-            if self.data.mirror or self.data.augment:
-                option = "data.mirror" if self.data.mirror else "data.augment"
-                raise ValueError(f"{said} would stay as it is under {option}; leave one of the two out")
 
     def require_guidance(self, option: str, scale: float) -> None:
         """Refuse classifier-free guidance of a network that has never seen what it goes between."""
@@ -317,40 +291,37 @@ class Recipe(BaseRecipe):
         self.objective.require_guidance(option, scale)
 
     def _check_data(self) -> None:
-        """What is for square images is refused with others, and what does not see, or has no input for, warped ones."""
-        if self.codec.kind == "rae":
-            self.data.require_square("codec.kind='rae'")
-        if self.repa.encoder:
-            self.data.require_square("repa.encoder")
-        if not self.data.augment:
-            return
-        self.data.require_square("data.augment")
-        said = f"data.augment={self.data.augment}"
-        if self.codec.kind != "pixels":
-            raise ValueError(f"{said} warps pixels, and codec.kind='{self.codec.kind}' has latents; set it to 0")
-        if self.repa.encoder:
-            raise ValueError(f"{said}: repa.encoder's features are of images as they are; leave one of the two away")
-        if self.network.kind != "dit":
-            raise ValueError(f"{said} is for network.kind='dit'; a {self.network.kind} has no input for it")
+        """Refuse what is for square pixels with other data, and what does not see, or has no input for, warped ones."""
+        data, codec, condition = self.data, self.codec.kind, f"condition.kind='{self.condition.kind}'"
+        if self.condition.kind == "image":
+            if codec != "pixels":
+                raise ValueError(f"{condition} has the space of samples, and codec.kind='{codec}' makes latents")
+            if data.mirror or data.augment:
+                option = "data.mirror" if data.mirror else "data.augment"
+                raise ValueError(f"{condition} would stay as it is under {option}; leave one of the two out")
+        if data.name == OWN_DATA and codec != "pixels":
+            raise ValueError(f"codec.kind='{codec}' reads prepared images; give latents as the samples of the dataset")
+        for option, wanted in {
+            "codec.kind='rae'": codec == "rae",
+            "repa.encoder": self.repa.encoder,
+            "data.augment": data.augment,
+        }.items():
+            if wanted:
+                data.require_square(option)
+        if data.augment:
+            augment = f"data.augment={data.augment}"
+            if codec != "pixels":
+                raise ValueError(f"{augment} warps pixels, and codec.kind='{codec}' has latents; set it to 0")
+            if self.repa.encoder:
+                raise ValueError(f"{augment}: repa.encoder's features are of plain images; leave one of the two out")
+            if self.network.kind != "dit":
+                raise ValueError(f"{augment} is for network.kind='dit'; a {self.network.kind} has no input for it")
 
     def _check_own(self) -> None:
-        """What needs a DiT or DDT is refused for an own network, and an own dataset for what reads images."""
-        if self.data.name == OWN_DATA and self.codec.kind != "pixels":
-            raise ValueError(
-                f"codec.kind='{self.codec.kind}' reads prepared images; give latents as the samples of the dataset"
-            )
-        if not isinstance(self.network, OwnConfig):
-            return
-        engine = self.engine
-        needed = {
-            "repa.encoder": self.repa.encoder,
-            "engine.recompute": engine.recompute,
-            "engine.kernels": engine.kernels,
-            "engine.fp8": engine.fp8 if engine.fp8 != "off" else "",
-            "sample.share": self.sample.share,
-        }
-        for option, value in needed.items():
-            if value:
+        """Refuse what needs a DiT or DDT with a network of the user's own."""
+        for option in ("repa.encoder", "engine.recompute", "engine.kernels", "engine.fp8", "sample.share"):
+            table, _, name = option.partition(".")
+            if (value := getattr(getattr(self, table), name)) and value != "off":
                 raise ValueError(f"{option}={value} is for network.kind dit or ddt, not for a network of your own")
 
     @property
@@ -414,23 +385,18 @@ class DecoderRecipe(BaseRecipe):
                 "hold some out, or set preview.every to 0"
             )
         self.data.require_square(f"task='{DECODER}'")
-        if self.data.augment:
-            raise ValueError(
-                f"data.augment={self.data.augment} is not for decoders, which have no input for it; set it to 0"
-            )
         require_previews(self.train, self.preview)
-        engine = self.engine  # what is made for the networks of stage 2 alone is refused, not ignored
-        if engine.parallel == "fsdp":
-            raise ValueError("engine.parallel='fsdp' is not for decoders, which fit one GPU; use ddp")
-        if engine.compile in ("full", "graph"):
-            raise ValueError(
-                f"engine.compile='{engine.compile}' is not for decoders: the adversarial weight needs the gradient of "
-                "their last layer alone; use blocks, or auto"
-            )
-        if engine.recompute or engine.kernels:
-            raise ValueError("engine.recompute and engine.kernels are not for decoders; leave them at 0 and False")
-        if engine.fp8 != "off":
-            raise ValueError(f"engine.fp8='{engine.fp8}' is not for decoders; leave it off")
+        engine, needs_last = self.engine, "the adversarial weight needs the gradient of their last layer alone"
+        for option, value, wrong, why in (  # what is made for the networks of stage 2 alone is refused, not ignored
+            ("data.augment", self.data.augment, self.data.augment, "which have no input for it; set it to 0"),
+            ("engine.parallel", "'fsdp'", engine.parallel == "fsdp", "which fit one GPU; use ddp"),
+            ("engine.compile", repr(engine.compile), engine.compile in ("full", "graph"), f"{needs_last}; use blocks"),
+            ("engine.recompute", engine.recompute, engine.recompute, "leave it at 0"),
+            ("engine.kernels", engine.kernels, engine.kernels, "leave it at False"),
+            ("engine.fp8", repr(engine.fp8), engine.fp8 != "off", "leave it off"),
+        ):
+            if wrong:
+                raise ValueError(f"{option}={value} is not for decoders: {why}")
 
     @property
     def side(self) -> int:

@@ -1,6 +1,6 @@
 """The images a recipe trains on, placed where they are fastest to reach."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,7 +18,7 @@ from mvm.network import ConditionConfig
 from mvm.path.condition import Condition
 from mvm.recipes import AnyRecipe, DataConfig, Recipe, located
 from mvm.recipes.memory import free_memory
-from mvm.store import ALONE, INDEX, Rows, Share
+from mvm.store import ALONE, INDEX, Share
 from mvm.training.logs import warn
 
 R = TypeVar("R", bound=AnyRecipe)
@@ -26,8 +26,13 @@ R = TypeVar("R", bound=AnyRecipe)
 ROOM = 0.5  # share of the free memory that images may take when engine.resident is "auto"
 
 
+def spread(samples: Sized, count: int) -> Tensor:
+    """Return indices of at most `count` samples, spread evenly from the first to the last."""
+    return torch.linspace(0, len(samples) - 1, min(len(samples), count), dtype=torch.float64).long()
+
+
 @dataclass(frozen=True)
-class Part:
+class StoreRange:
     """Images first, ..., last - 1 of a store, numbered from 0."""
 
     store: Store
@@ -56,19 +61,22 @@ class Captioned(Store):
         return samples, as_received({name: values[caption[CAPTION]] for name, values in self.table.items()})
 
 
-def _condition(config: ConditionConfig, prepared: Prepared) -> ConditionConfig:
+def _condition_of(recipe: AnyRecipe) -> ConditionConfig:
+    """Return what samples are conditioned on; decoders are on nothing, and their batches have labels."""
+    return recipe.condition if isinstance(recipe, Recipe) else ConditionConfig()
+
+
+def _with_folder(config: ConditionConfig, prepared: Prepared) -> ConditionConfig:
     """Return the condition of a recipe with what its folder says of it; what contradicts the folder is an error."""
-    held, where = prepared.condition, f"data.path={prepared.folder}"
-    if config.kind == "none":
+    stored, where = prepared.condition, f"data.path={prepared.folder}"
+    if config.kind == "none" or (stored is None and config.kind == "labels"):
         return config
-    if held is None:
-        if config.kind != "labels":
-            raise ValueError(
-                f"condition.kind='{config.kind}': {where} holds no condition but labels; prepare it again with "
-                f"--condition {config.kind}:KEY"
-            )
-        return config
-    if held.kind == CAPTION:
+    if stored is None:
+        raise ValueError(
+            f"condition.kind='{config.kind}': {where} holds no condition but labels; prepare it again with "
+            f"--condition {config.kind}:KEY"
+        )
+    if stored.kind == CAPTION:
         if not config.encoder:
             raise ValueError(
                 f"{where} holds captions, and condition.encoder is empty; embed them with --condition.kind tokens "
@@ -76,20 +84,14 @@ def _condition(config: ConditionConfig, prepared: Prepared) -> ConditionConfig:
             )
         encoder = TextEncoder(config.encoder)
         length = config.length or encoder.longest(prepared.captions()[0])
-        held = StoredCondition("tokens", encoder.width, length)
+        stored = StoredCondition("tokens", encoder.width, length)
     elif config.encoder:
-        raise ValueError(f"condition.encoder={config.encoder}: {where} holds {held}, no captions; leave it out")
-    made = replace(config, kind=held.kind, width=held.width, length=held.length)
+        raise ValueError(f"condition.encoder={config.encoder}: {where} holds {stored}, no captions; leave it out")
     for name in ("kind", "width", "length"):
-        asked, there = getattr(config, name), getattr(made, name)
-        if asked not in (there, getattr(ConditionConfig(), name)):
-            raise ValueError(f"condition.{name}={asked}, and {where} holds {held}; leave it out, or set it to {there}")
-    return made
-
-
-def _kind(recipe: AnyRecipe) -> str:
-    """Return what samples are conditioned on; decoders are on nothing, and their batches have labels."""
-    return recipe.condition.kind if isinstance(recipe, Recipe) else "labels"
+        given, own = getattr(config, name), getattr(stored, name)
+        if given not in (own, getattr(ConditionConfig, name)):
+            raise ValueError(f"condition.{name}={given}, and {where} holds {stored}; leave it out, or set it to {own}")
+    return replace(config, kind=stored.kind, width=stored.width, length=stored.length)
 
 
 def _open(recipe: AnyRecipe) -> Prepared:
@@ -103,22 +105,22 @@ def _open(recipe: AnyRecipe) -> Prepared:
         )
     if prepared.values != config.values:
         raise ValueError(f"data.values={config.values}, and data.path={config.folder} holds {prepared.values} samples")
-    if isinstance(recipe, Recipe) and (needed := _condition(recipe.condition, prepared)) != recipe.condition:
+    condition = _condition_of(recipe)
+    if isinstance(recipe, Recipe) and (needed := _with_folder(condition, prepared)) != condition:
         raise ValueError(
-            f"condition.kind={recipe.condition.kind}, and data.path={config.folder} holds {prepared.condition}; "
+            f"condition.kind={condition.kind}, and data.path={config.folder} holds {prepared.condition}; "
             f"set it to {needed.kind}, or to none"
         )
-    return replace(prepared, condition=None) if _kind(recipe) in ("labels", "none") else prepared
+    return replace(prepared, condition=None) if condition.kind in ("labels", "none") else prepared
 
 
 def _shipped(recipe: AnyRecipe) -> Callable[[str], Images] | None:
     """Return what loads images that ship in the package, with labels alone; None where they are in a folder."""
-    known, kind = DATA_SETS.get(recipe.data.name), _kind(recipe)
-    if known is None or known.load is None:
-        return None
-    if kind not in ("labels", "none"):
+    known, kind = DATA_SETS.get(recipe.data.name), _condition_of(recipe).kind
+    load = None if known is None else known.load
+    if load is not None and kind not in ("labels", "none"):
         raise ValueError(f"condition.kind='{kind}': data.name='{recipe.data.name}' has labels alone; leave it out")
-    return known.load
+    return load
 
 
 def training_data(recipe: AnyRecipe, split: str = "train") -> Images:
@@ -127,15 +129,7 @@ def training_data(recipe: AnyRecipe, split: str = "train") -> Images:
     if load is None and split != "train":
         raise ValueError(f"split='{split}': a prepared folder is all for training; prepare the other split apart")
     images = _open(recipe).load() if load is None else load(split)
-    return replace(images, condition=()) if _kind(recipe) == "none" else images
-
-
-def _embeddings(recipe: AnyRecipe, prepared: Prepared, device: torch.device, share: Share) -> Rows | None:
-    """Return the embeddings of the distinct captions, None where no text encoder is asked for."""
-    if not isinstance(recipe, Recipe) or not recipe.condition.encoder:
-        return None
-    encoder, distinct = TextEncoder(recipe.condition.encoder, device), prepared.captions()[0]
-    return embed_captions(encoder, distinct, recipe.condition.length, recipe.data.folder, share)
+    return replace(images, condition=()) if _condition_of(recipe).kind == "none" else images
 
 
 def training_store(recipe: AnyRecipe, device: torch.device, share: Share = ALONE) -> Store:
@@ -152,23 +146,25 @@ def training_store(recipe: AnyRecipe, device: torch.device, share: Share = ALONE
             f"data.path={prepared.folder}: standard deviation {std:.3g}, of images about 0.5; codec.scale={scale:g} "
             f"leaves {std / scale:.3g}, --codec.scale {2 * std:.2g} would leave 0.5"
         )
-    embeddings = _embeddings(recipe, prepared, device, share)
+    condition, embeddings = _condition_of(recipe), None
+    if condition.encoder:  # of the distinct captions
+        encoder, distinct = TextEncoder(condition.encoder, device), prepared.captions()[0]
+        embeddings = embed_captions(encoder, distinct, condition.length, recipe.data.folder, share)
     if where == "auto":
         size = prepared.bytes + (0 if embeddings is None else sum(array.nbytes for array in embeddings.arrays))
         where = "device" if size < ROOM * free_memory(device) else "host"
     if where == "device":
         store: Store = Resident(training_data(recipe), device)
         if embeddings is not None:
-            table = torch.from_numpy(embeddings.gather(torch.arange(len(embeddings))))
-            store = Captioned(store, table.to(device))
+            store = Captioned(store, torch.from_numpy(embeddings.gather(torch.arange(len(embeddings)))).to(device))
     else:
-        mapped, unconditional = prepared.mapped(), _kind(recipe) == "none"
+        mapped = prepared.mapped()
 
         def read(indices: Tensor) -> tuple[Tensor, Condition]:
-            samples, condition = mapped.gather(indices)
+            samples, given = mapped.gather(indices)
             if embeddings is not None:
-                condition = split(torch.from_numpy(embeddings.gather(condition[CAPTION])))
-            return samples, None if unconditional else condition
+                given = split(torch.from_numpy(embeddings.gather(given[CAPTION])))
+            return samples, None if condition.kind == "none" else given
 
         store = OnHost(read, mapped.labels, device)
     store.stamp = prepared.stamp
@@ -192,24 +188,21 @@ def completed(recipe: R) -> R:
     """Return the recipe as a run keeps it: with absolute paths, and the facts of its folder (data.name "folder")."""
     config, known = recipe.data, DATA_SETS.get(recipe.data.name)
     incomplete = known is None and not ((config.size or config.space) and config.names)
-    condition = recipe.condition if isinstance(recipe, Recipe) else ConditionConfig()
-    prepared = None
+    condition, prepared = _condition_of(recipe), None
     if known is not None and known.load is None and config.folder.exists():
         config = replace(config, path=str(config.folder))
         prepared = open_prepared(config.folder) if (config.folder / INDEX).is_file() else None
     elif known is None and (incomplete or condition.missing):
         prepared = open_prepared(config.folder)
-    if prepared is not None and incomplete:
-        config = _filled(config, prepared)
     facts: dict[str, Any] = {"data": config}
+    if prepared is not None and incomplete:
+        facts["data"] = _filled(config, prepared)
     if prepared is not None and isinstance(recipe, Recipe):
-        facts["condition"] = _condition(condition, prepared)
+        facts["condition"] = _with_folder(condition, prepared)
     return located(replace(recipe, **facts))
 
 
-def training_latents(
-    recipe: Recipe, codec: Codec, store: Store, processes: Processes
-) -> Latents | LoadedLatents | None:
+def training_latents(recipe: Recipe, codec: Codec, store: Store, group: Processes) -> Latents | LoadedLatents | None:
     """Return the latents of all images, made once and kept as codec.cache says; None: encode every batch.
 
     Every process writes its share; shards of an earlier run are checked and kept.
@@ -218,7 +211,7 @@ def training_latents(
         return None
     folder = Path(recipe.codec.latents or f"{recipe.data.folder}-latents-{codec.fingerprint[:8]}")
     stamp = store.stamp or recipe.data.name
-    share = Share(processes.rank, processes.world, lambda: processes.any(False))
+    share = Share(group.rank, group.world, lambda: group.any(False))
     write_latents(folder, codec, store, stamp=stamp, share=share)
-    latents = open_latents(folder, codec=codec.fingerprint, data=stamp, device=processes.device)
+    latents = open_latents(folder, codec=codec.fingerprint, data=stamp, device=group.device)
     return latents.load() if recipe.codec.cache == "device" else latents

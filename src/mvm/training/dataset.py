@@ -26,15 +26,20 @@ X0, CONDITION = "x0", "condition"
 FORMS = "give x0, (x0, condition), or a mapping with 'x0'"
 
 
-class Rows(NamedTuple):
+class SampleRows(NamedTuple):
     """Samples x0 (B, ...) and their condition, batched; None: there is none."""
 
     x0: Tensor
     condition: Condition
 
-    def cut(self, part: slice) -> "Rows":
+    def cut(self, part: slice) -> "SampleRows":
         """Return some of the rows."""
-        return Rows(self.x0[part], rows(self.condition, part))
+        return SampleRows(self.x0[part], rows(self.condition, part))
+
+    @property
+    def batched(self) -> "SampleRows":
+        """One sample as a batch of one row."""
+        return _each(lambda _, tensor: tensor[None], self)
 
 
 def _tensor(value: Any, name: str) -> Tensor:
@@ -58,7 +63,7 @@ def _structure(value: Any, dtype: torch.dtype, name: str) -> Condition:
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
-def _parts(item: Any, dtype: torch.dtype, name: str) -> Rows:
+def _parts(item: Any, dtype: torch.dtype, name: str) -> SampleRows:
     """Return x0 and condition of a sample, or of a batch of samples."""
     if isinstance(item, Mapping):
         if X0 not in item:
@@ -78,10 +83,10 @@ def _parts(item: Any, dtype: torch.dtype, name: str) -> Rows:
         x0 = x0.to(dtype)
     elif x0.dtype != torch.uint8:
         raise ValueError(f"{name}: x0 is of type {x0.dtype}; give floats, or images as uint8")
-    return Rows(x0, _structure(item[1], dtype, CONDITION))
+    return SampleRows(x0, _structure(item[1], dtype, CONDITION))
 
 
-def _joined(parts: Sequence[Rows], where: Sequence[str]) -> Rows:
+def _joined(parts: Sequence[SampleRows], where: Sequence[str]) -> SampleRows:
     """Return rows one below the other; where: what each part is called in errors."""
 
     def join(position: str, *tensors: Tensor) -> Tensor:
@@ -95,13 +100,18 @@ def _joined(parts: Sequence[Rows], where: Sequence[str]) -> Rows:
 
     x0 = join(X0, *(part.x0 for part in parts))
     try:
-        return Rows(x0, map_tensors(join, *(part.condition for part in parts)))
+        return SampleRows(x0, map_tensors(join, *(part.condition for part in parts)))
     except ValueError as error:
-        said = str(error)
-        raise ValueError(said if said.startswith("dataset") else f"dataset: {said}") from None
+        prefix = "" if str(error).startswith("dataset") else "dataset: "
+        raise ValueError(f"{prefix}{error}") from None
 
 
-def _finite(found: Rows, where: Callable[[int], str]) -> Rows:
+def _each(function: Callable[[str, Tensor], Tensor], samples: SampleRows) -> SampleRows:
+    """Return the rows with function(name, tensor) of each of their tensors."""
+    return SampleRows(function(X0, samples.x0), map_tensors(function, samples.condition))
+
+
+def _finite(samples: SampleRows, where: Callable[[int], str]) -> SampleRows:
     """Return the rows; one with NaN or Inf is refused by name."""
 
     def check(position: str, tensor: Tensor) -> Tensor:
@@ -111,104 +121,90 @@ def _finite(found: Rows, where: Callable[[int], str]) -> Rows:
             raise ValueError(f"{where(bad)}: {position} of shape {shape} holds NaN or Inf; give finite values")
         return tensor
 
-    check(X0, found.x0)
-    map_tensors(check, found.condition)
-    return found
+    return _each(check, samples)
 
 
 class Samples(ABC):
     """What was given as the dataset, before any device is known. first: one sample, as a batch of one row."""
 
-    first: Rows
     classes: tuple[str, ...] = ()
     size: int = 0  # number of samples; 0: a stream
 
+    def __init__(self, first: SampleRows) -> None:
+        self.first, shape = first, tuple(first.x0.shape)
+        if len(shape) < 2 or 0 in shape:
+            raise ValueError(f"dataset: x0 of one sample has shape {shape[1:]}; give one axis and one value at least")
+
     @abstractmethod
+    def read(self, indices: Tensor) -> SampleRows:
+        """Return the samples at these indices, or positions of a stream."""
+
     def store(self, device: torch.device, resident: str) -> Store:
         """Return the samples for training on a device; resident: engine.resident."""
+        return ReadStore(self, device)
 
     @property
     def stamp(self) -> str:
         """What tells these samples from others, without reading them."""
-        said: list[str] = []
+        parts: list[str] = []
 
         def note(position: str, tensor: Tensor) -> Tensor:
-            said.append(f"{position} {'x'.join(map(str, tensor.shape[1:]))} {tensor.dtype}".replace("torch.", ""))
+            parts.append(f"{position} {'x'.join(map(str, tensor.shape[1:]))} {tensor.dtype}".replace("torch.", ""))
             return tensor
 
-        note(X0, self.first.x0)
-        map_tensors(note, self.first.condition)
-        return f"{self.size or 'a stream of'} samples: {', '.join(said)}"
-
-    def _begin(self) -> None:
-        """Look at the first sample."""
-        shape = tuple(self.first.x0.shape)
-        if len(shape) < 2 or 0 in shape:
-            raise ValueError(f"dataset: x0 of one sample has shape {shape[1:]}; give one axis and one value at least")
+        _each(note, self.first)
+        return f"{self.size or 'a stream of'} samples: {', '.join(parts)}"
 
 
-class Tensors(Samples):
+class TensorSamples(Samples):
     """Samples that lie in tensors, all of them in memory."""
 
-    def __init__(self, found: Rows, classes: tuple[str, ...] = ()) -> None:
-        self.all, self.classes, self.size = found, classes, len(found.x0) if found.x0.ndim else 0
+    def __init__(self, samples: SampleRows, classes: tuple[str, ...] = ()) -> None:
+        self.all, self.classes, self.size = samples, classes, len(samples.x0) if samples.x0.ndim else 0
         if not self.size:
-            raise ValueError(f"dataset is empty: x0 has shape {tuple(found.x0.shape)}; give one sample at least")
+            raise ValueError(f"dataset is empty: x0 has shape {tuple(samples.x0.shape)}; give one sample at least")
 
         def check(position: str, tensor: Tensor) -> Tensor:
             if not tensor.ndim or len(tensor) != self.size:
-                raise ValueError(
-                    f"dataset: {position} of shape {tuple(tensor.shape)} must have {self.size} rows, one for each x0"
-                )
+                shape = tuple(tensor.shape)
+                raise ValueError(f"dataset: {position} of shape {shape} must have {self.size} rows, one for each x0")
             return tensor
 
-        map_tensors(check, found.condition)
-        _finite(found, lambda row: f"dataset[{row}]")
-        self.first = found.cut(slice(1))
-        self._begin()
+        super().__init__(_finite(_each(check, samples), lambda row: f"dataset[{row}]").cut(slice(1)))
 
-    def read(self, indices: Tensor) -> Rows:
-        """Return the samples at these indices."""
-        return Rows(self.all.x0[indices], rows(self.all.condition, indices))
+    def read(self, indices: Tensor) -> SampleRows:
+        return SampleRows(self.all.x0[indices], rows(self.all.condition, indices))
 
     def store(self, device: torch.device, resident: str) -> Store:
         size = self.all.x0.nbytes  # what conditions take besides is less, or the room left for it
         fits = self.all.x0.device.type == device.type or size < ROOM * free_memory(device)
-        if resident == "device" or (resident == "auto" and fits):
-            return RowStore(self, device)
-        return ReadStore(self, self.read, device)
+        on_device = resident == "device" or (resident == "auto" and fits)
+        return RowStore(self, device) if on_device else ReadStore(self, device)
 
 
-class Items(Samples):
+class IndexedSamples(Samples):
     """Samples of a map-style dataset, read by index."""
 
     def __init__(self, dataset: Any, dtype: torch.dtype) -> None:
         self.dataset, self.dtype, self.size = dataset, dtype, len(dataset)
         if not self.size:
             raise ValueError("dataset is empty (its length is 0); give one sample at least")
-        self.first = self.read(torch.zeros(1, dtype=torch.int64))
-        self._begin()
+        super().__init__(self.read(torch.zeros(1, dtype=torch.int64)))
 
-    def read(self, indices: Tensor) -> Rows:
-        """Return the samples at these indices."""
+    def read(self, indices: Tensor) -> SampleRows:
         if len(self.dataset) != self.size:
             raise ValueError(
                 f"dataset had {self.size} samples when training began and has {len(self.dataset)} now; the order of "
                 "training is that of a dataset of one length"
             )
-        asked = indices.tolist()
-        where = [f"dataset[{index}]" for index in asked]
+        numbers = indices.tolist()
+        where = [f"dataset[{index}]" for index in numbers]
         many = getattr(self.dataset, "__getitems__", None)
-        items = [self.dataset[index] for index in asked] if many is None else many(asked)
-        found = [_parts(item, self.dtype, name) for item, name in zip(items, where, strict=True)]
-        single = [Rows(x0[None], map_tensors(lambda _, tensor: tensor[None], c)) for x0, c in found]
-        if hasattr(self, "first"):
-            single, where = [self.first, *single], ["dataset[0]", *where]  # whose shape counts
-            return _finite(_joined(single, where), lambda row: where[row]).cut(slice(1, None))
-        return _finite(_joined(single, where), lambda row: where[row])
-
-    def store(self, device: torch.device, resident: str) -> Store:
-        return ReadStore(self, self.read, device)
+        items = [self.dataset[index] for index in numbers] if many is None else many(numbers)
+        single = [_parts(item, self.dtype, name).batched for item, name in zip(items, where, strict=True)]
+        before = [self.first] if hasattr(self, "first") else []  # whose shape counts
+        joined = _joined([*before, *single], ["dataset[0]"] * len(before) + where).cut(slice(len(before), None))
+        return _finite(joined, lambda row: where[row])
 
 
 class Stream(Samples):
@@ -220,70 +216,62 @@ class Stream(Samples):
 
     def __init__(self, dataset: Any, dtype: torch.dtype, batches: bool | None = None) -> None:
         self.dataset, self.dtype = dataset, dtype
-        self.batches = isinstance(dataset, DataLoader) and dataset.batch_sampler is not None
-        self.batches = self.batches if batches is None else batches
+        loads = isinstance(dataset, DataLoader) and dataset.batch_sampler is not None
+        self.batches = loads if batches is None else batches
         self.items = self._items()
-        self.left: Rows | None = None  # rows that were read and not asked for yet
         self.at = 0  # position of the next row
         self.number = 0  # rows read
         self.marks: dict[int, Any] = {}  # what `position` returns, by the positions that were asked for last
         self.before: Any = None  # the iterable's state before it gave what is left of
-        self.used = 0  # rows of that which are behind
-        self._pull()
-        assert self.left is not None
-        self.first = self.left.cut(slice(1))
-        self._begin()
+        self.left = self._pull()  # rows that were read last
+        self.used = 0  # those of them which are behind
+        super().__init__(self.left.cut(slice(1)))
 
     def _items(self, restored: bool = False) -> Iterator[Any]:
         """Yield what the iterable gives, again and again; restored: it may be at its end."""
         total = 0
         while True:
-            begun = iter(self.dataset() if callable(self.dataset) else self.dataset)
-            count = 0
+            begun, before = iter(self.dataset() if callable(self.dataset) else self.dataset), total
             for item in begun:
-                count += 1
+                total += 1
                 yield item
-            total += count
             if restored and not total:
                 restored = False
-                continue
-            if not count and not total:
+            elif not total:
                 raise ValueError("dataset is empty: the iterable gave no sample")
-            if not count or begun is self.dataset:
+            elif total == before or begun is self.dataset:
                 raise ValueError(
                     f"dataset ended after {total} items and cannot begin again; give the function that makes the "
                     "generator, an IterableDataset, or more samples"
                 )
 
-    def _pull(self) -> None:
-        """Read what the iterable gives next."""
+    def _pull(self) -> SampleRows:
+        """Return what the iterable gives next."""
         state = getattr(self.dataset, "state_dict", None)
         self.before = None if state is None else copy.deepcopy(state())
         name = f"dataset: sample {self.number}"
-        found = _parts(next(self.items), self.dtype, name)
+        given = _parts(next(self.items), self.dtype, name)
         if not self.batches:
-            found = Rows(found.x0[None], map_tensors(lambda _, tensor: tensor[None], found.condition))
+            given = given.batched
         if hasattr(self, "first"):
-            found = _joined([self.first, found], ["dataset: sample 0", name]).cut(slice(1, None))
-        _finite(found, lambda row: name)
-        self.number += len(found.x0)
-        self.left, self.used = found, 0
+            given = _joined([self.first, given], ["dataset: sample 0", name]).cut(slice(1, None))
+        self.number += len(given.x0)
+        return _finite(given, lambda row: name)
 
-    def _take(self, count: int) -> list[Rows]:
+    def _take(self, count: int) -> list[SampleRows]:
         """Return the next rows, in pieces."""
         pieces = []
         while count:
-            if self.left is None or self.used == len(self.left.x0):
-                self._pull()
-                assert self.left is not None
+            if self.used == len(self.left.x0):
+                self.left, self.used = self._pull(), 0
             piece = self.left.cut(slice(self.used, self.used + count))
             self.used, count = self.used + len(piece.x0), count - len(piece.x0)
             pieces.append(piece)
         return pieces
 
-    def read(self, positions: Tensor) -> Rows:
-        """Return the samples at these positions of the stream, which follow one another; those before are left out."""
-        first, count = int(positions[0]), len(positions)
+    def read(self, indices: Tensor) -> SampleRows:
+        """Return the samples at these positions in the stream, which follow one another; those before are left out."""
+        first, count = int(indices[0]), len(indices)
         self.marks = {position: mark for position, mark in self.marks.items() if position >= self.at - count}
         self._take(first - self.at)
         self.marks[first] = (self.before, self.used)
@@ -307,40 +295,34 @@ class Stream(Samples):
                 warn("the dataset is a stream: it begins anew, and its place in the run before is not restored")
             return
         self.dataset.load_state_dict(position["state"])
-        self.items, self.left = self._items(restored=True), None
-        self._take(position["used"])
-
-    def store(self, device: torch.device, resident: str) -> Store:
-        return ReadStore(self, self.read, device)
+        self.items = self._items(restored=True)
+        self.left, self.used = self._pull(), position["used"]
 
 
 class RowStore(Store):
     """Tensors on the device: reading costs an indexing kernel for each."""
 
-    def __init__(self, samples: Tensors, device: torch.device) -> None:
-        self.samples, self.stamp = samples, samples.stamp
-        self.x0 = samples.all.x0.to(device)
-        self.condition = map_tensors(lambda _, tensor: tensor.to(device), samples.all.condition)
-        self.labels = torch.zeros(samples.size, dtype=torch.int64)
+    def __init__(self, samples: TensorSamples, device: torch.device) -> None:
+        self.stamp, self.device, self.labels = samples.stamp, device, torch.zeros(samples.size, dtype=torch.int64)
+        self.data = _each(lambda _, tensor: tensor.to(device), samples.all)
 
     def __len__(self) -> int:
-        return self.samples.size
+        return len(self.labels)
 
     def gather(self, indices: Tensor) -> tuple[Tensor, Any]:
-        index = send(indices, self.x0.device)
-        return self.x0[index], rows(self.condition, index)
+        index = send(indices, self.device)
+        return self.data.x0[index], rows(self.data.condition, index)
 
 
 class ReadStore(OnHost):
     """Samples read by a thread, one step ahead, and copied to the device."""
 
-    def __init__(self, samples: Samples, read: Callable[[Tensor], Rows], device: torch.device) -> None:
-        super().__init__(read, torch.zeros(samples.size, dtype=torch.int64), device)
+    def __init__(self, samples: Samples, device: torch.device) -> None:
+        super().__init__(samples.read, torch.zeros(samples.size, dtype=torch.int64), device)
         self.samples, self.stamp = samples, samples.stamp
 
     def _fetch(self, indices: Tensor) -> tuple[Tensor, Any]:
-        x0, condition = self.read(indices)
-        return send(x0, self.device), map_tensors(lambda _, tensor: send(tensor, self.device), condition)
+        return _each(lambda _, tensor: send(tensor, self.device), self.samples.read(indices))
 
 
 class StreamOrder(Order):
@@ -350,33 +332,33 @@ class StreamOrder(Order):
         return positions
 
 
-def place_in_stream(store: Store, at: int) -> Any:
-    """Return what restores a stream to the sample at a position, as JSON; None where nothing does."""
-    if not isinstance(store, ReadStore) or not isinstance(store.samples, Stream):
-        return None
-    if store.ahead is not None:
-        store.ahead.exception()  # waits for the batch that is being read
-    return store.samples.position(at)
-
-
 def stream_of(store: Store) -> Stream | None:
     """Return the stream that a store reads; None where samples have an index."""
     return store.samples if isinstance(store, ReadStore) and isinstance(store.samples, Stream) else None
 
 
+def place_in_stream(store: Store, at: int) -> Any:
+    """Return what restores a stream to the sample at a position, as JSON; None where nothing does."""
+    if (stream := stream_of(store)) is None:
+        return None
+    if isinstance(store, OnHost) and store.ahead is not None:
+        store.ahead.exception()  # waits for the batch that is being read
+    return stream.position(at)
+
+
 def open_samples(dataset: Any, dtype: torch.dtype = torch.float32, batches: bool | None = None) -> Samples:
     """Return the samples of whatever was given as the dataset; dtype: of float samples and conditions."""
     if isinstance(dataset, Images):
-        return Tensors(Rows(dataset.images, dataset.labels), dataset.classes)
+        return TensorSamples(SampleRows(dataset.images, dataset.labels), dataset.classes)
     if isinstance(dataset, Tensor | np.ndarray | Mapping) or (
         isinstance(dataset, tuple) and all(isinstance(part, Tensor | np.ndarray | Mapping) for part in dataset[:1])
     ):
-        return Tensors(_parts(dataset, dtype, "dataset"))
+        return TensorSamples(_parts(dataset, dtype, "dataset"))
     streamed = isinstance(dataset, IterableDataset | DataLoader)
     if not streamed and hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
         if batches is not None:
             raise ValueError(f"batches={batches} is for streams; this dataset is read by index, sample by sample")
-        return Items(dataset, dtype)
+        return IndexedSamples(dataset, dtype)
     if streamed or callable(dataset) or hasattr(dataset, "__iter__"):
         return Stream(dataset, dtype, batches)
     raise ValueError(

@@ -13,14 +13,14 @@ from mvm.checkpoint import Weights
 from mvm.data import Store, mirror, mirrored, send
 from mvm.distributed.processes import Processes, autocast
 from mvm.latent import RAE, Decoder, LatentEncoder, LatentMoments, load_latent_encoder, load_rae, measure
-from mvm.latent.fingerprint import Origin, require_same
+from mvm.latent.codec import Origin, require_same
 from mvm.objective import Loss
-from mvm.objective.reconstruction import Reconstruction, build
+from mvm.objective.reconstruction import build
 from mvm.optim.ema import MAIN, Averages
 from mvm.optim.optimizers import optimizers
 from mvm.pixels import to_unit
 from mvm.recipes import DecoderRecipe
-from mvm.training.data import Part
+from mvm.training.data import StoreRange
 from mvm.training.engine import Engine
 from mvm.training.preview import DecoderPreview
 from mvm.training.trainer import Figures, Trainer
@@ -52,22 +52,15 @@ def build_decoder(recipe: DecoderRecipe, encoder: LatentEncoder) -> Decoder:
     return decoder
 
 
-def build_objective(recipe: DecoderRecipe) -> Reconstruction:
-    """Return the losses with their networks; the discriminator's heads are drawn from the recipe's seed."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(recipe.seed + 1)
-        return build(recipe.reconstruction)
-
-
-class Batch(NamedTuple):
+class DecoderBatch(NamedTuple):
     """Images in [-1, 1], their raw latents, and their seeds."""
 
     images: Tensor
     latents: Tensor
     seeds: Tensor
 
-    def cut(self, part: slice) -> "Batch":
-        return Batch(*(value[part] for value in self))
+    def cut(self, part: slice) -> "DecoderBatch":
+        return DecoderBatch(*(value[part] for value in self))
 
 
 class DecoderTrainer(Trainer[DecoderRecipe]):
@@ -78,11 +71,14 @@ class DecoderTrainer(Trainer[DecoderRecipe]):
         if held_out >= count:
             raise ValueError(f"held_out.count={held_out} leaves nothing to train on: the data hold {count} images")
         super().__init__(recipe, store, processes, held_out)
-        self.trained_on, self.held_out = Part(store, 0, count - held_out), Part(store, count - held_out, count)
+        self.trained_on = StoreRange(store, 0, count - held_out)
+        self.held_out = StoreRange(store, count - held_out, count)
         device = self.processes.device
         self.encoder = frozen_encoder(recipe).to(device)
         self.decoder = build_decoder(recipe, self.encoder).to(device)
-        self.objective = build_objective(recipe)
+        with torch.random.fork_rng(devices=[]):  # the discriminator's heads are drawn from the recipe's seed
+            torch.manual_seed(recipe.seed + 1)
+            self.objective = build(recipe.reconstruction)
         for network in (self.objective.lpips, self.objective.judge):
             if network is not None:
                 network.to(device)
@@ -118,14 +114,13 @@ class DecoderTrainer(Trainer[DecoderRecipe]):
         if processes.main:
             with suppress(ValueError):  # nothing there, damaged, or of another encoder
                 earlier = load_rae(run / FOLDER, self.encoder)
-        known = processes.broadcast(None if earlier is None else earlier.statistics)
-        if known is None:  # the latents of all training images, both mirrors, in full precision
+        statistics = processes.broadcast(None if earlier is None else earlier.statistics)
+        same = earlier is not None and earlier.decoder.fingerprint == decoder.fingerprint and statistics is not None
+        if statistics is None:  # the latents of all training images, both mirrors, in full precision
             mine = measure(self.encoder, self.trained_on, rank=processes.rank, world=processes.world, progress=progress)
             joined = {name: processes.gather(value) for name, value in mine.state().items()}
-            rae.set_statistics(LatentMoments.from_state(joined).result(self.encoder.origin))
-        else:
-            rae.set_statistics(known)
-        same = earlier is not None and earlier.decoder.fingerprint == rae.decoder.fingerprint and known is not None
+            statistics = LatentMoments.from_state(joined).result(self.encoder.origin)
+        rae.set_statistics(statistics)
         with processes.main_first():
             if processes.main and not same:
                 rae.save(run / FOLDER)
@@ -133,7 +128,7 @@ class DecoderTrainer(Trainer[DecoderRecipe]):
 
     # ---- a step
 
-    def batch(self) -> Batch:
+    def batch(self) -> DecoderBatch:
         positions = self.positions(self.step)
         seeds = self.order.seeds(positions)
         images, _ = self.images(self.order.indices(positions))
@@ -141,15 +136,15 @@ class DecoderTrainer(Trainer[DecoderRecipe]):
             images = mirror(images, send(mirrored(seeds), images.device))
         with autocast(self.recipe.engine, self.processes.device):
             latents = self.encoder(images)
-        return Batch(to_unit(images), latents, send(seeds, images.device))
+        return DecoderBatch(to_unit(images), latents, send(seeds, images.device))
 
-    def _reconstruction(self, part: Batch) -> Loss:
+    def _reconstruction(self, part: DecoderBatch) -> Loss:
         """Return the decoder's loss, of latents with noise."""
         output = self.engine(RAE.noised(part.latents, part.seeds, self.recipe.reconstruction.tau))
         with autocast(self.recipe.engine, self.processes.device):
             return self.objective.generator(output, part.images, part.seeds, self.step, self.decoder.head.weight)
 
-    def _discrimination(self, part: Batch) -> Loss:
+    def _discrimination(self, part: DecoderBatch) -> Loss:
         """Return the discriminator's loss; its fakes come of the decoder as it is now, without noise."""
         with autocast(self.recipe.engine, self.processes.device):
             with torch.no_grad():

@@ -38,24 +38,23 @@ def _blocks(network: DiT | DDT | Own) -> list[nn.Module]:
 
 def _shard(config: EngineConfig, learner: nn.Module, network: DiT | DDT | Own, processes: Processes) -> None:
     """Shard weights, gradients and moments over the processes (FSDP2), in copies of `engine.shard` processes each."""
-    size = config.shard or processes.world
+    size, blocks = config.shard or processes.world, _blocks(network)
     if processes.world % size:
         raise ValueError(f"engine.shard={size} must divide the {processes.world} processes")
-    shape, names = (
-        ((size,), ("shard",)) if size == processes.world else ((processes.world // size, size), ("copy", "shard"))
-    )
+    if not blocks:
+        raise ValueError(
+            "engine.parallel='fsdp' shards block by block, and network has no `blocks` (a ModuleList or Sequential of "
+            "that name); use ddp"
+        )
+    copies = processes.world // size
+    shape, names = ((size,), ("shard",)) if copies == 1 else ((copies, size), ("copy", "shard"))
     mesh = init_device_mesh(processes.device.type, shape, mesh_dim_names=names)
     # Blocks are gathered in the compute precision; sums of gradients stay float32.
     dtype = precision(config, processes.device)
     policy = MixedPrecisionPolicy(
         param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
-    if not _blocks(network):
-        raise ValueError(
-            "engine.parallel='fsdp' shards block by block, and network has no `blocks` (a ModuleList or Sequential of "
-            "that name); use ddp"
-        )
-    for block in _blocks(network):
+    for block in blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy)
     # The network is its own root, apart from any projector, so that sampling during training can call it alone;
     # it is spread again after each forward pass, since averages are swapped in and out between passes.
@@ -64,34 +63,21 @@ def _shard(config: EngineConfig, learner: nn.Module, network: DiT | DDT | Own, p
 
 
 def _kernels(config: EngineConfig, processes: Processes) -> Any:
-    """Return the kernels to train with; None where none are asked for."""
-    if not config.kernels:
-        return None
-    kernels = gpu.gpu_kernels()
-    if kernels is None:
-        raise ValueError(
-            "engine.kernels=True needs a GPU and Triton, which comes with torch's GPU builds; set it to False"
-        )
-    if precision(config, processes.device) != torch.bfloat16:
-        raise ValueError(f"engine.kernels=True does not go with engine.precision='{config.precision}'; use bf16")
+    """Return the kernels to train with, None without; raise where they or 8-bit products cannot run, or never did."""
+    device, fp8 = processes.device, f"engine.fp8='{config.fp8}'"
+    kernels = gpu.gpu_kernels() if config.kernels else None
+    if config.kernels and kernels is None:
+        raise ValueError("engine.kernels=True needs a GPU and Triton, of torch's GPU builds; set it to False")
+    if config.fp8 != "off" and config.parallel == "fsdp" and processes.world > 1:
+        raise ValueError(f"{fp8} does not go with engine.parallel='fsdp'; use ddp, or engine.fp8='off'")
+    on_gpu = config.fp8 != "off" and device.type == "cuda"
+    if (config.kernels or on_gpu) and precision(config, device) != torch.bfloat16:
+        what, where = ("engine.kernels=True", "") if config.kernels else (fp8, " on a GPU")
+        raise ValueError(f"{what} does not go with engine.precision='{config.precision}'{where}; use bf16")
+    if on_gpu and (capability := torch.cuda.get_device_capability(device)) < FP8_CAPABILITY:
+        needed, there = (".".join(map(str, each)) for each in (FP8_CAPABILITY, capability))
+        raise ValueError(f"{fp8} needs a GPU of compute capability {needed}, and this one has {there}; set it to off")
     return kernels
-
-
-def _check_fp8(config: EngineConfig, processes: Processes) -> None:
-    """Raise where 8-bit products cannot run, or were never tried."""
-    said = f"engine.fp8='{config.fp8}'"
-    if config.parallel == "fsdp" and processes.world > 1:
-        raise ValueError(f"{said} does not go with engine.parallel='fsdp'; use ddp, or engine.fp8='off'")
-    if processes.device.type != "cuda":
-        return
-    if precision(config, processes.device) != torch.bfloat16:
-        raise ValueError(f"{said} does not go with engine.precision='{config.precision}' on a GPU; use bf16")
-    capability = torch.cuda.get_device_capability(processes.device)
-    if capability < FP8_CAPABILITY:
-        raise ValueError(
-            f"{said} needs a GPU of compute capability {'.'.join(map(str, FP8_CAPABILITY))}, and this one has "
-            f"{'.'.join(map(str, capability))}; set it to off"
-        )
 
 
 def _let_python_in(block: nn.Module, given: Any, output: Any) -> None:
@@ -113,21 +99,20 @@ class Engine:
             network.blocks.recompute = math.ceil(config.recompute * len(network.blocks))
             if config.keep == "products":
                 recompute.apply(network)
-        if processes.device.type == "cpu":
+        on_cpu, own = processes.device.type == "cpu", isinstance(network, Own)
+        if on_cpu:
             cpu.apply(network)  # for previews: with gradients the formulas stay plain
         kernels = _kernels(config, processes)
-        if config.fp8 != "off":
-            _check_fp8(config, processes)
         if kernels is not None or config.fp8 != "off":
             gpu.apply(network, kernels, config.fp8)
-        self.mode = compile_mode(config, processes, isinstance(network, Own))
+        self.mode = compile_mode(config, processes, own)
         if self.mode == "blocks":
             for block in _blocks(network) or [network]:
                 block.compile()
         if self.mode in ("full", "graph"):
             learner.compile(mode="reduce-overhead" if self.mode == "graph" else None)
-        if processes.device.type == "cpu" and processes.world == 1:
-            for block in () if isinstance(network, Own) else blocks_of(network):
+        if on_cpu and processes.world == 1 and not own:
+            for block in _blocks(network):
                 block.register_forward_hook(_let_python_in)
         self.module: nn.Module = learner
         if self.sharded:

@@ -35,10 +35,6 @@ class Request(Event):
             self.immediate = False
 
 
-def _under_torchrun() -> bool:
-    return "TORCHELASTIC_RUN_ID" in os.environ
-
-
 @contextmanager
 def deferred_interrupt() -> Generator[Request]:
     """Yield an event that the first signal sets; a second one acts at once, but not under torchrun.
@@ -47,9 +43,9 @@ def deferred_interrupt() -> Generator[Request]:
     A KeyboardInterrupt that follows on SIGTERM alone leaves as Terminated. So it does in a process of torchrun that
     got no signal: another one did, and its exit code says which.
     """
-    asked = Request()
+    request, under_torchrun = Request(), "TORCHELASTIC_RUN_ID" in os.environ
     if threading.current_thread() is not threading.main_thread():
-        yield asked
+        yield request
         return
     before = {number: signal.getsignal(number) for number in SIGNALS}
     received: list[int] = []
@@ -60,21 +56,21 @@ def deferred_interrupt() -> Generator[Request]:
 
     def note(number: int, frame: object) -> None:
         received.append(number)
-        if asked.is_set() and not _under_torchrun():
+        if request.is_set() and not under_torchrun:
             restore()
             signal.raise_signal(number)
-        elif not _under_torchrun():
+        elif not under_torchrun:
             os.write(sys.stderr.fileno(), b"\nmvm: stopping; once more to leave without saving\n")
-        asked.set()
-        if asked.immediate:
+        request.set()
+        if request.immediate:
             raise KeyboardInterrupt
 
     for number in SIGNALS:
         signal.signal(number, note)
     try:
-        yield asked
+        yield request
     except KeyboardInterrupt:
-        if set(received) == {signal.SIGTERM} or (_under_torchrun() and not received):
+        if set(received) == {signal.SIGTERM} or (under_torchrun and not received):
             raise Terminated from None
         raise
     finally:

@@ -1,9 +1,12 @@
-"""What a run reports while it trains: metrics.jsonl, trackers, speed; and when to stop it."""
+"""What a run reports while it trains: metrics.jsonl, TensorBoard, Weights & Biases, MLflow; and when to stop it."""
 
+import importlib
 import json
 import math
+import secrets
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,18 +18,23 @@ from tqdm import tqdm
 
 from mvm.distributed.processes import Processes
 from mvm.files import write_text
-from mvm.recipes import AnyRecipe
+from mvm.options import choose, needs
+from mvm.recipes import AnyRecipe, options
 from mvm.recipes.page import training_flops
-from mvm.training.track import Tracker
-from mvm.untrusted import MOST_TEXT, cut
+from mvm.untrusted import MOST_TEXT, cut, read_json
 
 METRICS = "metrics.jsonl"
 PATIENCE = 3  # steps in a row that may be skipped
 
+AUTO, NONE = "auto", "none"  # of --track
+PROJECT = "mvm"  # wandb's project, MLflow's experiment
+SESSIONS = "trackers.json"  # in a run directory: the ids under which a resumed run goes on
+
 OnLog = Callable[[dict[str, Any]], None]
+Session = tuple[Callable[[int, dict[str, Any]], None], Callable[[], None]]  # log(step, values), end()
 
 
-class Record(NamedTuple):
+class StepRecord(NamedTuple):
     """One step as read from the device: the number of steps done, and its loss parts, grad_norm and lr."""
 
     step: int
@@ -48,7 +56,7 @@ class Window:
     skipped: int = 0  # skipped steps of the whole run
     in_a_row: int = 0
 
-    def add(self, record: Record) -> None:
+    def add(self, record: StepRecord) -> None:
         """Take in one step; three skipped in a row stop the run."""
         if not record.skipped:
             self.total, self.in_a_row = self.total + record.values["loss"], 0
@@ -72,7 +80,7 @@ class Window:
         return Window(start=step, skipped=self.skipped, in_a_row=self.in_a_row)
 
 
-class Meter:
+class ThroughputMeter:
     """Images per second since the last reading and, where the matrix ceiling is known, MFU and memory."""
 
     def __init__(self, recipe: AnyRecipe, processes: Processes, ceiling: float | None, step: int) -> None:
@@ -121,7 +129,7 @@ def warn(text: str) -> None:
     tqdm.write(f"mvm: {text}", file=sys.stderr)
 
 
-def _whole(line: str) -> dict[str, Any] | None:
+def _parsed(line: str) -> dict[str, Any] | None:
     """Return a log line with its step; None where it is not a whole one: a full disk or a crash cuts lines."""
     try:
         entry = json.loads(line)
@@ -132,11 +140,10 @@ def _whole(line: str) -> dict[str, Any] | None:
 
 def keep_metrics(path: Path, step: int) -> None:
     """Drop log lines past `step`, left by steps that a restart does again; those that a crash cut off go too."""
-    if not path.is_file():
-        return
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    kept = [line for line in lines if (entry := _whole(line)) is not None and entry["step"] <= step]
-    write_text(path, "".join(f"{line}\n" for line in kept))
+    if path.is_file():
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        wanted = [line for line in lines if (entry := _parsed(line)) is not None and entry["step"] <= step]
+        write_text(path, "".join(f"{line}\n" for line in wanted))
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -145,7 +152,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         return []
     with path.open("rb") as file:
         lines = file.read(MOST_TEXT).decode(errors="replace").splitlines()
-    return [entry for line in lines if (entry := _whole(line)) is not None]
+    return [entry for line in lines if (entry := _parsed(line)) is not None]
 
 
 def due(step: int, every: int, last: int) -> bool:
@@ -153,29 +160,131 @@ def due(step: int, every: int, last: int) -> bool:
     return step % every == 0 or step == last
 
 
+class Tracker(ABC):
+    """Takes every line of metrics.jsonl, with its "step"; numbers that are not finite come as they are.
+
+    It opens with its first line: a run that logs nothing leaves nothing behind.
+    """
+
+    package: str  # what is imported
+    extra = ""  # ours that installs it, if there is one
+
+    def __init__(self, run: Path, recipe: AnyRecipe, step: int) -> None:
+        self.run, self.recipe, self.step = run, recipe, step
+        self.name = run.resolve().name
+        self.session: Session | None = None
+
+    @abstractmethod
+    def open(self, module: Any) -> Session:
+        """Begin or continue a session of the package; return what logs the values of a step, and what ends it."""
+
+    def __call__(self, line: dict[str, Any]) -> None:
+        if self.session is None:
+            self.session = self.open(importlib.import_module(self.package))
+        self.session[0](line["step"], {name: value for name, value in line.items() if name != "step"})
+
+    def close(self) -> None:
+        """End the session, if there is one."""
+        if self.session is not None:
+            self.session[1]()
+
+    def known_id(self) -> str | None:
+        """Return the session's id at an earlier start of this run; None where there was none."""
+        known = self._ids().get(self.package)
+        return known if isinstance(known, str) else None
+
+    def keep_id(self, name: str) -> None:
+        """Keep the session's id in the run directory."""
+        write_text(self.run / SESSIONS, json.dumps({**self._ids(), self.package: name}, indent=2) + "\n")
+
+    def _ids(self) -> dict[str, Any]:
+        try:
+            return read_json(self.run / SESSIONS)
+        except (OSError, ValueError):
+            return {}
+
+
+class TensorBoard(Tracker):
+    """Event files in RUN/tensorboard; lines of steps that a restart does again are forgotten."""
+
+    package, extra = "torch.utils.tensorboard", "track"
+
+    def open(self, module: Any) -> Session:
+        writer = module.SummaryWriter(self.run / "tensorboard", purge_step=self.step + 1)
+
+        def log(step: int, values: dict[str, Any]) -> None:
+            for name, value in values.items():
+                writer.add_scalar(name, value, step)
+
+        return log, writer.close
+
+
+class WandB(Tracker):
+    """A run of Weights & Biases in project mvm; of lines that a restart sends again, it keeps the first."""
+
+    package = "wandb"
+
+    def open(self, module: Any) -> Session:
+        name = self.known_id() or secrets.token_hex(8)
+        self.keep_id(name)
+        session = module.init(
+            project=PROJECT, name=self.name, id=name, resume="allow", dir=str(self.run), config=options(self.recipe)
+        )
+        return lambda step, values: session.log(values, step=step), session.finish
+
+
+class MLflow(Tracker):
+    """A run of MLflow in experiment mvm, at MLflow's own tracking address."""
+
+    package = "mlflow"
+
+    def open(self, module: Any) -> Session:
+        module.set_experiment(PROJECT)
+        if known := self.known_id():
+            module.start_run(run_id=known)
+        else:
+            self.keep_id(module.start_run(run_name=self.name).info.run_id)
+            module.log_params(options(self.recipe))  # once: MLflow refuses a value that changed on resume
+        return lambda step, values: module.log_metrics(values, step=step), module.end_run
+
+
+TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}
+
+
+def parse_trackers(names: str) -> tuple[type[Tracker], ...]:
+    """Return the trackers in "auto", "none" or "wandb,tensorboard"; ValueError where one is unknown or not installed.
+
+    auto: TensorBoard where it is installed. Asked before training, so that a missing package costs nothing.
+    """
+    if names == NONE:
+        return ()
+    chosen = []
+    for name in ["tensorboard"] if names == AUTO else dict.fromkeys(part.strip() for part in names.split(",")):
+        tracker = choose("track", name, TRACKERS)
+        try:
+            importlib.import_module(tracker.package)
+            chosen.append(tracker)
+        except ImportError as error:
+            if names != AUTO:
+                raise ValueError(needs(f"track='{name}'", name, tracker.extra)) from error
+    return tuple(chosen)
+
+
 class Log:
     """One line every `log_every` steps, with the mean loss since the line before; written by the main process alone."""
 
     def __init__(
-        self,
-        run: Path,
-        every: int,
-        last: int,
-        window: Window,
-        meter: Meter,
-        on_line: OnLog | None,
-        trackers: Sequence[Tracker] = (),
+        self, run: Path, every: int, last: int, window: Window, meter: ThroughputMeter, on_line: OnLog | None = None
     ) -> None:
         self.path, self.every, self.last = run / METRICS, every, last
         self.window, self.meter, self.on_line = window, meter, on_line
-        self.trackers = list(trackers)
-        self.writes = meter.processes.main
+        self.trackers: list[Tracker] = []
 
     def due(self, step: int) -> bool:
         """Whether a line is due after step `step`."""
         return due(step, self.every, self.last)
 
-    def add(self, records: Sequence[Record]) -> Window:
+    def add(self, records: Sequence[StepRecord]) -> Window:
         """Take in steps, oldest first; write the lines that are due; return the window that is open now."""
         for record in records:
             self.window.add(record)
@@ -187,7 +296,7 @@ class Log:
 
     def write(self, line: dict[str, Any]) -> None:
         """Append a line to metrics.jsonl, and hand it to the trackers and to on_line."""
-        if not self.writes:
+        if not self.meter.processes.main:
             return
         known = {name: value if math.isfinite(value) else None for name, value in line.items()}  # what JSON has
         try:
@@ -195,23 +304,19 @@ class Log:
                 file.write(json.dumps(known) + "\n")
         except OSError as error:
             warn(f"a log line could not be written ({error}); training goes on")
-        for tracker in list(self.trackers):
-            try:
-                tracker(line)
-            except Exception as error:  # a full disk, a server that is away: no reason to stop training
-                warn(f"{_failure(tracker, error)}; training goes on without it")
-                self.trackers.remove(tracker)
+        self._each_tracker(lambda tracker: tracker(line), "training goes on without it")
         if self.on_line is not None:
             self.on_line(line)
 
     def close(self) -> None:
         """End the trackers."""
-        for tracker in self.trackers:
+        self._each_tracker(lambda tracker: tracker.close(), "its last lines may be missing")
+
+    def _each_tracker(self, call: Callable[[Tracker], None], then: str) -> None:
+        """Call the trackers; one that fails is dropped, and `then` says what that means."""
+        for tracker in list(self.trackers):
             try:
-                tracker.close()
-            except Exception as error:
-                warn(f"{_failure(tracker, error)}; its last lines may be missing")
-
-
-def _failure(tracker: Tracker, error: Exception) -> str:
-    return f"{type(tracker).__name__} failed ({cut(error) or type(error).__name__})"
+                call(tracker)
+            except Exception as error:  # a full disk, a server that is away: no reason to stop training
+                warn(f"{type(tracker).__name__} failed ({cut(error) or type(error).__name__}); {then}")
+                self.trackers.remove(tracker)

@@ -1,12 +1,13 @@
-"""The one training loop: one process or many, CPU or GPUs, every recipe."""
+"""The one training loop: one process or many, CPU or GPUs, every recipe; and `train`, the front of it."""
 
 import json
 import math
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import torch
 from torch import nn
@@ -21,17 +22,17 @@ from mvm.network import OwnConfig
 from mvm.network.own import OWN
 from mvm.options import at_least
 from mvm.published import open_model
-from mvm.recipes import RECIPE, AnyRecipe, DecoderRecipe, Recipe, load_recipe, located, to_json
-from mvm.recipes.memory import Memory
+from mvm.recipes import RECIPE, AnyRecipe, DecoderRecipe, Recipe, changed, load_recipe, to_json
+from mvm.recipes.memory import Memory, fit_memory
 from mvm.store import Share
+from mvm.training import logs
 from mvm.training.data import completed, training_store
-from mvm.training.dataset import Samples
 from mvm.training.decoder_trainer import DecoderTrainer
 from mvm.training.field_trainer import FieldTrainer
 from mvm.training.interrupt import Request, deferred_interrupt
-from mvm.training.logs import METRICS, Log, Meter, OnLog, Record, due, keep_metrics, matrix_ceiling, warn
+from mvm.training.logs import AUTO, NONE, OnLog, StepRecord, due, parse_trackers, warn
+from mvm.training.own import dotted, own_training
 from mvm.training.rundir import INIT, lock_run, note_changes, open_run
-from mvm.training.track import AUTO, NONE, parse_trackers, trackers
 from mvm.training.trainer import Trainer, Write
 from mvm.untrusted import printable
 
@@ -43,9 +44,9 @@ AGREE_EVERY = 5  # steps after which processes ask each other whether to stop: a
 class Bar:
     """The progress bar: steps, time left, the loss smoothed over about 50 read steps, images a second."""
 
-    def __init__(self, trainer: Trainer, shown: bool) -> None:
+    def __init__(self, trainer: Trainer, visible: bool) -> None:
         total, self.batch, self.loss = trainer.recipe.train.steps, trainer.recipe.train.batch, math.nan
-        self.bar = tqdm(total=total, initial=trainer.step, desc="train", unit="step", disable=not shown)
+        self.bar = tqdm(total=total, initial=trainer.step, desc="train", unit="step", disable=not visible)
 
     def part(self, done: int, parts: int) -> None:
         """Show how far a step of many parts is: on a CPU it may take minutes."""
@@ -56,7 +57,7 @@ class Bar:
     def _loss(self) -> str:
         return "" if math.isnan(self.loss) else f", loss {self.loss:.4f}"
 
-    def step(self, records: Sequence[Record]) -> None:
+    def step(self, records: Sequence[StepRecord]) -> None:
         """Count a step; records: the figures of steps that were read."""
         for record in records:
             if not record.skipped:
@@ -69,62 +70,66 @@ class Bar:
 
 
 class Saver:
-    """Writes checkpoints and snapshots while training goes on; a failed write is reported, and the next one tried.
+    """Writes checkpoints and snapshots in a thread, one at a time, while training goes on.
 
-    kept: False writes nothing, of a run whose folder is not kept.
+    A write that fails (a full disk) leaves what was there before; it is reported, and the next one tried. wanted: False
+    writes nothing, of a run whose folder is temporary.
     """
 
-    def __init__(self, trainer: Trainer, run: Path, kept: bool) -> None:
-        self.trainer, self.run, self.writer, self.kept = trainer, run, checkpoint.Writer(), kept
-        self.judged: tuple[int, float | None] = (0, None)  # the step saved last, and its quality
+    def __init__(self, trainer: Trainer, run: Path, wanted: bool) -> None:
+        self.trainer, self.run, self.wanted = trainer, run, wanted
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self.writing: Future[None] | None = None
+        self.last: tuple[int, float | None] = (0, None)  # the step saved last, and its quality
 
     def save(self, quality: float | None = None) -> None:
         """Take a snapshot now and write it in the background; every process must call."""
-        if not self.kept:
+        if not self.wanted:
             return
-        if quality is None and self.judged[0] == self.trainer.step:  # Ctrl-C right after a save: the same once more
-            quality = self.judged[1]
-        self.judged = self.trainer.step, quality
+        if quality is None and self.last[0] == self.trainer.step:  # Ctrl-C right after a save: the same once more
+            quality = self.last[1]
+        self.last = self.trainer.step, quality
         self.submit(self.trainer.snapshot(quality))
 
     def submit(self, write: Write | None) -> None:
         """Write in the background once the write before has ended; the main process alone has something to write."""
-        if write is not None and self.kept:
+        if write is not None and self.wanted:
             self.report_failure()
-            self.writer.submit(lambda: write(self.run))
+            self.writing = self.thread.submit(write, self.run)
+
+    def failure(self) -> BaseException | None:
+        """Wait for the write under way; return why it failed, once, or None."""
+        writing, self.writing = self.writing, None
+        return None if writing is None else writing.exception()
 
     def report_failure(self) -> None:
         """Wait for the write under way; say on stderr if it failed."""
-        if (error := self.writer.failure()) is not None:
-            kept = checkpoint.latest(self.run)
-            whole = f"{kept.name} is whole" if kept else "there is no checkpoint before it"
+        if (error := self.failure()) is not None:
+            before = checkpoint.latest(self.run)
+            whole = f"{before.name} is whole" if before else "there is no checkpoint before it"
             warn(f"a checkpoint could not be saved ({error}); {whole}; training goes on")
 
     def finish(self) -> None:
         """Wait for the last write; every process leaves together, and an error there is everyone's."""
         with self.trainer.processes.main_first():
-            self.writer.wait()
+            if (error := self.failure()) is not None:
+                raise error
 
 
-class Given(NamedTuple):
-    """What a caller gives a recipe in Python: a network of its own, the samples, and whether the run is kept."""
+class RunOptions(NamedTuple):
+    """How a run is begun and watched, see `train`; temporary: its folder goes with it."""
 
-    network: nn.Module | None = None
-    samples: Samples | None = None
-    kept: bool = True
-
-
-def _build(recipe: AnyRecipe, run: Path, processes: Processes, progress: bool, given: Given) -> Trainer:
-    """Return the trainer of a recipe at step 0."""
-    device, samples = processes.device, given.samples
-    if samples is None:
-        store = training_store(recipe, device, Share(processes.rank, processes.world, lambda: processes.any(False)))
-    else:
-        store = samples.store(device, recipe.engine.resident)
-    return TRAINERS[recipe.task].open(recipe, store, run, processes, progress, given.network)
+    resume: bool
+    allow_change: bool
+    until: int | None
+    init: tuple[Path | str, str] | None
+    on_log: OnLog | None
+    track: str
+    progress: bool
+    temporary: bool
 
 
-def _describe(trainer: Trainer, need: Memory | None, run: Path, progress: bool, kept: bool) -> None:
+def _describe(trainer: Trainer, need: Memory | None, run: Path, how: RunOptions) -> None:
     """Say what is trained on what, and keep it in RUN/start.json for the report."""
     recipe, processes, device = trainer.recipe, trainer.processes, trainer.processes.device
     images, names, train = len(trainer.store), recipe.data.class_names, recipe.train
@@ -143,182 +148,104 @@ def _describe(trainer: Trainer, need: Memory | None, run: Path, progress: bool, 
         **({"memory_gb": round(need.total / 1e9, 1)} if need else {}),
     }
     write_text(run / START, json.dumps(facts, indent=2) + "\n")
-    if progress:
-        shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+    if how.progress:
+        listed = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
         where = f"{facts['device']}{f' x {processes.world}' if processes.world > 1 else ''}, {facts['precision']}"
         parts = f", each in {facts['accumulate']} parts" if facts["accumulate"] > 1 else ""
         memory = f"about {facts['memory_gb']} GB of memory; " if need else ""
         what = "images" if recipe.data.values == "uint8" else "samples"
-        classes = f", {len(names)} classes ({printable(shown)})" if names else ""
+        classes = f", {len(names)} classes ({printable(listed)})" if names else ""
         count = f"{images:,} {what}" if images else f"a stream of {what}"
         warn(f"{recipe.name} on {where}: {facts['parameters'] / 1e6:.3g} M parameters, {count}{classes}")
         epochs = f" ({facts['epochs']:g} epochs)" if images else ""
-        warn(
-            f"steps {trainer.step} to {train.steps} of {train.batch} {what}{parts}{epochs}; "
-            f"{memory}{f'writes {run}' if kept else 'no run is kept'}"
-        )
+        folder = "no run is kept" if how.temporary else f"writes {run}"
+        warn(f"steps {trainer.step} to {train.steps} of {train.batch} {what}{parts}{epochs}; {memory}{folder}")
 
 
 def _start(
-    recipe: AnyRecipe,
-    run: Path,
-    resume: bool,
-    allow_change: bool,
-    init: tuple[Path | str, str] | None,
-    processes: Processes,
-    stack: ExitStack,
-    progress: bool,
-    given: Given,
+    recipe: AnyRecipe, run: Path, how: RunOptions, group: Processes, stack: ExitStack, network: Any, samples: Any
 ) -> Trainer:
     """Return the trainer at its first step: a new run, another's weights, or the newest checkpoint of an old one.
 
     stack: locks the run directory against other processes until training ends.
     """
-    newest, changed, old = None, [], run.is_dir()
-    with processes.main_first():
-        if processes.main:
+    newest, changes, old = None, [], run.is_dir()
+    with group.main_first():
+        if group.main:
             if old:
                 stack.enter_context(lock_run(run))
-            newest, changed = open_run(recipe, run, resume, allow_change)
-    newest = processes.broadcast(newest)
-    executed, need, warning = TRAINERS[recipe.task].fit_memory(recipe, processes)
-    if warning and processes.main:
+            newest, changes = open_run(recipe, run, how.resume, how.allow_change)
+    newest = group.broadcast(newest)
+    executed, need, warning = fit_memory(recipe, group.device, group.world)
+    if warning and group.main:
         warn(warning)
-    trainer = _build(executed, run, processes, progress, given)
+    if samples is None:
+        store = training_store(executed, group.device, Share(group.rank, group.world, lambda: group.any(False)))
+    else:
+        store = samples.store(group.device, executed.engine.resident)
+    trainer = TRAINERS[recipe.task].open(executed, store, run, group, how.progress, network)
     origin = None
     if newest is not None:
         trainer.restore(newest)
-        if processes.main:  # what a crash has kept from being removed
+        if group.main:  # what a crash has kept from being removed
             checkpoint.prune(run, recipe.train.keep, recipe.train.keep_best)
-    elif init is not None:
-        source, weights = init
+    elif how.init is not None:
+        source, weights = how.init
         try:
             opened = open_model(source, weights)
         except ValueError as error:
             raise ValueError(f"--init-from {source}: {error}") from error
         for line in trainer.init_from(opened, str(source)):
-            if processes.main:
+            if group.main:
                 warn(f"--init-from {source}: {line}")
         origin = {name: opened.origin[name] for name in ("run", "step", "weights", "sha256")}
-    if processes.main:
+    if group.main:
         if not old:  # made only now that all that can be refused was accepted
             stack.enter_context(lock_run(run))
-            if open_run(recipe, run, resume)[0] is not None:
+            if open_run(recipe, run, how.resume)[0] is not None:
                 raise ValueError(f"{run} was begun by another process meanwhile; give --resume to continue it")
-        for change in changed:
+        for change in changes:
             warn(f"from step {change.step} on: {change}")
-        note_changes(run, changed)
+        note_changes(run, changes)
         write_text(run / RECIPE, to_json(recipe))
-        _describe(trainer, need, run, progress, given.kept)
-        keep_metrics(run / METRICS, trainer.step)
+        _describe(trainer, need, run, how)
+        logs.keep_metrics(run / logs.METRICS, trainer.step)
         if origin is not None:
             write_text(run / INIT, json.dumps(origin, indent=2) + "\n")
     return trainer
 
 
-def train(
-    recipe: AnyRecipe | str | Path,
-    run: str | Path | None = None,
-    *,
-    resume: bool = False,
-    until: int | None = None,
-    device: torch.device | str = "cpu",
-    progress: bool = True,
-    on_log: OnLog | None = None,
-    init: tuple[Path | str, str] | None = None,
-    allow_change: bool = False,
-    track: str = AUTO,
-    given: Given | None = None,
-) -> Model | RAE:
-    """Train to recipe.train.steps, or pause at step `until`; return the model with its averaged weights.
-
-    recipe: also the name of a shipped one, or a .toml file; run: the folder of the run, made where there is none. None:
-    nothing is kept, and nothing can be resumed.
-    Of a DecoderRecipe: the autoencoder, which is also written to RUN/rae once all steps are done.
-
-    Under torchrun every process calls it. Ctrl-C and SIGTERM save a checkpoint after the step in hand and raise
-    KeyboardInterrupt: `resume` then continues bit for bit, and may raise train.steps; allow_change: it may also change
-    the learning rate and its schedule. init: (what `mvm.load` takes, weights) to start from, unless this run has a
-    checkpoint of its own. on_log: called in the main process with every line of metrics.jsonl. track: trackers that
-    get them too, "auto", "none", or of tensorboard, wandb, mlflow, separated by commas. given: see mvm.train, which is
-    the front of this.
-    """
-    if track != AUTO:  # which refuses nothing
-        parse_trackers(track)  # before anything is read or written
-    if until is not None:
-        at_least("until", until, 1)
-    if run is None and resume:
-        raise ValueError("resume=True continues a run, and run=None: give its folder")
-    recipe, given = _resolved(recipe, (given or Given())._replace(kept=run is not None))
-    with processes(device, recipe.engine.timeout) as group, determinism(recipe.engine), ExitStack() as stack:
-        progress = progress and group.main
-        if run is None:
-            run, track = stack.enter_context(TemporaryDirectory(prefix="mvm-")), NONE if track == AUTO else track
-            run = Path(run) / recipe.name
-        run = Path(run)
-        trainer = _start(recipe, run, resume, allow_change, init, group, stack, progress, given)
-        last = min(until or recipe.train.steps, recipe.train.steps)
-        try:
-            with deferred_interrupt() as asked:
-                _run(trainer, run, last, asked, progress, on_log, track, given.kept)
-            return trainer.result(run, progress)
-        finally:
-            trainer.engine.release()
-
-
-def _resolved(recipe: AnyRecipe | str | Path, given: Given) -> tuple[AnyRecipe, Given]:
-    """Return the recipe, completed by its data, and what is given with it: the class that a recipe names, if it does.
-
-    A class is imported only for a recipe that a person wrote: in Python, or in a .toml file.
-    """
-    source = "this recipe"
-    if isinstance(recipe, str | Path):
-        source, recipe = str(recipe), load_recipe(str(recipe))
-    recipe = located(recipe) if given.samples is not None else completed(recipe)
-    if isinstance(recipe, Recipe) and isinstance(recipe.network, OwnConfig) and given.network is None:
-        named = None if source.endswith(".json") or recipe.network.kind == OWN else recipe.network.kind
-        given = given._replace(network=own_network(recipe, named, source))
-    return recipe, given
-
-
-def _run(
-    trainer: Trainer,
-    run: Path,
-    last: int,
-    asked: Request,
-    progress: bool,
-    on_log: OnLog | None,
-    track: str,
-    kept: bool,
-) -> None:
-    """Do the steps up to `last`, with logs, looks and checkpoints; stop and save once `asked` is set."""
+def _run(trainer: Trainer, run: Path, how: RunOptions, stop: Request) -> None:
+    """Do the steps, with logs, previews and checkpoints; stop and save once `stop` is set."""
     recipe, processes, config = trainer.recipe, trainer.processes, trainer.recipe.train
-    meter = Meter(recipe, processes, matrix_ceiling(processes.device), trainer.step)
-    shown = trackers(track, run, recipe, trainer.step) if processes.main else []
-    log = Log(run, config.log_every, config.steps, trainer.window, meter, on_log, shown)
+    last = min(how.until or config.steps, config.steps)
+    meter = logs.ThroughputMeter(recipe, processes, logs.matrix_ceiling(processes.device), trainer.step)
+    log = logs.Log(run, config.log_every, config.steps, trainer.window, meter, how.on_log)
+    if processes.main:
+        log.trackers = [tracker(run, recipe, trainer.step) for tracker in parse_trackers(how.track)]
     preview = trainer.preview(run / "samples")
-    saver = Saver(trainer, run, kept)
+    saver = Saver(trainer, run, not how.temporary)
     read_every_step = processes.device.type == "cpu"  # reading a step's figures is free there
     if processes.broadcast(trainer.step == 0 and (run / INIT).is_file() and checkpoint.latest(run) is None):
         saver.save()  # a run that is stopped before its first checkpoint must not lose what it started from
-    bar = Bar(trainer, progress)
+    bar = Bar(trainer, how.progress)
     trainer.on_part = bar.part
-    trainer.at_once = asked.at_once if processes.world == 1 else nullcontext
+    trainer.at_once = stop.at_once if processes.world == 1 else nullcontext
     try:
         while trainer.step < last:
             # a signal is raised between steps, in all processes after the same one
-            if (processes.world == 1 or trainer.step % AGREE_EVERY == 0) and processes.any(asked.is_set()):
+            if (processes.world == 1 or trainer.step % AGREE_EVERY == 0) and processes.any(stop.is_set()):
                 raise KeyboardInterrupt
             trainer.advance()
-            records: list[Record] = []
+            records: list[StepRecord] = []
             saves = due(trainer.step, config.save_every, last)
-            looks = preview.due(trainer.step)
-            if read_every_step or saves or looks or log.due(trainer.step):
+            previews = preview.due(trainer.step)
+            if read_every_step or saves or previews or log.due(trainer.step):
                 records = trainer.read()
                 trainer.window = log.add(records)
             bar.step(records)
             quality = None
-            if looks:
+            if previews:
                 with meter.paused(), trainer.averages.swapped_in(), autocast(recipe.engine, processes.device):
                     figures = preview(trainer.step)
                 log.write({"step": trainer.step, **figures})
@@ -338,3 +265,102 @@ def _run(
         bar.bar.close()
         saver.report_failure()
         log.close()
+
+
+def _named_recipe(recipe: AnyRecipe | str | Path, given: dict[str, Any]) -> tuple[AnyRecipe, Any]:
+    """Return a recipe with the options of a call, completed by its data, and the network whose class it names, if any.
+
+    A class is imported only for a recipe that a person wrote: in Python, or in a .toml file.
+    """
+    source = str(recipe) if isinstance(recipe, str | Path) else "this recipe"
+    recipe = load_recipe(source) if isinstance(recipe, str | Path) else recipe
+    recipe = completed(changed(recipe, dotted(given, recipe)) if given else recipe)
+    if not (isinstance(recipe, Recipe) and isinstance(recipe.network, OwnConfig)):
+        return recipe, None
+    named = None if source.endswith(".json") or recipe.network.kind == OWN else recipe.network.kind
+    return recipe, own_network(recipe, named, source)
+
+
+@overload
+def train(network: AnyRecipe | str | Path, dataset: str | Path | None = None, **options: Any) -> Model | RAE: ...
+@overload
+def train(network: nn.Module, dataset: Any, run: str | Path | None = None, **options: Any) -> Model: ...
+def train(
+    network: nn.Module | AnyRecipe | str | Path,
+    dataset: Any = None,
+    run: str | Path | None = None,
+    *,
+    recipe: Recipe | str | Path | None = None,
+    batches: bool | None = None,
+    resume: bool = False,
+    until: int | None = None,
+    device: torch.device | str | None = None,
+    progress: bool = True,
+    on_log: OnLog | None = None,
+    init: tuple[Path | str, str] | None = None,
+    allow_change: bool = False,
+    track: str = AUTO,
+    **options: Any,
+) -> Model | RAE:
+    """Train a network on a dataset, or a recipe; return the model with its averaged weights.
+
+        field = mvm.train(network, dataset, steps=1000, batch=256)         # nothing is kept
+        field = mvm.train(network, dataset, "runs/mine", lr=3e-4, ema=0.999, preview_every=500)
+        model = mvm.train("digits", "runs/digits")                         # as `mvm train digits`
+
+    network: a torch module (x, t, condition) or (x, t), trained in place; or what mvm.wrap returns, with its kind,
+    path, null and time. Or a recipe, by name, .toml file or as an object; then `dataset` is the run. Of a DecoderRecipe
+    the autoencoder is returned, and written to RUN/rae once all steps are done.
+    dataset: a torch Dataset, a tensor, a tuple or mapping of tensors, or a stream (IterableDataset, DataLoader,
+    function that returns a generator). A sample is x0, (x0, condition), or a mapping with "x0" and "condition", or with
+    "x0" and arguments of the network by name. Float samples are taken as they are, uint8 images are scaled to [-1, 1];
+    data_values="uint8" says that floats are images in [-1, 1]. batches: whether a stream yields batches (a DataLoader
+    does). Samples by index come in an order of (seed, step); a stream in its own, begins anew at its end, and is read
+    as a whole by every process, which keeps its part of each batch.
+    run: the folder of the run, for checkpoints, log and resume; mvm.load(run, network=network) reads it. None: nothing
+    is kept.
+
+    options: those of recipes (see `mvm options`), with "_" for "."; the tables train, engine and objective may be left
+    out: steps, batch, lr, ema, optimizer, compile, precision, accumulate, save_every, seed, preview_every, sample_nfe,
+    path_law_mean, ...; drop is objective.label_drop, timesteps path.law.name, as in mvm.loss. recipe: of a network, the
+    recipe whose options are the defaults.
+
+    Under torchrun every process calls it. Ctrl-C and SIGTERM save a checkpoint after the step in hand and raise
+    KeyboardInterrupt: `resume` then continues bit for bit (a stream: weights, optimizer and step; its place in the data
+    where it has state_dict and load_state_dict), and may raise steps; allow_change: it may also change the learning
+    rate and its schedule. until: pause at this step. device: by default a network's own; of a recipe the CPU. init:
+    (what `mvm.load` takes, weights) to start from. on_log: called in the main process with every line of metrics.jsonl.
+    track: trackers that get them too, "auto", "none", or of tensorboard, wandb, mlflow, separated by commas.
+    """
+    if track != AUTO:  # which refuses nothing
+        parse_trackers(track)  # before anything is read or written
+    if until is not None:
+        at_least("until", until, 1)
+    samples = None
+    if isinstance(network, Recipe | DecoderRecipe | str | Path):
+        if recipe is not None or batches is not None:
+            raise ValueError("recipe and batches belong to a network and its dataset; here a recipe is trained")
+        if dataset is not None and (run is not None or not isinstance(dataset, str | Path)):
+            raise ValueError("a recipe names its data: mvm.train(recipe, run); to train on a dataset give a network")
+        run = dataset if run is None else run
+        chosen, own = _named_recipe(network, options)
+    else:
+        chosen, own, samples = own_training(network, dataset, recipe, batches, options)
+        device = device or next(own.parameters()).device
+    if run is None and resume:
+        raise ValueError("resume=True continues a run, and run=None: give its folder")
+    with processes(device or "cpu", chosen.engine.timeout) as group, determinism(chosen.engine), ExitStack() as stack:
+        how = RunOptions(
+            resume, allow_change, until, init, on_log, track, progress and group.main, temporary=run is None
+        )
+        if run is None:
+            run = Path(stack.enter_context(TemporaryDirectory(prefix="mvm-"))) / chosen.name
+            how = how._replace(track=NONE if track == AUTO else track)
+        run = Path(run)
+        trainer = _start(chosen, run, how, group, stack, own, samples)
+        try:
+            with deferred_interrupt() as stop:
+                _run(trainer, run, how, stop)
+            return trainer.result(run, how.progress)
+        finally:
+            trainer.engine.release()

@@ -1,4 +1,4 @@
-"""Looks at a run while it trains: a grid of pictures, and figures of which one chooses checkpoints."""
+"""Previews of a run while it trains: a grid of pictures, and figures of which one chooses checkpoints."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -23,6 +23,7 @@ from mvm.path.condition import map_tensors, rows
 from mvm.pictures import grid, is_image, png_bytes, write_images
 from mvm.pixels import to_uint8
 from mvm.recipes import PreviewConfig
+from mvm.training.data import spread
 from mvm.training.dataset import stream_of
 from mvm.training.logs import warn
 
@@ -47,11 +48,11 @@ class Preview(ABC):
     """
 
     def __init__(self, config: PreviewConfig, count: int, folder: Path, processes: Processes) -> None:
-        """count: how many images are looked at."""
+        """count: how many images are made."""
         self.config, self.count, self.folder, self.processes = config, count, folder, processes
 
     def due(self, step: int) -> bool:
-        """Whether a look is due after step `step`."""
+        """Whether a preview is due after step `step`."""
         return self.config.every > 0 and step % self.config.every == 0
 
     @property
@@ -77,16 +78,10 @@ class Preview(ABC):
         """Return what checkpoints are chosen by, lower being better; None where there is no figure."""
 
 
-def reference_moments(store: Store, stored: Callable[[Tensor], Tensor] = lambda images: images) -> Moments:
-    """Return the moments of samples spread evenly over the data; stored: as the model's samples are, of the store's."""
-    return moments(
-        torch.cat([shrunken_features(stored(store[part])).cpu() for part in spread(store, REFERENCE).split(1000)])
-    )
-
-
-def spread(store: Store, count: int) -> Tensor:
-    """Return indices of samples spread evenly over the data."""
-    return torch.linspace(0, len(store) - 1, min(len(store), count), dtype=torch.float64).long()
+def reference_moments(store: Store, as_sampled: Callable[[Tensor], Tensor] = lambda images: images) -> Moments:
+    """Return the moments of samples spread evenly over the data; as_sampled: the store's samples as the model's are."""
+    parts = spread(store, REFERENCE).split(1000)
+    return moments(torch.cat([shrunken_features(as_sampled(store[part])).cpu() for part in parts]))
 
 
 class FieldPreview(Preview):
@@ -95,52 +90,45 @@ class FieldPreview(Preview):
     Conditions are the classes in turn, or those of samples spread over the data. Of a stream there is no distance.
     """
 
-    def __init__(
-        self,
-        config: PreviewConfig,
-        model: Model,
-        store: Store,
-        folder: Path,
-        processes: Processes,
-    ) -> None:
+    def __init__(self, config: PreviewConfig, model: Model, store: Store, folder: Path, processes: Processes) -> None:
         super().__init__(config, config.count, folder, processes)
-        self.model, self.store = model, store
-        self.stored: Callable[[Tensor], Tensor] = lambda images: images  # as samples are, of what the store holds
+        self.model, self.store, self.stream = model, store, stream_of(store)
+        self.as_sampled: Callable[[Tensor], Tensor] = lambda images: images  # the store's samples as the model's are
         self.reference: Moments | None = None  # read when first needed
         self.sampler = Sampler(model, precision=None)  # what is around a preview decides
-        self.labels, self.names = torch.zeros(config.count, dtype=torch.int64), model.classes
-        self.condition: Condition = None
+        self.labels, self.condition = torch.zeros(config.count, dtype=torch.int64), None
         if model.labelled:
             self.condition = self.labels = cycle_labels((), config.count, model.num_classes)
         self.seeds = noise.derive(model.recipe.seed, torch.arange(config.count) + (1 << 40))  # apart from training's
 
     def _images(self) -> Tensor:
         mine, settings = self.share, self.model.recipe.sample
-        made = self.sampler.images(rows(self.condition, mine), self.seeds[mine], settings, progress=False)
-        return self.processes.gather(made.images.cpu())[: self.count]
+        samples = self.sampler.images(rows(self.condition, mine), self.seeds[mine], settings, progress=False)
+        return self.processes.gather(samples.images.cpu())[: self.count]
 
-    def _given(self) -> Condition:
+    def _conditions(self) -> Condition:
         """Return the conditions of samples spread over the data; None where there are none."""
         if not self.model.recipe.objective.conditional or self.model.recipe.condition.kind == "none":
             return None
-        stream = stream_of(self.store)
-        indices = spread(self.store, self.count)
-        found = self.store.gather(indices)[1] if stream is None else stream.first.condition
-        have = len(indices) if stream is None else 1
-        return map_tensors(lambda _, tensor: tensor.cpu(), rows(found, torch.arange(self.count) % have))
+        if self.stream is not None:
+            given, count = self.stream.first.condition, 1
+        else:
+            indices = spread(self.store, self.count)
+            given, count = self.store.gather(indices)[1], len(indices)
+        return map_tensors(lambda _, tensor: tensor.cpu(), rows(given, torch.arange(self.count) % count))
 
     @torch.no_grad()
     def __call__(self, step: int) -> dict[str, float]:
         if self.condition is None:
-            self.condition = self._given()
+            self.condition = self._conditions()
         images = self._images()
-        shown = images[: self.config.grid]
-        pictures = is_image(shown.shape[1:], shown.dtype) and shown.shape[1] in (1, 3)
-        labels, suffix = self.labels[: len(shown)], ".png" if pictures else ".npy"
-        self.save(step, lambda path: write_images(path.with_suffix(suffix), shown, labels, self.names))
-        if stream_of(self.store) is not None:
+        grid = images[: self.config.grid]
+        pictures = is_image(grid.shape[1:], grid.dtype) and grid.shape[1] in (1, 3)
+        labels, suffix = self.labels[: len(grid)], ".png" if pictures else ".npy"
+        self.save(step, lambda path: write_images(path.with_suffix(suffix), grid, labels, self.model.classes))
+        if self.stream is not None:
             return {}
-        self.reference = self.reference or reference_moments(self.store, self.stored)
+        self.reference = self.reference or reference_moments(self.store, self.as_sampled)
         name = QUALITY if images.dtype == torch.uint8 else FD_VALUES
         return {name: frechet_distance(moments(shrunken_features(images)), self.reference)}
 
@@ -169,8 +157,7 @@ def pairs(originals: Tensor, restored: Tensor, columns: int = COLUMNS) -> Tensor
 
     A last row that is not full is filled with white.
     """
-    missing = -len(originals) % columns
-    white = torch.full((missing, *originals.shape[1:]), 255, dtype=torch.uint8)
+    white = torch.full((-len(originals) % columns, *originals.shape[1:]), 255, dtype=torch.uint8)
     rows = (torch.cat((images, white)).unflatten(0, (-1, columns)) for images in (originals, restored))
     return torch.stack(tuple(rows), 1).flatten(0, 2)
 
@@ -189,22 +176,20 @@ class DecoderPreview(Preview):
 
     def _measure(self, originals: Tensor, restored: Tensor) -> dict[str, float]:
         """Return the means of the figures of all images."""
-        device = self.processes.device
+        device, encoder = self.processes.device, self.trainer.encoder.encoder
         self.figures = self.figures or known_figures(self.trainer.objective, originals.shape[-1], device)
         values: dict[str, list[Tensor]] = {name: [] for name in self.figures}
-        for original, made in zip(originals.split(BATCH), restored.split(BATCH), strict=True):
-            pair = original.to(device), made.to(device)  # one batch on the device at a time
+        tokens: tuple[list[Tensor], ...] = [], []  # the frozen encoder's class tokens, in float64 on the CPU
+        for batches in zip(restored.split(BATCH), originals.split(BATCH), strict=True):
+            after, before = (images.to(device) for images in batches)  # one batch on the device at a time
             for name, figure in self.figures.items():
-                values[name].append(figure(*pair))
+                values[name].append(figure(before, after))
+            for images, summaries in zip((after, before), tokens, strict=True):
+                summaries.append(encoder.summary(images).double().cpu())
         means = {name: float(torch.cat(each).mean()) for name, each in values.items()}
         if self.count >= 2:  # a covariance needs two
-            means[RFD] = frechet_distance(*(moments(self._class_tokens(images)) for images in (restored, originals)))
+            means[RFD] = frechet_distance(*(moments(torch.cat(summaries)) for summaries in tokens))
         return means
-
-    def _class_tokens(self, images: Tensor) -> Tensor:
-        """Return the frozen encoder's class tokens, in float64 on the CPU."""
-        encoder, device = self.trainer.encoder.encoder, self.processes.device
-        return torch.cat([encoder.summary(part.to(device)).double().cpu() for part in images.split(BATCH)])
 
     @torch.no_grad()
     def __call__(self, step: int) -> dict[str, float]:
@@ -212,13 +197,13 @@ class DecoderPreview(Preview):
         mine = [to_uint8(decoder(encoder(images[part]))).cpu() for part in self.share.split(BATCH)]
         restored = self.processes.gather(torch.cat(mine))[: self.count]
         originals = torch.cat([images[part].cpu() for part in torch.arange(self.count).split(BATCH)])
-        shown = slice(self.config.grid)
-        columns = min(COLUMNS, len(originals[shown]))
+        first = slice(self.config.grid)
+        columns = min(COLUMNS, len(originals[first]))
 
         def write(path: Path) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary = temporary_beside(path)
-            temporary.write_bytes(png_bytes(grid(pairs(originals[shown], restored[shown], columns), columns, gap=2)))
+            temporary.write_bytes(png_bytes(grid(pairs(originals[first], restored[first], columns), columns, gap=2)))
             put_in_place(temporary, path)
 
         self.save(step, write)

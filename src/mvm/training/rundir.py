@@ -1,4 +1,4 @@
-"""The run directory: opened for a new run or a resumed one; what may change in between, and what changed."""
+"""The run directory: opened for a new run or a resumed one, what may change in between; averages rebuilt from it."""
 
 import json
 from contextlib import AbstractContextManager
@@ -7,11 +7,15 @@ from typing import Any, NamedTuple
 
 from mvm import checkpoint
 from mvm.files import is_leftover, locked, recover_all, write_text
+from mvm.optim import power_ema
+from mvm.optim.ema import MAIN, power_name
+from mvm.optim.power_ema import Snapshot
 from mvm.published import run_recipe
-from mvm.recipes import PATHS, RECIPE, AnyRecipe, located, options
+from mvm.recipes import PATHS, RECIPE, AnyRecipe, located, options, to_json
 from mvm.untrusted import parse_json, read_text
 
 INIT, CHANGES = "init.json", "changes.json"
+WORST_FIT = 0.1  # relative error of a profile beyond which an average is not what was asked for
 
 # May differ when a run goes on: how it is executed, watched and kept, and where frozen weights lie, which are known by
 # their fingerprints. (REPA's encoder has none, so it may not change.)
@@ -42,8 +46,8 @@ def changes(old: AnyRecipe, new: AnyRecipe, step: int) -> list[Change]:
     if type(old) is not type(new):
         return [Change(step, "task", type(old).__name__, type(new).__name__)]
     before, after = options(located(old)), options(located(new))
-    names = [name for name in after if before.get(name) != after[name] and not name.startswith(FREE)]
-    return [Change(step, name, before.get(name), after[name]) for name in names]
+    pairs = ((name, before.get(name), now) for name, now in after.items() if not name.startswith(FREE))
+    return [Change(step, name, there, now) for name, there, now in pairs if there != now]
 
 
 def _refuse(run: Path, changed: list[Change], allowed: bool, constant: bool) -> None:
@@ -92,3 +96,42 @@ def note_changes(run: Path, changed: list[Change]) -> None:
         path = run / CHANGES
         before = parse_json(read_text(path)) if path.is_file() else []
         write_text(path, json.dumps([*before, *(change._asdict() for change in changed)], indent=2) + "\n")
+
+
+def rebuild(run: Path, recipe: AnyRecipe, width: float, step: int) -> tuple[checkpoint.Weights, float]:
+    """Return the power-function average of relative width `width` at step `step`, and its relative profile error."""
+    stored: dict[tuple[Path, str], Snapshot] = {}  # the averages up to `step`, by their files
+    for folder in sorted((run / "snapshots").glob("step-*")):
+        at = checkpoint.read_manifest(folder)["step"]
+        for stored_width in recipe.train.power if at <= step else ():
+            stored[folder, power_name(stored_width)] = Snapshot(at, power_ema.exponent(stored_width))
+    if not stored:
+        remedy = "train with --train.power 0.05,0.1 --train.snapshot_every N"
+        raise ValueError(f"{run} has no snapshots up to step {step}; {remedy}")
+    weights, error = power_ema.fit([*stored.values()], Snapshot(step, power_ema.exponent(width)))
+    parts = ((weight, checkpoint.load(*file)) for weight, file in zip(weights, stored, strict=True))
+    return power_ema.combine(parts), error
+
+
+def export_average(run: Path, folder: Path, width: float, step: int | None = None) -> float:
+    """Write a run directory that samples from the average of that width; return its relative profile error."""
+    recipe = run_recipe(run)
+    if (folder / RECIPE).exists():  # the run itself, perhaps: its checkpoint would be replaced by the average alone
+        raise ValueError(f"--out {folder} already holds a run; give another folder")
+    newest = checkpoint.latest(run)
+    if newest is None:
+        raise ValueError(f"{run} holds no checkpoint; train it first")
+    last = checkpoint.read_manifest(newest)["step"]
+    if step is not None and not 1 <= step <= last:
+        raise ValueError(f"--step {step}: {run} has steps 1 to {last}")
+    at = step or last
+    weights, error = rebuild(run, recipe, width, at)
+    if error > WORST_FIT:
+        raise ValueError(
+            f"--width {width:g} at step {at}: the stored averages miss its profile by {100 * error:.0f} % (at most "
+            f"{100 * WORST_FIT:.0f} % is written); take a width nearer to train.power, or a step with a snapshot"
+        )
+    info = {"step": at, "recipe": recipe.name, "width": width, "profile_error": error}
+    checkpoint.save(checkpoint.step_folder(folder, at), {MAIN: {k: v.half() for k, v in weights.items()}}, info)
+    write_text(folder / RECIPE, to_json(recipe))
+    return error

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from mvm import checkpoint
 from mvm.checkpoint import Weights
@@ -27,9 +28,8 @@ from mvm.optim.ema import Averages, power_name
 from mvm.optim.optimizers import learning_rate, set_rate, step_unless
 from mvm.published import Opened
 from mvm.recipes import OWN_DATA, AnyRecipe
-from mvm.recipes.memory import Memory
 from mvm.training.engine import Engine
-from mvm.training.logs import Record, Window, warn
+from mvm.training.logs import StepRecord, Window, warn
 from mvm.training.preview import Preview
 
 Write = Callable[[Path], None]  # of a state into a run directory, by the main process, whenever there is time
@@ -44,7 +44,7 @@ class Trainer(ABC, Generic[R]):
     """
 
     engine: Engine
-    optimizers: list[torch.optim.Optimizer]
+    optimizers: list[Optimizer]
     averages: Averages  # of the network that is trained, and sampled from
 
     def __init__(self, recipe: R, store: Store, processes: Processes | None = None, held_out: int = 0) -> None:
@@ -62,20 +62,7 @@ class Trainer(ABC, Generic[R]):
     # ---- what a concrete trainer says
 
     @classmethod
-    def fit_memory(cls, recipe: R, processes: Processes) -> tuple[R, Memory | None, str]:
-        """Return the recipe as this machine can execute it, a step's memory where it is known, and a warning or ""."""
-        return recipe, None, ""
-
-    @classmethod
-    def open(
-        cls,
-        recipe: R,
-        store: Store,
-        run: Path,
-        processes: Processes,
-        progress: bool,
-        network: nn.Module | None = None,
-    ) -> "Trainer[R]":
+    def open(cls, recipe: R, store: Store, run: Path, processes: Processes, progress: bool, network: Any) -> Self:
         """Return the trainer of a recipe at step 0; network: of the user's own, for a recipe of one."""
         return cls(recipe, store, processes)
 
@@ -143,11 +130,7 @@ class Trainer(ABC, Generic[R]):
         self.between_steps = True
 
     def accumulate(
-        self,
-        optimizers: Sequence[torch.optim.Optimizer],
-        batch: Any,
-        loss_of: Callable[[Any], Loss],
-        summed: bool = False,
+        self, optimizers: Sequence[Optimizer], batch: Any, loss_of: Callable[[Any], Loss], summed: bool = False
     ) -> Figures:
         """Leave the gradient of the global batch's mean loss, part by part; return this process's share of the figures.
 
@@ -156,11 +139,11 @@ class Trainer(ABC, Generic[R]):
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
         figures: Figures = {}
-        total, scale = self.recipe.train.batch, 1 if summed else self.processes.world
+        scale = 1 if summed else self.processes.world
         cuts = list(parts_of(len(batch.seeds), self.recipe.engine.accumulate))
         for number, cut in enumerate(cuts, start=1):
             part = batch.cut(cut)
-            share = len(part.seeds) / total
+            share = len(part.seeds) / self.recipe.train.batch
             with self.engine.gradients_stay(number < len(cuts)):
                 loss = loss_of(part)
                 (loss.total * share * scale).backward()
@@ -170,11 +153,7 @@ class Trainer(ABC, Generic[R]):
         return figures
 
     def update(
-        self,
-        optimizers: Sequence[torch.optim.Optimizer],
-        learned: nn.Module,
-        rate: float,
-        other_norm: Tensor | float = 0.0,
+        self, optimizers: Sequence[Optimizer], learned: nn.Module, rate: float, other_norm: Tensor | float = 0.0
     ) -> Tensor:
         """Clip the gradient of what is learned and step; return its norm.
 
@@ -188,15 +167,15 @@ class Trainer(ABC, Generic[R]):
             step_unless(optimizer, bad)
         return norm
 
-    def read(self) -> list[Record]:
+    def read(self) -> list[StepRecord]:
         """Return the figures of the steps since the last reading: one wait for the device, whatever their number."""
         unread, self.unread = self.unread, []
         records = []
         for step, rate, figures in unread:
-            means = [name for name in figures if name != "grad_norm"]  # the norm is every process's
-            sums = self.processes.sum(torch.stack([figures[name].float() for name in means])).tolist()
-            values = dict(zip(means, sums, strict=True)) | {"grad_norm": float(figures["grad_norm"]), "lr": rate}
-            records.append(Record(step, values))
+            norm = figures.pop("grad_norm")  # every process's
+            sums = self.processes.sum(torch.stack([value.float() for value in figures.values()])).tolist()
+            values = dict(zip(figures, sums, strict=True)) | {"grad_norm": float(norm), "lr": rate}
+            records.append(StepRecord(step, values))
         return records
 
     # ---- its state
@@ -221,18 +200,18 @@ class Trainer(ABC, Generic[R]):
 
         None in all processes but the main one.
         """
-        state = {file: self._on_host(tensors) for file, tensors in self.state().items()}
+        state: dict[str, Weights] = {}  # on the CPU, apart from what the next steps change
+        for file, tensors in self.state().items():
+            state[file] = {}
+            for name, value in tensors:
+                tensor = whole(value)  # one at a time on the device: all would need the memory that sharding saves
+                if self.processes.main:
+                    state[file][name] = tensor.to("cpu", copy=True)
         if not self.processes.main:
             return None
         step, train = self.step, self.recipe.train
-        facts = {
-            "step": step,
-            "recipe": self.recipe.name,
-            "window": asdict(self.window),
-            "data": self.store.stamp,
-            **self.provenance,
-            **({} if quality is None else {"quality": quality}),
-        }
+        facts = {"step": step, "recipe": self.recipe.name, "window": asdict(self.window), "data": self.store.stamp}
+        facts |= self.provenance | ({} if quality is None else {"quality": quality})
 
         def write(run: Path) -> None:
             checkpoint.save(checkpoint.step_folder(run, step), state, facts)
@@ -243,26 +222,14 @@ class Trainer(ABC, Generic[R]):
 
         return write
 
-    def _on_host(self, tensors: Iterable[tuple[str, Tensor]]) -> Weights:
-        """Return tensors on the CPU, apart from what the next steps change; for the main process alone.
-
-        One tensor at a time is whole on the devices: all at once would need the memory that sharding saves.
-        """
-        weights: Weights = {}
-        for name, value in tensors:
-            gathered = whole(value)
-            if self.processes.main:
-                weights[name] = gathered.to("cpu", copy=True)
-        return weights
-
     def averages_snapshot(self) -> Write | None:
         """Return a function that writes snapshots/step-N with every power-function average, in half precision.
 
         None in all processes but the main one.
         """
-        names = [power_name(width) for width in self.recipe.train.power]
         averages = {
-            name: {key: value.half().cpu() for key, value in self.averages.whole(name).items()} for name in names
+            name: {key: value.half().cpu() for key, value in self.averages.whole(name).items()}
+            for name in map(power_name, self.recipe.train.power)
         }
         step, facts = self.step, {"step": self.step, "recipe": self.recipe.name}
 
@@ -274,16 +241,15 @@ class Trainer(ABC, Generic[R]):
     def restore(self, folder: Path) -> None:
         """Read a checkpoint; every file is checked before anything is changed."""
         manifest = checkpoint.read_manifest(folder)
-        if manifest.get("data", self.store.stamp) != self.store.stamp:
-            raise ValueError(f"{folder} was trained on other {self._data_words(manifest)}")
+        there, now = manifest.get("data", self.store.stamp), self.store.stamp
+        if there != now:
+            config, other = self.recipe.data, f"data ({there}) than dataset holds now ({now})"
+            if config.name != OWN_DATA:
+                other = f"images than data.path={config.folder} holds now"
+            raise ValueError(f"{folder} was trained on other {other}")
         self.require_provenance(folder, manifest)
         self.load({file: checkpoint.load(folder, file) for file in self.state()})
         self.step, self.window = manifest["step"], Window(**manifest["window"])
-
-    def _data_words(self, manifest: Mapping[str, Any]) -> str:
-        if self.recipe.data.name == OWN_DATA:
-            return f"data ({manifest['data']}) than dataset holds now ({self.store.stamp})"
-        return f"images than data.path={self.recipe.data.folder} holds now"
 
     def load(self, files: dict[str, Weights]) -> None:
         """Set weights, averages and optimizers from the files of a checkpoint."""
@@ -294,12 +260,11 @@ class Trainer(ABC, Generic[R]):
         owner = {id(p): each for each in self.optimizers for group in each.param_groups for p in group["params"]}
         for entry, value in files["optimizer"].items():
             name, _, key = entry.rpartition("/")
-            if name in named:
-                parameter = named[name]
+            if (parameter := named.get(name)) is not None:
                 # moments are sharded as their parameter is; counters are on its device
                 alike = value.shape == parameter.shape
-                placed = like_parameter(value, parameter) if alike else value.to(parameter.device)
-                owner[id(parameter)].state[parameter][key] = placed
+                state = like_parameter(value, parameter) if alike else value.to(parameter.device)
+                owner[id(parameter)].state[parameter][key] = state
 
     def start_from(self, weights: Weights) -> None:
         """Begin with given weights, and averages that start there; all else is fresh."""

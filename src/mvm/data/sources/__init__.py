@@ -4,27 +4,22 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mvm.data.shards import is_prepared
-from mvm.data.sources.archives import open_folder, open_zip
-from mvm.data.sources.arrays import open_array
-from mvm.data.sources.batches import is_batch, open_batches
-from mvm.data.sources.records import PART_SIZE, Part, Record, Source, Wanted
-from mvm.data.sources.tables import open_parquet
-from mvm.data.sources.tars import open_tars
+from mvm.data.sources.archives import open_folder, open_tars, open_zip
+from mvm.data.sources.arrays import is_batch, open_array, open_batches, open_parquet
+from mvm.data.sources.records import PART_SIZE, ConditionKeys, DataSource, SourcePart, SourceRecord
 from mvm.options import at_least
 
-__all__ = ["PART_SIZE", "Part", "Record", "Source", "Wanted", "open_source"]
+__all__ = ["PART_SIZE", "ConditionKeys", "DataSource", "SourcePart", "SourceRecord", "open_source"]
 
-Opener = Callable[..., Source]
+Opener = Callable[..., DataSource]
 CONDITIONED = {open_array, open_parquet, open_tars}  # that read conditions, too
 
 SUFFIXES: dict[str, Opener] = {
     ".zip": open_zip,
     ".parquet": open_parquet,
     ".tar": open_tars,
-    ".npz": open_array,
-    ".npy": open_array,
-    ".tar.gz": open_tars,
-    ".tgz": open_tars,
+    **dict.fromkeys((".npz", ".npy"), open_array),
+    **dict.fromkeys((".tar.gz", ".tgz"), open_tars),
 }
 
 
@@ -43,15 +38,17 @@ def _opener(path: Path) -> Opener:
     for suffix, opener in SUFFIXES.items():
         if path.name.lower().endswith(suffix):
             return opener
-    raise ValueError(
-        f"source='{path}' is of no known kind; allowed: a folder, {', '.join(SUFFIXES)}, "
-        "batches of CIFAR or of downsampled ImageNet by their published names"
-    )
+    allowed = f"a folder, {', '.join(SUFFIXES)}, batches of CIFAR or of downsampled ImageNet by their published names"
+    raise ValueError(f"source='{path}' is of no known kind; allowed: {allowed}")
 
 
 def open_source(
-    path: Path | str, split: str = "", part_size: int = PART_SIZE, wanted: Wanted | None = None, kept: bool = False
-) -> Source:
+    path: Path | str,
+    split: str = "",
+    part_size: int = PART_SIZE,
+    wanted: ConditionKeys | None = None,
+    as_arrays: bool = False,
+) -> DataSource:
     """Return labelled images in parts of at most part_size, from whatever holds them.
 
     | kind       | what                                                                    | order             |
@@ -67,8 +64,8 @@ def open_source(
     Of folder, zip and tar the only folder at the top is no class if its images lie in folders. A class folder without
     images is among the classes of the source; `prepare` leaves it out.
     split: chooses among train, test, ... where several are present. wanted: the condition to read with each sample,
-    from arrays of an .npz (or .npy beside), columns of parquet, or captions in a webdataset. kept: whether samples are
-    arrays (N, C, *space) of numbers, kept as they are; of kind numpy only.
+    from arrays of an .npz (or .npy beside), columns of parquet, or captions in a webdataset. as_arrays: samples are
+    arrays (N, C, *space) of numbers, stored as they are; of kind numpy only.
     """
     at_least("part_size", part_size, 1)
     path = Path(path)
@@ -77,16 +74,15 @@ def open_source(
     if is_prepared(path):
         raise ValueError(f"source='{path}' is prepared already: train on it, or name the original images")
     opener, options = _opener(path), {}
-    if kept:
+    if as_arrays:
         if opener is not open_array:
             raise ValueError(f"source='{path}' holds pictures; give their size: --size 32, or --size HEIGHTxWIDTH")
-        options["kept"] = True
+        options["as_arrays"] = True
     if wanted is not None:
         if opener not in CONDITIONED:
-            raise ValueError(
-                f"condition='{wanted.kind}:{','.join(wanted.keys)}' is read from .npz or .npy arrays, parquet columns, "
-                f"and webdataset tars (captions); source='{path}' is none of these"
-            )
+            allowed = ".npz or .npy arrays, parquet columns, and webdataset tars (captions)"
+            given = f"condition='{wanted.kind}:{','.join(wanted.keys)}'"
+            raise ValueError(f"{given} is read from {allowed}; source='{path}' is none of these")
         options["wanted"] = wanted
     source = opener(path, split, part_size, **options)
     if not source.parts:

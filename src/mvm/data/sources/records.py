@@ -2,8 +2,7 @@
 
 import hashlib
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,32 +15,30 @@ from mvm.untrusted import MOST_LISTED, cut, read_text
 PART_SIZE = 10_000  # images: a minute or so of work, which is what an interrupted run loses
 MOST_CLASSES = 1_000_000  # beyond this a "label" is some other number, and naming its classes would eat the memory
 SPLIT_NAMES = ("train", "training", "val", "valid", "validation", "test")
-
-
-CONDITION_KEYS = {"vector": 1, "tokens": 2, "image": 1, "caption": 1}  # the most keys that hold a condition, by kind
+MOST_KEYS = {"vector": 1, "tokens": 2, "image": 1, "caption": 1}  # that hold a condition, by kind
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ConditionKeys:
     """The condition to read with each sample, and the keys that hold it: of arrays, columns, or the suffix of files."""
 
     kind: str
     keys: tuple[str, ...]
 
     @staticmethod
-    def parse(text: str) -> "Wanted":
+    def parse(text: str) -> "ConditionKeys":
         """Return what "vector:KEY", "tokens:KEY,MASK" and so on ask for."""
         kind, _, rest = text.partition(":")
         keys = tuple(rest.split(","))
-        choose("condition", kind, CONDITION_KEYS)
-        if not all(keys) or len(keys) > CONDITION_KEYS[kind]:
+        most = choose("condition", kind, MOST_KEYS)
+        if not all(keys) or len(keys) > most:
             form = "tokens:KEY or tokens:KEY,MASK" if kind == "tokens" else f"{kind}:KEY"
             raise ValueError(f"condition='{text}' must be {form}, with the names of arrays or columns")
-        return Wanted(kind, keys)
+        return ConditionKeys(kind, keys)
 
 
 @dataclass(frozen=True)
-class Record:
+class SourceRecord:
     """A sample with its label, counted from 0.
 
     image: a picture as the bytes of its file, or its pixels (H, W, C) uint8; or an array (C, *space) to be kept as it
@@ -55,25 +52,25 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Part(ABC):
-    """A bounded, ordered piece of a source; small, picklable, and read without the other parts."""
+class SourcePart:
+    """A bounded, ordered piece of a source; small, picklable, and read without the other parts.
+
+    read: a partial of a module's function, which yields the records in their order.
+    """
 
     name: str
     stamp: str  # another one when the names or sizes of what is read have changed
-
-    @abstractmethod
-    def read(self) -> Iterator[Record]:
-        """Yield the records in their order."""
+    read: Callable[[], Iterator[SourceRecord]]
 
 
 @dataclass(frozen=True)
-class Source:
+class DataSource:
     """Labelled images of one kind of storage; classes=() when they are not known before every record is read."""
 
     kind: str
     name: str  # the base name: nothing of where it lay
     classes: tuple[str, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[SourcePart, ...]
     by_folder: bool = False  # whether classes are folders, which may be without images
     unread: tuple[tuple[str, str], ...] = ()  # (name, reason) of pictures that are in no part
     ignored: dict[str, int] = field(default_factory=dict)  # number of files that are no images, by suffix
@@ -99,9 +96,7 @@ def spans(count: int, size: int) -> list[tuple[int, int]]:
 def numbered(count: int) -> tuple[str, ...]:
     """Return the names "0", "1", ... of classes that have none."""
     if count > MOST_CLASSES:
-        raise ValueError(
-            f"label {cut(count - 1)} is no class number (more than {MOST_CLASSES:,} classes); check the labels"
-        )
+        raise ValueError(f"label {cut(count - 1)} is no class number below {MOST_CLASSES:,}; check the labels")
     return tuple(map(str, range(count)))
 
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from mvm.latent import Decoder, DecoderConfig, DecoderOnly, EncoderConfig, Statistics
-from mvm.latent.decoder import SIZES, Dimensions
-from mvm.latent.fingerprint import Origin, fingerprint
-from mvm.latent.statistics import EPS
+from mvm.latent.codec import Origin, fingerprint
+from mvm.latent.encoder import EPS
+from mvm.latent.rae import SIZES, Dimensions
 from mvm.network.extras import sine_positions
 from mvm.options import choose
 from mvm.published.foreign.tensors import Tensors, check_table, named, read_tensors, square, to_patches, wide

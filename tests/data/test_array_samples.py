@@ -14,6 +14,7 @@ from mvm.data.prepare import describe, prepare
 from mvm.data.resize import box, centre_crop, unchanged
 from mvm.data.shards import open_prepared
 from mvm.evaluation.images import of_prepared
+from preparing import contents, interrupt
 
 COUNT = 13
 DRAW = np.random.default_rng(0)
@@ -73,11 +74,7 @@ def test_the_index_tells_how_large_values_are(tmp_path):
 def test_what_was_interrupted_has_the_same_bytes(tmp_path, monkeypatch):
     array = DRAW.normal(size=(COUNT, 2, 9)).astype(np.float32)
     run(tmp_path, array)
-    want = {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
-
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
+    want = contents(tmp_path / "out")
     (tmp_path / "again").mkdir()
     monkeypatch.setattr("mvm.data.prepare._accept", interrupt)
     with pytest.raises(KeyboardInterrupt):
@@ -85,7 +82,7 @@ def test_what_was_interrupted_has_the_same_bytes(tmp_path, monkeypatch):
     monkeypatch.undo()
     (tmp_path / "again/out/images-00001.npy").write_bytes(b"damaged")
     run(tmp_path / "again", array)
-    assert {file.name: file.read_bytes() for file in (tmp_path / "again/out").iterdir()} == want
+    assert contents(tmp_path / "again/out") == want
 
 
 def wrong(row, value):
@@ -129,7 +126,7 @@ def test_pictures_need_a_size(tmp_path):
 
 
 def test_a_row_too_large_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("mvm.data.form.MOST_PICTURE", 71)
+    monkeypatch.setattr("mvm.data.prepare.MOST_PICTURE", 71)
     with pytest.raises(ValueError, match=r"images: a row of float32 \(2, 9\) takes more than 71 bytes"):
         run(tmp_path, np.zeros((COUNT, 2, 9), np.float32))
 
