@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from mvm.evaluation.cells import Result
-from mvm.evaluation.report import COLOURS, DASHES, MARKERS, Axes, Curve, Style, figure_of, legend_rows, save_figure
-from mvm.evaluation.sweep_curves import EVALUATIONS, WIDTH, Cost, scale_of
+from mvm.evaluation.report import COLOURS, DASHES, MARKERS, Curve, Style, figure_of, legend_rows, save_figure
+from mvm.evaluation.report import PlotAxes as Axes
 from mvm.evaluation.sweep_findings import (
     Gap,
     Place,
@@ -39,6 +39,8 @@ from mvm.evaluation.sweep_findings import (
     reading,
     rho_name,
 )
+from mvm.evaluation.sweep_report import EVALUATIONS, WIDTH, scale_of
+from mvm.evaluation.sweep_report import PlotCost as Cost
 from mvm.files import put_in_place, temporary_beside
 from mvm.settings import SampleConfig
 from mvm.solver import DEFAULT_NFE

@@ -13,7 +13,7 @@ from mvm.evaluation.evaluate import Side
 from mvm.evaluation.gather import Judge, block_of
 from mvm.evaluation.images import of_model, of_tensor
 from mvm.generate import Draw, Sampler
-from mvm.metrics.distances import frechet_distance, kernel_leaving, moments, shrunken_features
+from mvm.metrics.distances import frechet_distance, kernel_leave_one_out, moments, shrunken_features
 from mvm.model import load
 from mvm.recipes import SampleConfig
 
@@ -47,7 +47,7 @@ def test_figures_are_those_of_the_sets_alone():
     assert fd.a == pytest.approx(frechet_distance(moments(features[0]), target), rel=1e-9)
     assert fd.b == pytest.approx(frechet_distance(moments(features[1]), target), rel=1e-9)
     dealt = torch.zeros(200, dtype=torch.int64)
-    assert kd.b == pytest.approx(kernel_leaving(features[1].float(), features[2].float(), dealt).value, rel=1e-9)
+    assert kd.b == pytest.approx(kernel_leave_one_out(features[1].float(), features[2].float(), dealt).value, rel=1e-9)
     assert fd.difference == fd.b - fd.a
     assert fd.low == pytest.approx(fd.difference - student_95(10) * fd.error)
     assert fd.high == pytest.approx(fd.difference + student_95(10) * fd.error)

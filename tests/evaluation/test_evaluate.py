@@ -22,7 +22,7 @@ from mvm.files import sha256
 from mvm.metrics import extractors
 from mvm.metrics.distances import frechet_distance, kernel_distance, moments, sampling_bias, shrunken_features
 from mvm.metrics.extractors import EXTRACTORS, Extractor
-from mvm.metrics.measures import Key, keys_of
+from mvm.metrics.measures import Key, feature_keys
 from mvm.metrics.moments import Accumulator, load_moments, save_moments
 from threads import in_threads
 
@@ -189,8 +189,8 @@ def test_blocks_hold_what_was_dealt_to_them_and_merge_to_the_whole():
 
 def test_a_frechet_distance_keeps_no_features():
     judge = Judge(progress=False)
-    assert judge.gather(of_tensor(as_tensor(A)), keys_of(["fd-pixels"])).features == {}
-    kept = judge.gather(of_tensor(as_tensor(A)), keys_of(BOTH)).features[PIXELS]
+    assert judge.gather(of_tensor(as_tensor(A)), feature_keys(["fd-pixels"])).features == {}
+    kept = judge.gather(of_tensor(as_tensor(A)), feature_keys(BOTH)).features[PIXELS]
     assert torch.equal(kept, shrunken_features(as_tensor(A)).float())
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from mvm import files
 from mvm.evaluation import report
-from mvm.evaluation.report import Axes, Curve, Html, Page, bullets, paragraph, picture, plot_svg, provenance, table
+from mvm.evaluation.report import Curve, Html, Page, PlotAxes, bullets, paragraph, picture, plot_svg, provenance, table
 
 NASTY = "<script>alert('x')</script> & \"quoted\" {title} ² \\1"
 
@@ -63,7 +63,9 @@ def image():
 @pytest.fixture
 def page(image):
     made = Page(NASTY, NASTY)
-    axes = Axes(NASTY.replace("\\1", ""), "y", log_x=True, log_y=True, markers=True, level=("level", 0.3), ticks=(1, 3))
+    axes = PlotAxes(
+        NASTY.replace("\\1", ""), "y", log_x=True, log_y=True, markers=True, level=("level", 0.3), ticks=(1, 3)
+    )
     curves = [Curve("a <b> & c", [1, 2, 3], [0.5, 0.4, 0.1]), Curve("other", [1, 2, 3], [0.6, 0.2, 0.3])]
     made.section(NASTY, paragraph(NASTY), plot_svg(curves, axes), picture(image, NASTY, width=80))
     made.section("plain", table(["name", NASTY], [[NASTY, 0.123456], ["n", 7]]))
@@ -117,7 +119,7 @@ def test_table():
 
 
 def test_plot_shows_labels_and_points():
-    svg = plot_svg([Curve("alpha", [1, 2], [3, 4]), Curve("beta", [1, 2], [4, 3])], Axes("horizontal", "vertical"))
+    svg = plot_svg([Curve("alpha", [1, 2], [3, 4]), Curve("beta", [1, 2], [4, 3])], PlotAxes("horizontal", "vertical"))
     assert svg.startswith("<svg")
     assert svg.rstrip().endswith("</svg>")
     assert outside_requests(svg) == []
@@ -126,13 +128,13 @@ def test_plot_shows_labels_and_points():
 
 
 def test_plot_of_one_point_and_of_many_curves():
-    assert "<svg" in plot_svg([Curve("one", [1], [2])], Axes("x", "y", log_x=True, log_y=True, markers=True))
-    assert "<svg" in plot_svg([Curve(str(i), [1, 2], [i, i]) for i in range(12)], Axes("x", "y"))
+    assert "<svg" in plot_svg([Curve("one", [1], [2])], PlotAxes("x", "y", log_x=True, log_y=True, markers=True))
+    assert "<svg" in plot_svg([Curve(str(i), [1, 2], [i, i]) for i in range(12)], PlotAxes("x", "y"))
 
 
 def test_a_plot_with_errors_gaps_and_dollars_is_the_same_twice():
     curve = Curve("$\\bad{$", [1, 2, 3], [3, float("nan"), 4], errors=[0.1, float("nan"), 0.3])
-    axes = Axes("$x", "y$ and $", markers=True, ticks_y=(3, 4), range_y=(2, 5), title="$t$")
+    axes = PlotAxes("$x", "y$ and $", markers=True, ticks_y=(3, 4), range_y=(2, 5), title="$t$")
     assert plot_svg([curve], axes) == plot_svg([curve], axes)
     assert plot_svg([curve], axes) != plot_svg([Curve(curve.label, curve.x, curve.y)], axes)
 
@@ -149,7 +151,7 @@ def test_missing_matplotlib_says_what_to_install(monkeypatch):
 
     monkeypatch.setattr(report.importlib, "import_module", missing)
     with pytest.raises(ValueError, match=r"pip install 'mean-velocity-matching\[plots\]'"):
-        plot_svg([Curve("a", [1], [1])], Axes("x", "y"))
+        plot_svg([Curve("a", [1], [1])], PlotAxes("x", "y"))
 
 
 def test_a_crash_leaves_the_old_report(page, tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from mvm.evaluation.evaluate import Reference, Side, check_shapes, look, samplin
 from mvm.evaluation.gather import Judge, block_of
 from mvm.evaluation.images import ImageSet
 from mvm.files import write_text
-from mvm.metrics.distances import Leaving, kernel_leaving, paired_difference, student_95
+from mvm.metrics.distances import LeaveOneOut, kernel_leave_one_out, paired_difference, student_95
 from mvm.metrics.measures import MEASURES, Gathered, figures, is_kernel
 from mvm.metrics.moments import Accumulator
 from mvm.options import at_least
@@ -88,21 +88,23 @@ def compare(judge: Judge, a: ImageSet, b: ImageSet, reference: Side, names: Sequ
     return Comparison([_difference(name, one[name], other[name], sizes) for name in names], facts)
 
 
-def _leaving(side: Gathered, target: Gathered, names: Sequence[str], dealt: Tensor, blocks: int) -> dict[str, Leaving]:
+def _leaving(
+    side: Gathered, target: Gathered, names: Sequence[str], dealt: Tensor, blocks: int
+) -> dict[str, LeaveOneOut]:
     """Return every figure of a side, and without each of its blocks."""
     found = {}
     for name in filter(is_kernel, names):
         key = MEASURES[name].key
-        found[name] = kernel_leaving(side.features[key], target.features[key], dealt)
+        found[name] = kernel_leave_one_out(side.features[key], target.features[key], dealt)
     rest = [name for name in names if name not in found]
     if rest:
         whole = figures(rest, _whole(side), target)
         parts = [figures(rest, _without(side, block, dealt), target) for block in range(blocks)]
-        found |= {name: Leaving(whole[name].value, [part[name].value for part in parts]) for name in rest}
+        found |= {name: LeaveOneOut(whole[name].value, [part[name].value for part in parts]) for name in rest}
     return found
 
 
-def _difference(name: str, a: Leaving, b: Leaving, sizes: Sequence[int]) -> Difference:
+def _difference(name: str, a: LeaveOneOut, b: LeaveOneOut, sizes: Sequence[int]) -> Difference:
     found = paired_difference(a, b, sizes)
     gap, reach = found.value, student_95(len(sizes)) * found.error
     return Difference(name, a.value, b.value, gap, found.error, gap - reach, gap + reach)

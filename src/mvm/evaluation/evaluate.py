@@ -15,7 +15,7 @@ from mvm.data.sources.arrays import IMAGE_KEYS
 from mvm.evaluation.gather import Judge
 from mvm.evaluation.images import ImageSet, open_images
 from mvm.files import sha256
-from mvm.metrics.measures import MEASURES, Figure, Gathered, Key, figures, keys_of
+from mvm.metrics.measures import MEASURES, Figure, Gathered, Key, feature_keys, figures
 from mvm.metrics.moments import (
     SPATIAL,
     load_moments,
@@ -74,7 +74,7 @@ def open_side(name: str, **options: Any) -> Side:
 def check_side(names: Sequence[str], side: Side, *, reference: bool) -> tuple[dict[Key, bool], list[Key]]:
     """Return what must be gathered of a side, and what its file of moments gives; refuse what it cannot give."""
     gathered, read = {}, []
-    for key, keep in keys_of([name for name in names if not (reference and MEASURES[name].alone)]).items():
+    for key, keep in feature_keys([name for name in names if not (reference and MEASURES[name].alone)]).items():
         if side.has(key):
             read.append(key)
         if not side.has(key) or keep:
@@ -135,7 +135,7 @@ def check_shapes(images: Mapping[str, Any], reference: Mapping[str, Any]) -> Non
 def sampling_notes(names: Sequence[str], sides: Mapping[str, tuple[Gathered, dict[str, Any]]]) -> list[str]:
     """Return what a reader of the figures must know: the bias of few samples, and what is of unknown making."""
     notes = []
-    for key in keys_of([name for name in names if not MEASURES[name].features]):
+    for key in feature_keys([name for name in names if not MEASURES[name].features]):
         *_, (last, _) = sides.values()
         for role, (found, _) in sides.items():
             count, width = found.moments(key).count, len(found.moments(key).mean)

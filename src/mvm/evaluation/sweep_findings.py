@@ -1,52 +1,24 @@
-"""What a sweep's cells say, in words: the best per metric, and where the SDE passes the ODE, beyond chance."""
+"""What a sweep's cells say, in words: the best per metric, and where SDE and ODE differ significantly."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from mvm.evaluation.cells import Result
 from mvm.metrics.distances import NORMAL_95, student_95
+from mvm.metrics.measures import MEASURES, Key, Measure
 from mvm.settings import SampleConfig
 
 
-class Metric(NamedTuple):
-    """A metric's name in print; lower: whether lower is better, None where that is not known."""
-
-    label: str
-    lower: bool | None
-
-    @property
-    def title(self) -> str:
-        return self.label if self.lower is None else f"{self.label} ({'lower' if self.lower else 'higher'} is better)"
-
-
-METRICS = {
-    "fid": Metric("FID", True),
-    "sfid": Metric("sFID", True),
-    "kid": Metric("KID", True),
-    "is": Metric("Inception score", False),
-    "precision": Metric("Precision", False),
-    "recall": Metric("Recall", False),
-    "density": Metric("Density", False),
-    "coverage": Metric("Coverage", False),
-    "fd-dino": Metric("FD-DINO", True),
-    "kd-dino": Metric("KD-DINO", True),
-    "fd-effnet": Metric("FD-EfficientNet", True),
-    "kd-effnet": Metric("KD-EfficientNet", True),
-    "fd-pixels": Metric("FD-pixels", True),
-    "kd-pixels": Metric("KD-pixels", True),
-}
-
-
-def metric_named(name: str) -> Metric:
-    """Return a metric; one not in the table goes by its own name, with no direction."""
-    return METRICS.get(name, Metric(name, None))
+def metric_named(name: str) -> Measure:
+    """Return a metric; one that is unknown goes by its own name, with no direction."""
+    return MEASURES.get(name) or Measure(name, Key("", ""), lower=None)
 
 
 def metrics_of(results: Iterable[Result]) -> list[str]:
-    """Return the metrics present, those of the table first and in its order."""
-    found = {name for result in results for name in result.metrics}
-    return [name for name in METRICS if name in found] + sorted(found - METRICS.keys())
+    """Return the metrics present, known ones first."""
+    present = {name for result in results for name in result.metrics}
+    return [name for name in MEASURES if name in present] + sorted(present - MEASURES.keys())
 
 
 class Reading(NamedTuple):
@@ -63,12 +35,17 @@ class Reading(NamedTuple):
 
 def reading(result: Result, metric: str) -> Reading | None:
     """Return a cell's reading of a metric; None where it was not measured there."""
-    found = result.metrics.get(metric)
-    if found is None:
+    if (figure := result.metrics.get(metric)) is None:
         return None
-    value, error = (math.nan if found.get(key) is None else float(found[key]) for key in ("value", "error"))
-    parts = tuple(found.get("parts") or ())
+    value, error = (math.nan if figure.get(key) is None else float(figure[key]) for key in ("value", "error"))
+    parts = tuple(figure.get("parts") or ())
     return Reading(value, error if math.isfinite(error) else math.nan, parts if all(map(math.isfinite, parts)) else ())
+
+
+def measured(results: Iterable[Result], metric: str) -> list[tuple[Result, Reading]]:
+    """Return the cells in which a metric was measured and did not fail, in order, with their readings."""
+    pairs = ((result, reading(result, metric)) for result in in_order(results))
+    return [(result, value) for result, value in pairs if value and not value.failed]
 
 
 class Gap(NamedTuple):
@@ -98,7 +75,7 @@ class Gap(NamedTuple):
 def gap(a: Reading, b: Reading) -> Gap:
     """Return b - a.
 
-    Cells have their seeds and labels in common: where both tell the parts of their errors, what they share cancels.
+    Cells have their seeds and labels in common: where both have the parts of their errors, what they share cancels.
     Otherwise errors are added in quadrature; one that is not stated counts as 0.
     """
     paired = len(a.parts) == len(b.parts) > 1
@@ -121,10 +98,10 @@ def _decimals(value: float, digits: int) -> int:
     return digits - 1 if value == 0 else max(0, digits - 1 - math.floor(math.log10(abs(value))))
 
 
-def in_words(found: Reading) -> str:
+def in_words(measurement: Reading) -> str:
     """Return "2.314 ± 0.042": two digits of the error, and no more than four of the value."""
-    value, error, _ = found
-    if found.failed or math.isnan(error):
+    value, error, _ = measurement
+    if measurement.failed or math.isnan(error):
         return number(value)
     if max(abs(value), error) < 1e-4:
         return f"{value:.1e} ± {error:.1e}"
@@ -134,7 +111,7 @@ def in_words(found: Reading) -> str:
 
 
 def guidance_of(result: Result) -> tuple[float, float, float, float]:
-    """Return the scales, classifier-free and internal, and the interval; without guidance that says nothing."""
+    """Return the scales, classifier-free and internal, and the interval; without guidance it has no meaning."""
     how = result.settings
     return (how.cfg, how.internal, how.low, how.high) if how.guided else (1.0, 1.0, 0.0, 1.0)
 
@@ -142,11 +119,8 @@ def guidance_of(result: Result) -> tuple[float, float, float, float]:
 def guidance_text(how: SampleConfig) -> str:
     """Return "none", or the scales and where they act."""
     scales = [f"{how.cfg:g}"] * (how.cfg != 1) + [f"internal {how.internal:g}"] * (how.internal != 1)
-    if not scales:
-        return "none"
-    return " and ".join(scales) + (
-        " everywhere" if (how.low, how.high) == (0, 1) else f" on [{how.low:g}, {how.high:g}]"
-    )
+    interval = "everywhere" if (how.low, how.high) == (0, 1) else f"on [{how.low:g}, {how.high:g}]"
+    return f"{' and '.join(scales)} {interval}" if scales else "none"
 
 
 def guidance_name(result: Result) -> str:
@@ -155,11 +129,6 @@ def guidance_name(result: Result) -> str:
 
 def rho_name(rho: float) -> str:
     return f"{'SDE' if rho else 'ODE'} (rho {rho:g})"
-
-
-def cell_name(result: Result) -> str:
-    how = result.settings
-    return f"{result.solver}, {rho_name(how.rho)}, NFE {how.nfe}, {guidance_name(result)}"
 
 
 class Place(NamedTuple):
@@ -189,22 +158,21 @@ def grouped(results: Iterable[Result], key: Callable[[Result], Any]) -> dict[Any
 
 
 class Best(NamedTuple):
-    """The best cell of a metric, and those whose difference to it is not significant."""
+    """The best cell of a metric, those whose difference to it is not significant, and how many were compared."""
 
     cell: Result
-    found: Reading
+    reading: Reading
     rivals: list[Result]
-    among: int
+    count: int
 
 
 def best(results: Iterable[Result], metric: str) -> Best | None:
     """Return the best cell; None where all failed or the metric has no known direction."""
-    lower = metric_named(metric).lower
-    known = [(r, found) for r in in_order(results) if (found := reading(r, metric)) and not found.failed]
+    lower, known = metric_named(metric).lower, measured(results, metric)
     if not known or lower is None:
         return None
     cell, top = min(known, key=lambda pair: pair[1].value if lower else -pair[1].value)
-    rivals = [r for r, found in known if r is not cell and not gap(found, top).significant]
+    rivals = [r for r, value in known if r is not cell and not gap(value, top).significant]
     return Best(cell, top, rivals, len(known))
 
 
@@ -225,93 +193,80 @@ def gaps_to(
     results: Iterable[Result], metric: str, bases: Callable[[Place], Iterable[Place]]
 ) -> dict[tuple[Place, Place], Gap]:
     """Return (cell, base) -> cell less base, for each base of a cell that is there; cells that failed have none."""
-    found = {place_of(r): value for r in in_order(results) if (value := reading(r, metric)) and not value.failed}
+    readings = {place_of(r): value for r, value in measured(results, metric)}
     return {
-        (place, base): gap(found[base], value)
-        for place, value in found.items()
+        (place, base): gap(readings[base], value)
+        for place, value in readings.items()
         for base in bases(place)
-        if base in found
+        if base in readings
     }
 
 
 def ode_of(place: Place) -> list[Place]:
-    """Return the ODE beside an SDE."""
+    """Return the ODE of an SDE's cell."""
     return [place._replace(rho=0.0)] if place.rho else []
 
 
-def gaps_to_ode(results: Iterable[Result], metric: str) -> dict[tuple, dict[int, Gap]]:
-    """Return every SDE less its ODE at common NFEs: (solver, guidance, rho) -> NFE -> difference."""
-    rows: dict[tuple, dict[int, Gap]] = {}
-    for (sde, _), found in gaps_to(results, metric, ode_of).items():
-        rows.setdefault((sde.solver, sde.guidance, sde.rho), {})[sde.nfe] = found
+def gaps_to_ode(results: Sequence[Result], metric: str) -> dict[tuple[str, str, float], dict[int, Gap]]:
+    """Return every SDE less its ODE at common NFEs: (solver, guidance in words, rho) -> NFE -> difference."""
+    names = {guidance_of(r): guidance_name(r) for r in results}
+    rows: dict[tuple[str, str, float], dict[int, Gap]] = {}
+    for (sde, _), difference in gaps_to(results, metric, ode_of).items():
+        rows.setdefault((sde.solver, names[sde.guidance], sde.rho), {})[sde.nfe] = difference
     return rows
 
 
-def _compared(gaps: Mapping[int, Gap], rho: float, lower: bool | None) -> str:
-    """Return in words at which NFEs an SDE is below, above, or level with the ODE."""
-    sides = {
-        "below": [nfe for nfe, found in gaps.items() if found.significant and found.value < 0],
-        "above": [nfe for nfe, found in gaps.items() if found.significant and found.value > 0],
-        "level with": [nfe for nfe, found in gaps.items() if not found.significant],
-    }
-    order = ("above", "below") if lower is False else ("below", "above")
-    said = [f"{side} it {_where(sides[side], list(gaps))}" for side in (*order, "level with") if sides[side]]
-    said[0] = said[0].replace(" it ", " the ODE ", 1)
-    listed = " and ".join(filter(None, (", ".join(said[:-1]), said[-1])))
-    return f"the {rho_name(rho)} is {listed}."
-
-
-def comparisons(results: Iterable[Result], metric: str) -> dict[tuple, str]:
-    """Return what is to be said of each SDE against its ODE: (solver, guidance, rho) -> sentence."""
-    lower = metric_named(metric).lower
-    return {key: _compared(gaps, key[2], lower) for key, gaps in gaps_to_ode(results, metric).items()}
-
-
-def names_of(results: Iterable[Result]) -> dict[tuple, str]:
-    """Return each guidance in words."""
-    return {guidance_of(r): guidance_name(r) for r in results}
+def comparisons(results: Sequence[Result], metric: str) -> dict[tuple[str, str, float], str]:
+    """Return at which NFEs each SDE is below, above, or level with its ODE, by the keys of `gaps_to_ode`."""
+    sentences = {}
+    for key, gaps in gaps_to_ode(results, metric).items():
+        sides = {
+            "below": [nfe for nfe, difference in gaps.items() if difference.high < 0],
+            "above": [nfe for nfe, difference in gaps.items() if difference.low > 0],
+            "level with": [nfe for nfe, difference in gaps.items() if not difference.significant],
+        }
+        order = ("above", "below") if metric_named(metric).lower is False else ("below", "above")
+        parts = [f"{side} it {_where(sides[side], list(gaps))}" for side in (*order, "level with") if sides[side]]
+        parts[0] = parts[0].replace(" it ", " the ODE ", 1)
+        listed = " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
+        sentences[key] = f"the {rho_name(key[2])} is {listed}."
+    return sentences
 
 
 def caution(results: Iterable[Result], metric: str) -> str:
-    """Return what the errors allow to be said of a metric."""
-    found = [r for r in (reading(result, metric) for result in results) if r and not r.failed]
-    stated = [r for r in found if not math.isnan(r.error)]
-    label = metric_named(metric).label
-    if len(found) < 2:
+    """Return what the errors allow one to say about a metric."""
+    errors = [value.error for _, value in measured(results, metric)]
+    missing = sum(map(math.isnan, errors))
+    if len(errors) < 2:
         return ""
-    if not stated:
-        return f"No error is stated for {label}: differences are as measured and may be noise."
-    some = "" if len(stated) == len(found) else f" Of {len(found)} cells {len(found) - len(stated)} have no error."
+    if missing == len(errors):
+        return f"No error is stated for {metric_named(metric).label}: differences are as measured and may be noise."
+    some = f" Of {len(errors)} cells {missing} have no error." if missing else ""
     return f"Cells are level where the 95 % interval of their difference holds zero.{some}"
 
 
 def best_in_words(results: Sequence[Result], metric: str) -> str:
     """Return the best cell of a metric as a sentence."""
     top, label = best(results, metric), metric_named(metric).label
+    if top is None and not measured(results, metric):
+        return f"{label} failed in every cell."
     if top is None:
-        tried = [r for r in (reading(result, metric) for result in results) if r]
-        if all(r.failed for r in tried):
-            return f"{label} failed in every cell."
         return f"Whether lower or higher is better is not known for {label}, so no cell is called best."
-    if top.among == 1:
-        return f"{label} is {in_words(top.found)} ({cell_name(top.cell)})."
-    others = f" {_count(top.rivals)} level with it." if top.rivals else ""
-    return f"{label} is best, {in_words(top.found)}, with {cell_name(top.cell)}.{others}"
-
-
-def _count(cells: Sequence[Result]) -> str:
-    return "1 other cell is" if len(cells) == 1 else f"{len(cells)} other cells are"
+    cell, value, rivals, count = top
+    name = f"{cell.solver}, {rho_name(cell.settings.rho)}, NFE {cell.settings.nfe}, {guidance_name(cell)}"
+    if count == 1:
+        return f"{label} is {in_words(value)} ({name})."
+    others = "1 other cell is" if len(rivals) == 1 else f"{len(rivals)} other cells are"
+    return f"{label} is best, {in_words(value)}, with {name}." + (f" {others} level with it." if rivals else "")
 
 
 def main_finding(results: Sequence[Result]) -> str:
     """Return the lead: best cell of the first metric, and its solver's best SDE against its ODE."""
-    metric = metrics_of(results)[0]
-    said, top = comparisons(results, metric), best(results, metric)
-    text = ""
-    if top is not None:
-        solver, guidance = top.cell.solver, guidance_of(top.cell)
-        near = [r for r in results if r.settings.rho and (r.solver, guidance_of(r)) == (solver, guidance)]
-        rival = best(near, metric)
-        text = said.get((solver, guidance, rival.cell.settings.rho), "") if rival else ""
-        text = f"With {solver} and {guidance_name(top.cell)}, {text}" if text else ""
+    metric, text = metrics_of(results)[0], ""
+    if top := best(results, metric):
+        solver, guidance = top.cell.solver, guidance_name(top.cell)
+        near = [r for r in results if r.settings.rho and (r.solver, guidance_name(r)) == (solver, guidance)]
+        if rival := best(near, metric):
+            text = comparisons(results, metric).get((solver, guidance, rival.cell.settings.rho), "")
+            text = f"With {solver} and {guidance}, {text}" if text else ""
     return " ".join(filter(None, (best_in_words(results, metric), text, caution(results, metric))))
