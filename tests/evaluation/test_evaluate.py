@@ -14,9 +14,8 @@ from test_images import KINDS, as_tensor, pictures, save
 
 from mvm import noise
 from mvm.distributed.processes import Processes
-from mvm.evaluation import gather
-from mvm.evaluation.evaluate import Reference, Side, evaluate, look, open_side, write_statistics
-from mvm.evaluation.gather import Judge, block_of
+from mvm.evaluation import evaluate as module
+from mvm.evaluation.evaluate import ComparedSet, Judge, Reference, block_of, evaluate, look, open_side, write_statistics
 from mvm.evaluation.images import of_tensor
 from mvm.files import sha256
 from mvm.metrics import extractors
@@ -38,7 +37,7 @@ def judged(a, b, names=BOTH, **options):
 
 
 def side(arrays, name="x"):
-    return Side(name, of_tensor(as_tensor(arrays), name))
+    return ComparedSet(name, of_tensor(as_tensor(arrays), name))
 
 
 def values(found):
@@ -220,7 +219,7 @@ def test_a_large_batch_goes_through_a_network_in_parts(monkeypatch):
     seen, judge = [], Judge(batch=40, progress=False)
     inner = judge.extractor("pixels")
     judge.opened["pixels"] = replace(inner, compute=lambda images: seen.append(len(images)) or inner.compute(images))
-    monkeypatch.setattr(gather, "MOST", 15)
+    monkeypatch.setattr(module, "MOST", 15)
     found = judge.gather(of_tensor(as_tensor(A)), {PIXELS: True}, 3)
     assert seen == [15, 15, 10]
     monkeypatch.undo()
@@ -352,7 +351,7 @@ def test_other_shapes_are_refused_before_the_images_are_read(other, tmp_path):
         raise AssertionError("read")
 
     found = of_tensor(as_tensor(A))
-    unread = Side("x", type(found)(found.shape, found.facts, chunks))
+    unread = ComparedSet("x", type(found)(found.shape, found.facts, chunks))
     shape = "x".join(map(str, as_tensor(other).shape[1:]))
     with pytest.raises(ValueError, match=rf"3x16x16.*{shape}"):
         judged(unread, side(other))
@@ -402,7 +401,7 @@ def test_few_images_are_told_with_the_size_of_the_bias():
 
 def test_the_size_of_the_bias_is_computed_once_for_a_reference(monkeypatch):
     calls = []
-    monkeypatch.setattr("mvm.metrics.measures.sampling_bias", lambda *given: calls.append(given) or 80.0)
+    monkeypatch.setattr("mvm.metrics.distances.sampling_bias", lambda *given: calls.append(given) or 80.0)
     target = Reference(Judge(progress=False), side(B), ("fd-pixels",))
     for arrays in (A, A[:20]):
         told = judged(side(arrays), target, ("fd-pixels",)).warnings

@@ -6,15 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from mvm.metrics.distances import (
-    density_coverage,
-    frechet_distance,
-    inception_score,
-    jackknife_frechet,
-    kernel_distance,
-    precision_recall,
-    sampling_bias,
-)
+from mvm.metrics import distances
 from mvm.metrics.moments import Accumulator, Moments, merged
 from mvm.options import choose
 
@@ -105,22 +97,13 @@ class Gathered:
     def sampling_bias(self, key: Key, count: int) -> float:
         """Return by how much `count` samples of these features are too far from them; eigenvalues are computed once."""
         if key not in self.biases:
-            self.biases[key] = sampling_bias(self.moments(key).covariance, 1)
+            self.biases[key] = distances.sampling_bias(self.moments(key).covariance, 1)
         return self.biases[key] / count
 
 
-def _frechet(key: Key, images: Gathered, reference: Gathered) -> Figure:
-    """Return the Frechet distance, with a jackknife error where the images were dealt into blocks."""
-    target, blocks = reference.moments(key), images.blocks.get(key, [])
-    if len(blocks) < 2:
-        return Figure(frechet_distance(images.moments(key), target))
-    value, _, error, parts = jackknife_frechet(blocks, target.to(blocks[0].mean.device))
-    return Figure(value, error, f"error: jackknife over {len(blocks)} blocks of the images", parts)
-
-
 PAIRS = {  # figures that one computation gives together
-    ("precision", "recall"): (precision_recall, "3 neighbours"),
-    ("density", "coverage"): (density_coverage, "5 neighbours"),
+    ("precision", "recall"): (distances.precision_recall, "3 neighbours"),
+    ("density", "coverage"): (distances.density_coverage, "5 neighbours"),
 }
 
 
@@ -129,18 +112,24 @@ def is_kernel(name: str) -> bool:
     return name == "kid" or name.startswith("kd-")
 
 
-def _single(name: str, images: Gathered, reference: Gathered, kid_size: int) -> Figure:
+def _figure(name: str, images: Gathered, reference: Gathered, kid_size: int) -> Figure:
+    """Return a figure that is computed alone: a score, a kernel distance, or a Frechet distance, with its error."""
     key = MEASURES[name].key
     if MEASURES[name].alone:
-        return Figure(*inception_score(images.features[key], SPLITS), f"error: std over {SPLITS} splits")
-    if not is_kernel(name):
-        return _frechet(key, images, reference)
-    a, b = images.features[key], reference.features[key]
-    size = min(kid_size, len(a), len(b))
-    mean, std = kernel_distance(a, b.to(a.device), KID_SUBSETS, size)
-    # subsets overlap: only about images / size of them are independent
-    error = std / max(1.0, min(len(a), len(b)) / size) ** 0.5
-    return Figure(mean, error, f"{KID_SUBSETS} subsets of {size}; error: their std / sqrt(images / {size})")
+        mean, std = distances.inception_score(images.features[key], SPLITS)
+        return Figure(mean, std, f"error: std over {SPLITS} splits")
+    if is_kernel(name):
+        a, b = images.features[key], reference.features[key]
+        count = min(len(a), len(b))
+        size = min(kid_size, count)
+        mean, std = distances.kernel_distance(a, b.to(a.device), KID_SUBSETS, size)
+        error = std / max(1.0, count / size) ** 0.5  # subsets overlap: only about count / size are independent
+        return Figure(mean, error, f"{KID_SUBSETS} subsets of {size}; error: their std / sqrt(images / {size})")
+    target, blocks = reference.moments(key), images.blocks.get(key, [])
+    if len(blocks) < 2:
+        return Figure(distances.frechet_distance(images.moments(key), target))
+    value, _, error, parts = distances.jackknife_frechet(blocks, target.to(blocks[0].mean.device))
+    return Figure(value, error, f"error: jackknife over {len(blocks)} blocks of the images", parts)
 
 
 def figures(names: Sequence[str], images: Gathered, reference: Gathered, kid_size: int = KID_SIZE) -> dict[str, Figure]:
@@ -150,13 +139,10 @@ def figures(names: Sequence[str], images: Gathered, reference: Gathered, kid_siz
         if set(pair) & set(names):
             values = compute(reference.features[_POOL], images.features[_POOL])
             pairs |= {name: Figure(value, None, note) for name, value in zip(pair, values, strict=True)}
-    return {name: pairs.get(name) or _single(name, images, reference, kid_size) for name in names}
+    return {name: pairs.get(name) or _figure(name, images, reference, kid_size) for name in names}
 
 
 def feature_keys(names: Sequence[str]) -> dict[Key, bool]:
     """Return the features that the figures need: key -> whether all of them, not moments alone."""
-    wanted: dict[Key, bool] = {}
-    for name in names:
-        measure = MEASURES[name]
-        wanted[measure.key] = wanted.get(measure.key, False) or measure.features
-    return wanted
+    measures = [MEASURES[name] for name in names]
+    return {measure.key: any(m.features for m in measures if m.key == measure.key) for measure in measures}
