@@ -15,7 +15,16 @@ from test_images import KINDS, as_tensor, pictures, save
 from mvm import noise
 from mvm.distributed.processes import Processes
 from mvm.evaluation import evaluate as module
-from mvm.evaluation.evaluate import ComparedSet, Judge, Reference, block_of, evaluate, look, open_side, write_statistics
+from mvm.evaluation.evaluate import (
+    ComparedSet,
+    Judge,
+    Reference,
+    block_of,
+    evaluate,
+    gather_features,
+    open_side,
+    write_statistics,
+)
 from mvm.evaluation.images import of_tensor
 from mvm.files import sha256
 from mvm.metrics import extractors
@@ -257,7 +266,7 @@ def test_a_reference_is_gathered_once(inception):
 
 
 def test_the_reference_gathers_nothing_for_figures_of_images_alone(inception):
-    found, _ = look(Judge(progress=False), side(B), ("is", "fid"), reference=True)
+    found, _ = gather_features(Judge(progress=False), side(B), ("is", "fid"), reference=True)
     assert set(found.blocks) == {Key("inception", "pool")}
     found = evaluate(Judge(progress=False), side(A), None, ("is",))
     assert found.metrics["is"].value > 1
@@ -412,7 +421,7 @@ def test_the_size_of_the_bias_is_computed_once_for_a_reference(monkeypatch):
 def test_moments_of_a_file_are_kept_where_features_are_computed(tmp_path):
     write_statistics(Judge(progress=False), side(B), "pixels", tmp_path / "b.npz")
     judge = Judge(place=Processes(device=torch.device("meta")), progress=False)  # stands for a GPU
-    found, _ = look(judge, open_side(str(tmp_path / "b.npz")), ("fd-pixels",), reference=True)
+    found, _ = gather_features(judge, open_side(str(tmp_path / "b.npz")), ("fd-pixels",), reference=True)
     known = found.moments(PIXELS)
     assert (known.mean.device.type, known.covariance.device.type) == ("meta", "meta")
 

@@ -205,7 +205,7 @@ def check_side(names: Sequence[str], side: ComparedSet, *, reference: bool) -> t
     return gathered, read
 
 
-def look(
+def gather_features(
     judge: Judge, side: ComparedSet, names: Sequence[str], *, reference: bool = False
 ) -> tuple[Gathered, dict[str, Any]]:
     """Return the features of a set that the figures need, and its facts."""
@@ -289,7 +289,7 @@ class Reference:
     """A reference whose features are gathered once, for many comparisons with the same figures."""
 
     def __init__(self, judge: Judge, side: ComparedSet, names: Sequence[str]) -> None:
-        self.gathered, self.facts = look(judge, side, names, reference=True)
+        self.gathered, self.facts = gather_features(judge, side, names, reference=True)
 
 
 def evaluate(
@@ -306,7 +306,7 @@ def evaluate(
         raise ValueError(f"--jackknife {judge.blocks} leaves images out; '{images.name}' holds moments alone")
     target, known = (reference.gathered, reference.facts) if reference else (Gathered(), {})
     check_shapes(images.images.facts if images.images else {}, known)  # before the work
-    gathered, facts = look(judge, images, names)
+    gathered, facts = gather_features(judge, images, names)
     check_shapes(facts, known)
     sides = {"images": (gathered, facts)} | ({"reference": (target, known)} if reference else {})
     notes = sampling_notes(names, sides)
@@ -383,7 +383,7 @@ def compare(judge: Judge, a: ImageSet, b: ImageSet, reference: ComparedSet, name
     check_shapes(a.facts, b.facts)
     target = Reference(judge, reference, names)
     check_shapes(a.facts, target.facts)
-    sides = {role: look(judge, ComparedSet(role, images), names) for role, images in (("A", a), ("B", b))}
+    sides = {role: gather_features(judge, ComparedSet(role, images), names) for role, images in (("A", a), ("B", b))}
     (first, facts_a), (second, facts_b) = sides.values()
     if first.count != second.count:
         raise ValueError(f"there are {first.count} and {second.count} images; pairs are needed")

@@ -213,7 +213,7 @@ def judged_condition(model: Model) -> Condition:
 
 
 def of_model(sampler: Sampler, draw: Draw, settings: SampleConfig | None = None, *, name: str = "model") -> ImageSet:
-    """Return images that are sampled as they are read; nothing is kept."""
+    """Return images that are sampled as they are read, and not stored."""
     model = sampler.model
     settings = settings or model.recipe.sample
     require_judged(model)

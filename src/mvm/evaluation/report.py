@@ -97,8 +97,7 @@ def draw(panel: Any, curves: Sequence[Curve], axes: PlotAxes) -> None:
         if len(ticks):
             axis.set_ticks(ticks, [f"{tick:g}" for tick in ticks], minor=False)
             axis.minorticks_off()
-    panel.set(xlim=axes.range_x, ylim=axes.range_y)
-    panel.set(xlabel=_literal(axes.x), ylabel=_literal(axes.y))
+    panel.set(xlim=axes.range_x, ylim=axes.range_y, xlabel=_literal(axes.x), ylabel=_literal(axes.y))
     panel.set_title(_literal(axes.title), fontsize="medium", loc="left")
     panel.grid(alpha=0.25)
     panel.spines[["top", "right"]].set_visible(False)

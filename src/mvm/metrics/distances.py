@@ -124,32 +124,25 @@ def kernel_leave_one_out(a: Tensor, b: Tensor, dealt: Tensor) -> LeaveOneOut:
     return LeaveOneOut(figure(within.sum() - own.sum(), cross.sum(), float(n)), left_out)
 
 
-class Tile(NamedTuple):
-    """Squared distances (r, c) of some rows and columns, and below which gaps two of them are equal."""
+def _tiles(rows: Tensor, columns: Tensor, centre: Tensor) -> Iterator[tuple[slice, slice, Tensor, Tensor]]:
+    """Yield some rows and columns, their squared distances (r, c), and below which gaps two of these are equal.
 
-    rows: slice
-    columns: slice
-    squared: Tensor
-    slack: Tensor
-
-
-def _tiles(rows: Tensor, columns: Tensor, centre: Tensor) -> Iterator[Tile]:
-    """Yield |x - y|^2 = |x|^2 + |y|^2 - 2 x . y about a centre, which keeps the norms, hence the rounding, small."""
+    |x - y|^2 = |x|^2 + |y|^2 - 2 x . y about a centre, which keeps the norms, hence the rounding, small.
+    """
     for i in range(0, len(rows), TILE):
         x = rows[i : i + TILE].double() - centre
         for j in range(0, len(columns), TILE):
             y = columns[j : j + TILE].double() - centre
             norms = x.square().sum(1)[:, None] + y.square().sum(1)
             squared = torch.addmm(norms, x, y.T, alpha=-2)  # may round below 0: within the slack
-            yield Tile(slice(i, i + len(x)), slice(j, j + len(y)), squared, norms.mul_(TIE))
+            yield slice(i, i + len(x)), slice(j, j + len(y)), squared, norms.mul_(TIE)
 
 
 def _squared_radii(x: Tensor, k: int, centre: Tensor) -> Tensor:
     """Return squared distances (N,) to the k-th nearest other feature; the nearest of all is the feature itself."""
     nearest = torch.full((len(x), k + 1), torch.inf, dtype=torch.float64, device=x.device)
-    for tile in _tiles(x, x, centre):
-        both = torch.cat((nearest[tile.rows], tile.squared), 1)
-        nearest[tile.rows] = both.topk(k + 1, largest=False).values
+    for rows, _, squared, _ in _tiles(x, x, centre):
+        nearest[rows] = torch.cat((nearest[rows], squared), 1).topk(k + 1, largest=False).values
     return nearest[:, k]
 
 
@@ -178,10 +171,9 @@ def precision_recall(real: Tensor, fake: Tensor, k: int = 3) -> PrecisionRecall:
     real_radii, fake_radii = (_squared_radii(x, k, centre) for x in (real, fake))
     precise = torch.zeros(len(fake), dtype=torch.bool, device=fake.device)
     recalled = torch.zeros(len(real), dtype=torch.bool, device=fake.device)
-    for tile in _tiles(fake, real, centre):
-        lowest = tile.squared - tile.slack
-        precise[tile.rows] |= (lowest <= real_radii[tile.columns]).any(1)
-        recalled[tile.columns] |= (lowest <= fake_radii[tile.rows, None]).any(0)
+    for rows, columns, squared, slack in _tiles(fake, real, centre):
+        precise[rows] |= (squared - slack <= real_radii[columns]).any(1)
+        recalled[columns] |= (squared - slack <= fake_radii[rows, None]).any(0)
     return PrecisionRecall(float(precise.double().mean()), float(recalled.double().mean()))
 
 
@@ -198,10 +190,10 @@ def density_coverage(real: Tensor, fake: Tensor, k: int = 5) -> DensityCoverage:
     radii = _squared_radii(real, k, centre)
     covered = torch.zeros(len(real), dtype=torch.bool, device=fake.device)
     hits = torch.zeros((), dtype=torch.int64, device=fake.device)
-    for tile in _tiles(fake, real, centre):
-        inside = tile.squared + tile.slack < radii[tile.columns]
+    for _, columns, squared, slack in _tiles(fake, real, centre):
+        inside = squared + slack < radii[columns]
         hits += inside.sum()
-        covered[tile.columns] |= inside.any(0)
+        covered[columns] |= inside.any(0)
     return DensityCoverage(int(hits) / (k * len(fake)), float(covered.double().mean()))
 
 

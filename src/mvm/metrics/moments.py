@@ -214,13 +214,13 @@ def _read_arrays(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
         there = [name.removesuffix(".npy") for name in archive.namelist()]
     if missing := set(names) - set(there):
         raise ValueError(f"'{path}' holds {cut(', '.join(there))}, but not {', '.join(sorted(missing))}")
+    arrays = {}
     with refusal(f"'{path}' is no whole .npz"):
-        return {name: _array(path, name) for name in (*names, "count", "provenance") if name in there}
-
-
-def _array(path: Path, name: str) -> np.ndarray:
-    """Return an array; one in Fortran order comes transposed, which a mean and a symmetric sigma do not mind."""
-    with open_npy(path, name, fortran=True) as (file, shape, dtype):
-        if max(shape, default=0) > MOST_DIMENSIONS or dtype.itemsize > MOST_TEXT:
-            raise ValueError(f"{name} is {cut(shape)} of {cut(dtype)}; at most {MOST_DIMENSIONS:,} dimensions are read")
-        return np.frombuffer(file.read(dtype.itemsize * prod(shape)), dtype).reshape(shape)
+        for name in (name for name in (*names, "count", "provenance") if name in there):
+            # one in Fortran order comes transposed, which a mean and a symmetric sigma do not mind
+            with open_npy(path, name, fortran=True) as (file, shape, dtype):
+                if max(shape, default=0) > MOST_DIMENSIONS or dtype.itemsize > MOST_TEXT:
+                    limit = f"at most {MOST_DIMENSIONS:,} dimensions are read"
+                    raise ValueError(f"{name} is {cut(shape)} of {cut(dtype)}; {limit}")
+                arrays[name] = np.frombuffer(file.read(dtype.itemsize * prod(shape)), dtype).reshape(shape)
+    return arrays
