@@ -23,14 +23,14 @@ def outside_requests(text):
     return [address for address in loads if not address.strip("\"'").startswith(("#", "data:"))]
 
 
-class Balance(HTMLParser):
-    """Checks that every tag opened is closed, in order."""
+class Texts(HTMLParser):
+    """What a reader sees, by the tag it stands in; every tag that is opened must be closed, in order."""
 
     VOID = frozenset(("meta", "link", "img", "br", "path", "use", "rect"))
 
     def __init__(self):
         super().__init__()
-        self.open, self.texts, self.seen = [], [], []
+        self.open, self.pairs, self.seen = [], [], []
 
     def handle_starttag(self, tag, attrs):
         self.seen.append(tag)
@@ -45,11 +45,22 @@ class Balance(HTMLParser):
             assert self.open.pop() == tag
 
     def handle_data(self, data):
-        self.texts.append(data)
+        self.pairs.append((self.open[-1] if self.open else "", data))
+
+    @property
+    def texts(self):
+        return [text for _, text in self.pairs]
+
+    @property
+    def text(self):
+        return " ".join(" ".join(self.texts).split())
+
+    def of(self, tag):
+        return [text for kind, text in self.pairs if kind == tag]
 
 
 def read(text):
-    reader = Balance()
+    reader = Texts()
     reader.feed(text)
     assert reader.open == []
     return reader
