@@ -253,12 +253,10 @@ def check_set(out: Path, count: int) -> None:
     kind, note = check_output(out, count), note_beside(out)
     if kind == ".png" or not note.exists():
         return
-    try:
-        ours = {"mvm", "draw"} <= read_json(note).keys()
-    except (OSError, ValueError):
-        ours = False
-    if not ours:
-        raise ValueError(f"out={out}: its provenance goes to {note}, which is another file; give another name")
+    with suppress(OSError, ValueError):
+        if {"mvm", "draw"} <= read_json(note).keys():
+            return
+    raise ValueError(f"out={out}: its provenance goes to {note}, which is another file; give another name")
 
 
 def _is_written(out: Path, count: int) -> bool:

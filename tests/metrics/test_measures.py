@@ -120,15 +120,6 @@ def test_published_defaults():
 # ---- jackknife of unequal blocks
 
 
-def test_jackknife_of_a_mean_is_its_standard_error():
-    """Of blocks of one the jackknife is exact: s / sqrt(n), and no bias."""
-    x = np.random.default_rng(0).normal(size=30)
-    left = [(x.sum() - value) / 29 for value in x]
-    found = jackknife_error(float(x.mean()), left, [1] * 30)
-    assert found.error == pytest.approx(x.std(ddof=1) / 30**0.5, rel=1e-12)
-    assert found.corrected == pytest.approx(x.mean(), rel=1e-12)
-
-
 def test_parts_of_an_error_give_that_of_a_difference():
     """As if the blocks had been left out of both sets at once, sizes of blocks being what they are."""
     draws, sizes = np.random.default_rng(2), [3, 8, 20, 9, 14, 6]

@@ -109,5 +109,4 @@ class Result:
         named = _read_solver(flat["solver"])
         settings = {name: flat[name] for name in _COLUMNS if name in flat}
         own = {name: value for name, value in flat.items() if name not in ("solver", *_COLUMNS)}
-        tuned = named.pop("tuned")
-        return cls(SampleConfig(**named, **settings, tuned=tuned), **own, tuned=tuned)
+        return cls(SampleConfig(**named, **settings), **own, tuned=named["tuned"])

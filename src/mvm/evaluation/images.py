@@ -121,10 +121,9 @@ def _naming(record: Record) -> Generator[None]:
     """Let a ValueError about a picture name it."""
     try:
         yield
-    except BadImage as error:
-        raise ValueError(f"'{record.name}' cannot be read ({error}); repair or remove it") from None
     except ValueError as error:
-        raise ValueError(f"'{record.name}' {error}") from None
+        problem = f"cannot be read ({error}); repair or remove it" if isinstance(error, BadImage) else error
+        raise ValueError(f"'{record.name}' {problem}") from None
 
 
 def _channels(record: Record) -> int:
