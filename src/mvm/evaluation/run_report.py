@@ -67,6 +67,9 @@ class RunContents:
             what = "does not exist" if not run.exists() else f"is no run directory: it has no {RECIPE}"
             raise ValueError(f"'{run}' {what}; give the folder that `mvm train` wrote, by default runs/RECIPE")
         self.run, self.recipe = run, parse_recipe(read_text(stored), ".json", str(stored))
+        self.resume = _typed("train", "--resume", _folder(run))
+        # the preview figure that checkpoints are chosen by, and its sign: times it, lower is better
+        self.quality = ("psnr", -1.0) if isinstance(self.recipe, DecoderRecipe) else (QUALITY, 1.0)
         lines = [line for line in read_metrics(run / METRICS) if 0 <= line["step"] < 1 << 53]
         self.lines = [line for line in lines if "loss" in line]
         self.previews = [line for line in lines if "loss" not in line]
@@ -77,6 +80,9 @@ class RunContents:
         self.saved = max((one.step for one in self.checkpoints), default=None)  # from which a resumed run continues
         self.step = max(self.logged, self.saved or 0)
         self.finished = self.saved is not None and self.saved >= self.recipe.train.steps
+        self.images_seen = self.step * self.recipe.train.batch
+        self.skipped = _number(self.lines[-1].get("skipped", 0)) if self.lines else math.nan  # steps
+        self.losses, self.qualities = _series(self.lines, "loss"), _series(self.previews, self.quality[0])
 
     @property
     def state(self) -> str:
@@ -101,10 +107,6 @@ class RunContents:
             return 0
 
     @property
-    def images_seen(self) -> int:
-        return self.step * self.recipe.train.batch
-
-    @property
     def seconds(self) -> float:
         """The time spent in steps, from the logged throughput; 0 where none is logged."""
         total, before = 0.0, 0
@@ -114,20 +116,6 @@ class RunContents:
                 total += max(0, line["step"] - before) * self.recipe.train.batch / speed
             before = line["step"]
         return total
-
-    @property
-    def skipped(self) -> float:
-        """The steps that were skipped; NaN where that is not known."""
-        return _number(self.lines[-1].get("skipped", 0)) if self.lines else math.nan
-
-    @property
-    def quality(self) -> tuple[str, float]:
-        """The preview figure that checkpoints are chosen by, and its sign: times it, lower is better."""
-        return ("psnr", -1.0) if isinstance(self.recipe, DecoderRecipe) else (QUALITY, 1.0)
-
-    @property
-    def resume(self) -> str:
-        return _typed("train", "--resume", _folder(self.run))
 
 
 def _json(path: Path, kind: type) -> Any:
@@ -141,10 +129,8 @@ def _json(path: Path, kind: type) -> Any:
 
 def _checkpoints(run: Path) -> Iterator[SavedCheckpoint]:
     """Yield the checkpoints of a run, but those that training removes meanwhile."""
-    for folder in checkpoint.folders(run):
-        match = re.fullmatch(r"step-(\d{1,12})", folder.name)
-        if match is None:
-            continue
+    matches = ((re.fullmatch(r"step-(\d{1,12})", folder.name), folder) for folder in checkpoint.folders(run))
+    for match, folder in ((match, folder) for match, folder in matches if match):
         quality, damaged = math.nan, False
         try:
             quality = _number(checkpoint.read_manifest(folder).get("quality"))
@@ -231,7 +217,7 @@ def _lead(run: RunContents) -> str:
     parts = [f"{run.images_seen:,} images seen{epochs}"]
     if run.seconds:
         parts.append(f"{_duration(run.seconds)} in training steps")
-    _, losses = _series(run.lines, "loss")
+    _, losses = run.losses
     if len(losses):
         averaged = len(losses) // ENOUGH + 1
         of = f" (mean of the last {averaged} log lines)" if averaged > 1 else ""
@@ -245,13 +231,12 @@ def _lead(run: RunContents) -> str:
 
 def _findings(run: RunContents) -> Iterator[str]:
     """Yield how loss and previews have changed, and other facts of no concern."""
-    steps, losses = _series(run.lines, "loss")
+    steps, losses = run.losses
     if len(losses) > 1:
         first, last = losses[0], smoothed(losses)[-1]
         went = "fell" if last < first else "went"
         yield f"The loss {went} from {first:.4g} (step {steps[0]:,.0f}) to {last:.4g} (step {steps[-1]:,.0f})."
-    name, sign = run.quality
-    at, figures = _series(run.previews, name)
+    (name, sign), (at, figures) = run.quality, run.qualities
     if len(figures) > 1 and np.isfinite(figures).any():
         best = int(np.nanargmin(sign * figures))
         rank = "its best so far" if best == len(figures) - 1 else f"best: {figures[best]:.4g} (step {at[best]:,.0f})"
@@ -266,7 +251,7 @@ def _findings(run: RunContents) -> Iterator[str]:
 
 def _warnings(run: RunContents) -> Iterator[str]:
     """Yield what a reader should look at, with what to do about it."""
-    steps, losses = _series(run.lines, "loss")
+    steps, losses = run.losses
     if run.skipped > 0:
         yield (
             f"{run.skipped:,.0f} of {run.logged:,} steps were skipped because their gradient was not finite. A few do "
@@ -280,8 +265,7 @@ def _warnings(run: RunContents) -> Iterator[str]:
             f"The loss rises: its lowest was {rise[0]:.4g}, it is {rise[1]:.4g} now. Try a lower `--train.lr`, or a "
             "longer `--train.warmup`, in a new run."
         )
-    name, sign = run.quality
-    at, figures = _series(run.previews, name)
+    (name, sign), (at, figures) = run.quality, run.qualities
     at, figures = at[np.isfinite(figures)], figures[np.isfinite(figures)]
     best = int((sign * figures).argmin()) if len(figures) else 0
     # half a dB, or a tenth of a distance
@@ -359,7 +343,7 @@ def _plots(lines: Lines, names: Sequence[str]) -> list[str]:
 
 
 def _loss_section(page: Page, run: RunContents) -> None:
-    if not np.isfinite(_series(run.lines, "loss")[1]).any():
+    if not np.isfinite(run.losses[1]).any():
         text = f"{METRICS} has no loss yet: a line is written every train.log_every steps."
         page.section("Loss", html.paragraph(text))
         return
@@ -378,9 +362,7 @@ def _previews_section(page: Page, run: RunContents) -> None:
     matches = ((re.fullmatch(r"step-(\d+)", path.stem), path) for path in run.run.glob("samples/*.png"))
     images = sorted((int(match[1]), path) for match, path in matches if match)
     chosen = np.unique(np.linspace(0, len(images) - 1, min(len(images), MOST_PREVIEWS)).round().astype(int))
-    name, _ = run.quality
-    figures = {line["step"]: _number(line[name]) for line in run.previews if name in line}
-    thumbnails = []
+    name, figures, thumbnails = run.quality[0], dict(zip(*run.qualities, strict=True)), []
     for step, path in (images[i] for i in chosen):
         figure = figures.get(step, math.nan)
         caption = f"step {step:,}" + (f", {name} {figure:.4g}" if math.isfinite(figure) else "")

@@ -172,8 +172,9 @@ def precision_recall(real: Tensor, fake: Tensor, k: int = 3) -> PrecisionRecall:
     precise = torch.zeros(len(fake), dtype=torch.bool, device=fake.device)
     recalled = torch.zeros(len(real), dtype=torch.bool, device=fake.device)
     for rows, columns, squared, slack in _tiles(fake, real, centre):
-        precise[rows] |= (squared - slack <= real_radii[columns]).any(1)
-        recalled[columns] |= (squared - slack <= fake_radii[rows, None]).any(0)
+        lowest = squared - slack
+        precise[rows] |= (lowest <= real_radii[columns]).any(1)
+        recalled[columns] |= (lowest <= fake_radii[rows, None]).any(0)
     return PrecisionRecall(float(precise.double().mean()), float(recalled.double().mean()))
 
 

@@ -9,6 +9,7 @@ the scaling differ: figures made with it are no FID.
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -56,19 +57,10 @@ class Unit(nn.Module):
         return relu(self.bn(self.conv(x)))
 
 
-def mean_pool(x: Tensor) -> Tensor:
-    """Return means over 3x3; at the border over the pixels that exist, as in TensorFlow."""
-    return avg_pool2d(x, 3, stride=1, padding=1, count_include_pad=False)
-
-
-def max_pool(x: Tensor) -> Tensor:
-    """Return maxima over 3x3, of the same side."""
-    return max_pool2d(x, 3, stride=1, padding=1)
-
-
-def halving_pool(x: Tensor) -> Tensor:
-    """Return maxima over every other 3x3."""
-    return max_pool2d(x, 3, stride=2)
+# over 3x3, of the same side; means at the border over the pixels that exist, as in TensorFlow
+mean_pool = partial(avg_pool2d, kernel_size=3, stride=1, padding=1, count_include_pad=False)
+max_pool = partial(max_pool2d, kernel_size=3, stride=1, padding=1)
+halving_pool = partial(max_pool2d, kernel_size=3, stride=2)
 
 
 class Step(NamedTuple):

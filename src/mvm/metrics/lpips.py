@@ -40,14 +40,6 @@ LAYERS = (
 )
 
 
-def _check(a: Tensor, b: Tensor) -> None:
-    shape = tuple(a.shape)
-    if a.shape != b.shape or a.ndim != 4 or shape[1] not in (1, 3):
-        raise ValueError(f"LPIPS compares images (B, 1 or 3, H, W) of one shape, not {shape} with {tuple(b.shape)}")
-    if min(shape[2:]) < SMALLEST:
-        raise ValueError(f"LPIPS needs images of {SMALLEST} pixels a side or more, not {shape[2]}x{shape[3]}")
-
-
 class LPIPS(nn.Module):
     """lpips(a, b) -> distances (B,), float32; frozen and always in eval (the published dropout never acts).
 
@@ -73,7 +65,11 @@ class LPIPS(nn.Module):
         return fingerprint(self.state_dict())
 
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
-        _check(a, b)
+        shape = tuple(a.shape)
+        if a.shape != b.shape or a.ndim != 4 or shape[1] not in (1, 3):
+            raise ValueError(f"LPIPS compares images (B, 1 or 3, H, W) of one shape, not {shape} with {tuple(b.shape)}")
+        if min(shape[2:]) < SMALLEST:
+            raise ValueError(f"LPIPS needs images of {SMALLEST} pixels a side or more, not {shape[2]}x{shape[3]}")
         with torch.autocast(a.device.type, enabled=False):
             weighted = (  # the convolution is the sum over channels
                 self.get_submodule(f"lin{index}.model.1")((x - y) ** 2)

@@ -1,6 +1,7 @@
 """Weights of feature networks: a file, a folder of shards, for FID's also the cache or a download; always verified."""
 
 import os
+import shutil
 import sys
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
@@ -120,11 +121,9 @@ def _fetch(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_beside(path)
     with urllib.request.urlopen(PUBLISHED_AT, timeout=PATIENCE) as answer, temporary.open("wb") as file:
-        length = int(answer.headers.get("Content-Length") or 0)
-        with tqdm(total=length or None, desc=PUBLISHED_NAME, unit="B", unit_scale=True) as bar:
-            while piece := answer.read(1 << 20):
-                file.write(piece)
-                bar.update(len(piece))
+        length = int(answer.headers.get("Content-Length") or 0) or None
+        with tqdm.wrapattr(answer, "read", total=length, desc=PUBLISHED_NAME) as source:
+            shutil.copyfileobj(source, file, 1 << 20)
     if (digest := sha256(temporary)) != PUBLISHED_SHA256:
         temporary.unlink()
         raise ValueError(f"{PUBLISHED_AT} sent a file of sha256 {digest}, not {PUBLISHED_SHA256}; it was not kept")
