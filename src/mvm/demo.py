@@ -15,7 +15,8 @@ from tqdm import tqdm
 from mvm import likelihood, noise
 from mvm.data import Images
 from mvm.evaluation import report as html
-from mvm.evaluation.report import Axes, Curve, Page
+from mvm.evaluation.report import Curve, Page
+from mvm.evaluation.report import PlotAxes as Axes
 from mvm.files import locked, put_in_place, recover, temporary_beside, write_text
 from mvm.generate import Sampler, cycle_labels
 from mvm.metrics.distances import Moments, frechet_distance, moments, pixel_features

@@ -12,8 +12,8 @@ from mvm.cli.data import data
 
 if TYPE_CHECKING:
     from mvm.distributed.processes import Processes
-    from mvm.evaluation.evaluate import Evaluation, Side
-    from mvm.evaluation.gather import Judge
+    from mvm.evaluation.evaluate import ComparedSet as Side
+    from mvm.evaluation.evaluate import Evaluation, Judge
     from mvm.model import Model
 
 
@@ -35,7 +35,7 @@ class Features:
 
     def judge(self, place: "Processes", batch: int, **how: Any) -> "Judge":
         """Return what gathers the features."""
-        from mvm.evaluation.gather import Judge
+        from mvm.evaluation.evaluate import Judge
         from mvm.metrics.extractors import DINO, Sources
 
         return Judge(Sources(self.inception, self.encoder or DINO), place, batch, **how)
@@ -74,7 +74,7 @@ class Judging(Features):
 
 def training_side(model: "Model") -> "Side":
     """Return the images that a model was trained on."""
-    from mvm.evaluation.evaluate import Side
+    from mvm.evaluation.evaluate import ComparedSet as Side
     from mvm.evaluation.images import of_training
 
     return Side(model.recipe.data.name, of_training(model))
@@ -142,7 +142,7 @@ class Sides:
 
     def restored(self, name: str, ref: str) -> "Side":
         """Return what an autoencoder makes of the reference's images."""
-        from mvm.evaluation.evaluate import Side
+        from mvm.evaluation.evaluate import ComparedSet as Side
         from mvm.evaluation.images import of_restored
         from mvm.latent import load_rae
 
@@ -162,7 +162,7 @@ class Sides:
 
     def _run(self, name: str, skipped: int) -> "Side":
         """Return a run or a shipped model as images sampled now."""
-        from mvm.evaluation.evaluate import Side
+        from mvm.evaluation.evaluate import ComparedSet as Side
         from mvm.evaluation.images import of_model
 
         if self.num is None and self.place.device.type == "cpu":

@@ -174,7 +174,9 @@ def compare(
         Images at a time.
     """
     from mvm.distributed.processes import processes
-    from mvm.evaluation.compare import as_table, compare, write
+    from mvm.evaluation.evaluate import compare
+    from mvm.evaluation.evaluate import comparison_table as as_table
+    from mvm.evaluation.evaluate import write_comparison as write
     from mvm.evaluation.images import of_model
     from mvm.model import choose_device
     from mvm.options import at_least
