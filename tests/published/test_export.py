@@ -154,7 +154,7 @@ def test_figures_of_these_weights_alone(run, tmp_path):
     no_number["metrics"]["fid"]["value"] = None
     for text in ("[]", "{}", "{", '{"results": []}', json.dumps(no_table), json.dumps(no_number)):
         file.write_text(text)
-        with pytest.raises(ValueError, match="tells nothing of a sampled model"):
+        with pytest.raises(ValueError, match="holds no figures of a sampled model"):
             export(run, folder, figures=file)
     assert row in (folder / "README.md").read_text()  # none of them replaced what was there
 

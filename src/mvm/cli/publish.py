@@ -239,7 +239,7 @@ def push(
     from mvm.published.hub import push as send
 
     if dry_run:
-        found = prepare(folder, name, private=private, revision=revision)
+        found = prepare(folder, name, revision=revision)
         whose = "private" if private else "public, unless it is there already and private"
         print(f"would send {folder} to {found.repo}, branch {revision or 'main'} ({whose}):")
         for file, size in found.files.items():

@@ -1,6 +1,7 @@
 """Models that only sample, in a folder or on the hub: written by `export`, read by `mvm.load`, sent by `push`."""
 
-from mvm.published.foreign import FORMATS, Options, as_foreign, convert_decoder, is_decoder, read_tensors
+from mvm.published.foreign import FORMATS, Options, as_foreign, is_decoder, read_tensors
+from mvm.published.foreign_decoder import convert_decoder
 from mvm.published.format import (
     Config,
     check_tables,
@@ -14,7 +15,7 @@ from mvm.published.format import (
 )
 from mvm.published.source import (
     Opened,
-    Stored,
+    StoredCheckpoint,
     locate,
     open_foreign,
     open_model,
@@ -25,28 +26,8 @@ from mvm.published.source import (
 from mvm.published.write import export
 
 __all__ = [
-    "FORMATS",
-    "Config",
-    "Opened",
-    "Options",
-    "Stored",
-    "as_foreign",
-    "check_tables",
-    "convert_decoder",
-    "export",
-    "is_decoder",
-    "is_published",
-    "locate",
-    "open_foreign",
-    "open_model",
-    "open_published",
-    "open_stored",
-    "read_codec",
-    "read_config",
-    "read_tensors",
-    "read_weights",
-    "require_the_one",
-    "run_recipe",
-    "shipped_folder",
-    "shipped_models",
-]
+    "FORMATS", "Config", "Opened", "Options", "StoredCheckpoint",
+    "as_foreign", "check_tables", "convert_decoder", "export", "is_decoder", "is_published", "locate",
+    "open_foreign", "open_model", "open_published", "open_stored", "read_codec", "read_config", "read_tensors",
+    "read_weights", "require_the_one", "run_recipe", "shipped_folder", "shipped_models",
+]  # fmt: skip

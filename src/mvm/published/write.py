@@ -14,7 +14,7 @@ from mvm.data import open_prepared
 from mvm.files import flush, private_beside, put_in_place, sha256, write_text
 from mvm.latent import VAE, DecoderOnly, load_decoder_only, load_vae
 from mvm.options import choose
-from mvm.published.card import FIGURES, LIMITS, USE, WHAT, CardFacts, Figures, card, read_card, read_figures
+from mvm.published.card import FIGURES, LIMITS, USE, WHAT, Figures, card, read_card, read_figures
 from mvm.published.diffusers import tables
 from mvm.published.format import (
     CARD,
@@ -24,7 +24,7 @@ from mvm.published.format import (
     PICTURE,
     WEIGHTS,
     Config,
-    Source,
+    WeightsSource,
     check_all,
     check_license,
     read_codec,
@@ -94,16 +94,23 @@ def export(
             (temporary / name).parent.mkdir(exist_ok=True)
             write_text(temporary / name, json.dumps(table, indent=2, ensure_ascii=False) + "\n")
         measured = read_figures(figures, (source.sha256, digest)) if figures else Figures([], [])
-        run = Path(model) if given is None and isinstance(model, str | Path) else None
-        loss = None if run is None else _last_loss(run, source.step)
-        facts = CardFacts(folder.resolve().name, words, measured, loss, encoder)
+        loss, earlier = None, {}
         if given is not None:
             same = all(torch.equal(values[name].float(), value.float()) for name, value in opened.weights.items())
-            facts = _kept(opened.folder / CARD, facts, figures is None and same, config.license == given.license)
-        picture = None if draw is None else draw(temporary)
-        if picture is not None:
+            anew = {WHAT, USE} | (set() if same and figures is None else {FIGURES})
+            anew |= set() if config.license == given.license else {LIMITS}
+            if (opened.folder / CARD).is_file():
+                own, sections = read_card(read_text(opened.folder / CARD, MOST_JSON))
+                words, earlier = words.strip() or own, {key: text for key, text in sections.items() if key not in anew}
+        elif isinstance(model, str | Path):
+            loss = _last_loss(Path(model), source.step)
+        if picture := draw(temporary) if draw else None:
             (temporary / PICTURE).write_bytes(picture)
-        write_text(temporary / CARD, card(config, replace(facts, pictured=picture is not None)))
+        text = card(
+            config, folder.resolve().name, words=words, figures=measured, loss=loss, encoder=encoder,
+            pictured=bool(picture), earlier=earlier,
+        )  # fmt: skip
+        write_text(temporary / CARD, text)
         _, codec = check_all(temporary)
         now = "" if codec is None else codec.identity.get("codec", "")
         if source.codec and source.codec != now:
@@ -122,16 +129,6 @@ def _identity(folder: Path) -> tuple[int, int] | None:
     return (folder.stat().st_ino, folder.stat().st_mtime_ns) if folder.exists() else None
 
 
-def _kept(path: Path, facts: CardFacts, figures: bool, licence: bool) -> CardFacts:
-    """Return what an earlier card says, too; figures, licence: whether those of it still hold."""
-    if not path.is_file():
-        return facts
-    words, sections = read_card(read_text(path, MOST_JSON))
-    anew = {WHAT, USE} | (set() if figures else {FIGURES}) | (set() if licence else {LIMITS})
-    kept = {title: text for title, text in sections.items() if title not in anew}
-    return replace(facts, words=facts.words.strip() or words, kept=kept)
-
-
 def _rounded(values: Weights, kind: torch.dtype, name: str) -> Weights:
     """Return the weights in that dtype; what it cannot hold is refused."""
     found = {key: value.to(kind) if value.is_floating_point() else value for key, value in values.items()}
@@ -140,19 +137,13 @@ def _rounded(values: Weights, kind: torch.dtype, name: str) -> Weights:
     return found
 
 
-def _source(opened: Opened, dtype: str | None) -> Source:
+def _source(opened: Opened, dtype: str | None) -> WeightsSource:
     """Return where the weights came from; of a published model, where they came from in the first place."""
     if opened.config is not None:
         return replace(opened.config.source, dtype=dtype or opened.config.source.dtype)
-    origin = opened.origin
-    return Source(
-        *(origin[name] for name in ("run", "step", "weights")),
-        dtype or "float16",
-        origin["sha256"],
-        version(),
-        origin["data_stamp"] or "",
-        opened.codec or "",
-    )
+    facts = {name: opened.origin[name] for name in ("run", "step", "weights", "sha256")}
+    stamp = opened.origin["data_stamp"] or ""
+    return WeightsSource(**facts, dtype=dtype or "float16", mvm=version(), data_stamp=stamp, codec=opened.codec)
 
 
 def _base(name: str) -> str:
@@ -169,14 +160,8 @@ def _public(recipe: Recipe) -> Recipe:
         kinds = ", ".join(data.class_names[:5]) + (", ..." if len(data.class_names) > 5 else "")
         text = f"Images of {data.size}x{data.size} pixels ({kinds}), trained by the recipe {recipe.name}"
         recipe = replace(recipe, description=text if data.size else "Trained on other images than its recipe's")
-    condition = replace(recipe.condition, encoder="")
-    return replace(
-        recipe,
-        data=data,
-        codec=codec,
-        condition=condition,
-        repa=replace(recipe.repa, encoder=_base(recipe.repa.encoder)),
-    )
+    condition, repa = replace(recipe.condition, encoder=""), replace(recipe.repa, encoder=_base(recipe.repa.encoder))
+    return replace(recipe, data=data, codec=codec, condition=condition, repa=repa)
 
 
 def _class_names(opened: Opened) -> tuple[str, ...]:
@@ -199,16 +184,17 @@ def _write_codec(folder: Path, opened: Opened, recipe: Recipe) -> str:
         codec = load_vae(recipe.codec.path, recipe.data.shape[-1], recipe.codec.posterior)
     else:
         codec = load_decoder_only(Path(recipe.codec.path))
+    encoder = ""
     if isinstance(codec, VAE):
         (folder / CODEC).mkdir()
         codec.save(folder / CODEC)
-        flush(folder / CODEC)
+    elif isinstance(codec, DecoderOnly):
+        encoder = codec.encoder_config.name
+        codec.renamed(_base(encoder)).save(folder / CODEC)
+    else:
         return ""
-    if not isinstance(codec, DecoderOnly):
-        return ""
-    codec.renamed(_base(codec.encoder_config.name)).save(folder / CODEC)
     flush(folder / CODEC)
-    return codec.encoder_config.name
+    return encoder
 
 
 def _last_loss(run: Path, step: int) -> float | None:

@@ -38,8 +38,8 @@ def published_model(
     if here and not is_published(Path(name)) and name not in shipped_models():
         return None
     asked = {option: options[option] for option in HUB if options.get(option) is not None}
-    found = locate(name if here or revision is None else f"{name}@{revision}", **asked)
-    if not is_published(found.folder):
+    folder, root = locate(name if here or revision is None else f"{name}@{revision}", **asked)
+    if not is_published(folder):
         return None
     known = {*HUB, *IDLE, *taken, "revision", "dtype", "torch_dtype"}
     for option, value in options.items():
@@ -48,7 +48,7 @@ def published_model(
                 f"{option}={value!r}: '{name}' has the layout of mvm export, which is read without it; leave it out, "
                 "and move or change the loaded model"
             )
-    return build(open_published(found))
+    return build(open_published(folder, root))
 
 
 def asked_dtype(options: Mapping[str, Any]) -> torch.dtype:

@@ -7,30 +7,22 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from mvm.checkpoint import Weights
 from mvm.latent import Decoder, DecoderConfig, DecoderOnly, EncoderConfig, Statistics
 from mvm.latent.decoder import SIZES, Dimensions
 from mvm.latent.fingerprint import Origin, fingerprint
 from mvm.latent.statistics import EPS
 from mvm.network.extras import sine_positions
 from mvm.options import choose
-from mvm.published.foreign.tensors import Tensors, check_table, named, read_tensors, square, to_patches, wide
+from mvm.published.foreign import DECODER, PREFIX, ForeignTensors, in_float64, named, read_tensors, stacked, to_patches
 from mvm.untrusted import cut
 
-IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-SCALINGS = {"imagenet": IMAGENET, "half": ((0.5,) * 3, (0.5,) * 3)}  # mean and deviation of an encoder's pixels
-FIRST = "decoder_embed.weight"
-PREFIX = "decoder."  # of a decoder in a whole autoencoder
+# mean and deviation of an encoder's pixels
+SCALINGS = {"imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), "half": ((0.5,) * 3, (0.5,) * 3)}
 # of diffusers' attention, which keeps the other names
 DIFFUSERS = {"to_q": "attention.query", "to_k": "attention.key", "to_v": "attention.value", "to_out.0": "output.dense"}
 SPREAD = 1e-5  # which diffusers adds to a deviation
 SIDE = 16  # of latents at which diffusers' positions are the authors'
-
-Shape = tuple[int, int, int]
-
-
-def is_decoder(tensors: Iterable[str]) -> bool:
-    """Return whether tensors are of a decoder, alone or in a whole autoencoder."""
-    return any(name in tensors for name in (FIRST, PREFIX + FIRST))
 
 
 def convert_decoder(
@@ -52,14 +44,12 @@ def convert_decoder(
         raise ValueError(f"--as {format}: '{path}' is a decoder; use --as rae or --as raev2")
     scaling = choose("pixels", pixels, SCALINGS) if format == "rae" else ((0.0,) * 3, (1.0,) * 3)
     tensors, moments = read_tensors(path, weights), None
-    if PREFIX + FIRST in tensors:
+    if PREFIX + DECODER in tensors:
         others = {name: value for name, value in tensors.items() if not name.startswith(PREFIX)}
         tensors = {name.removeprefix(PREFIX): v for name, v in tensors.items() if name.startswith(PREFIX)}
         if any(".to_q." in name for name in tensors):
-            tensors, moments, scaling = _of_diffusers(Tensors(others, f"'{path}'"), tensors)
-    t = Tensors(tensors, f"'{path}'")
-    config, shape, values = _decoder(t, *scaling)
-    t.finish()
+            tensors, moments, scaling = _of_diffusers(ForeignTensors(others, f"'{path}'"), tensors)
+    config, shape, values = _decoder(ForeignTensors(tensors, f"'{path}'"), *scaling)
     origin = Origin(fingerprint({"published": format, "encoder": encoder}), f"'{encoder}' of a published {format}")
     decoder = Decoder(config, shape, origin)
     decoder.load_state_dict({name: value.float() for name, value in values.items()})
@@ -68,11 +58,11 @@ def convert_decoder(
 
 
 def _decoder(
-    t: Tensors, mean: Iterable[float], deviation: Iterable[float]
-) -> tuple[DecoderConfig, Shape, dict[str, Tensor]]:
+    t: ForeignTensors, mean: Iterable[float], deviation: Iterable[float]
+) -> tuple[DecoderConfig, tuple[int, int, int], Weights]:
     """Return config, shape of a latent and weights; mean and deviation by which pixels in [0, 1] were scaled."""
-    width, channels = t.shape(FIRST, 2)
-    side, depth = square(t, t.shape("decoder_pos_embed", 3)[1] - 1), t.count("decoder_layers.")
+    width, channels = t.shape(DECODER, 2)
+    side, depth = t.square(t.shape("decoder_pos_embed", 3)[1] - 1), t.count("decoder_layers.")
     hidden = t.shape("decoder_layers.0.intermediate.dense.weight", 2)[0]
     out = t.shape("decoder_pred.weight", 2)[0]
     patch = math.isqrt(out // 3)
@@ -82,31 +72,34 @@ def _decoder(
             f"{t.where}: {depth} layers of {width} and {hidden} for {out} numbers are no published decoder"
         )
     positions = t.take("decoder_pos_embed", 1, side**2 + 1, width)[0]
-    check_table(t, "decoder_pos_embed", positions, _positions(side, width))
+    t.check_positions("decoder_pos_embed", positions, _positions(side, width))
     gain = 2 * torch.tensor([*deviation], dtype=torch.float64).repeat(patch**2)  # of [0, 1] to [-1, 1]
     shift = 2 * torch.tensor([*mean], dtype=torch.float64).repeat(patch**2) - 1  # channels are innermost
     weight, bias = t.linear("decoder_pred", out, width)
-    head = (wide(lambda w: w * gain[:, None], weight), wide(lambda b: b * gain + shift, bias))
+    head = (in_float64(lambda w: w * gain[:, None], weight), in_float64(lambda b: b * gain + shift, bias))
     values = {
         **named("embed", t.linear("decoder_embed", width, channels)),
         "summary": t.take("trainable_cls_token", 1, 1, width),
-        **named("norm", (t.take("decoder_norm.weight", width), t.take("decoder_norm.bias", width))),
+        **_norm(t, "decoder_norm", "norm", width),
         **named("head", to_patches(head, 3, patch)),
     }
     for n in range(depth):
         old, new = f"decoder_layers.{n}", f"blocks.{n}"
         parts = [t.linear(f"{old}.attention.attention.{part}", width, width) for part in ("query", "key", "value")]
-        joint = (torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts]))
-        for ours, theirs in (("attention_norm", "before"), ("mlp_norm", "after")):
-            norm = f"{old}.layernorm_{theirs}"
-            values |= named(f"{new}.{ours}", (t.take(f"{norm}.weight", width), t.take(f"{norm}.bias", width)))
         values |= {
-            **named(f"{new}.qkv", joint),
+            **_norm(t, f"{old}.layernorm_before", f"{new}.attention_norm", width),
+            **_norm(t, f"{old}.layernorm_after", f"{new}.mlp_norm", width),
+            **named(f"{new}.qkv", stacked(parts)),
             **named(f"{new}.out", t.linear(f"{old}.attention.output.dense", width, width)),
             **named(f"{new}.up", t.linear(f"{old}.intermediate.dense", hidden, width)),
             **named(f"{new}.down", t.linear(f"{old}.output.dense", width, hidden)),
         }
+    t.finish()
     return DecoderConfig(size, patch), (channels, side, side), values
+
+
+def _norm(t: ForeignTensors, old: str, new: str, width: int) -> Weights:
+    return named(new, (t.take(f"{old}.weight", width), t.take(f"{old}.bias", width)))
 
 
 def _positions(side: int, width: int) -> Tensor:
@@ -115,8 +108,8 @@ def _positions(side: int, width: int) -> Tensor:
 
 
 def _of_diffusers(
-    t: Tensors, tensors: dict[str, Tensor]
-) -> tuple[dict[str, Tensor], tuple[Tensor, Tensor], tuple[list[float], list[float]]]:
+    t: ForeignTensors, tensors: Weights
+) -> tuple[Weights, tuple[Tensor, Tensor], tuple[list[float], list[float]]]:
     """Return the decoder's tensors by the authors' names, moments of latents, and mean and deviation of pixels."""
     shape = t.left["_latents_mean"].squeeze().shape if "_latents_mean" in t else ()
     if len(shape) != 3 or shape[1:] != (SIDE, SIDE):
@@ -124,27 +117,27 @@ def _of_diffusers(
             f"{t.where}: '_latents_mean' has shape {tuple(shape)}; statistics of {SIDE}x{SIDE} latents are needed, as "
             "diffusers has other positions than the authors for other sides"
         )
-    wanted = {"_latents_std": math.prod(shape), "encoder_mean": 3, "encoder_std": 3}
-    if bad := [name for name, count in wanted.items() if name not in t or t.left[name].numel() != count]:
-        raise ValueError(f"{t.where}: '{bad[0]}' is missing, or no {wanted[bad[0]]} numbers")
+    for name, count in {"_latents_std": math.prod(shape), "encoder_mean": 3, "encoder_std": 3}.items():
+        if name not in t or t.left[name].numel() != count:
+            raise ValueError(f"{t.where}: '{name}' is missing, or no {count} numbers")
     mean, deviation = (t.left[f"_latents_{name}"].float().reshape(shape) for name in ("mean", "std"))
     pixels = [t.left[f"encoder_{name}"].flatten().tolist() for name in ("mean", "std")]
-    found = {"decoder_pos_embed": _positions(SIDE, len(tensors[FIRST]))[None]}
+    renamed = {"decoder_pos_embed": _positions(SIDE, len(tensors[DECODER]))[None]}
     for name, value in tensors.items():
         for theirs, ours in DIFFUSERS.items():
             name = name.replace(f".attention.{theirs}.", f".attention.{ours}.")
-        found[name] = value
-    return found, (mean, wide(lambda s: (s + SPREAD) ** 2 - EPS, deviation)), (pixels[0], pixels[1])
+        renamed[name] = value
+    return renamed, (mean, in_float64(lambda s: (s + SPREAD) ** 2 - EPS, deviation)), (pixels[0], pixels[1])
 
 
 def _moments(path: Path | None, shape: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
     """Return mean and variance of latents; without a file those that change nothing."""
     if path is None:
         return torch.zeros(shape), torch.full(shape, 1 - EPS)
-    found = read_tensors(path)
+    tensors = read_tensors(path)
     try:
-        mean, variance = (found[name].float().squeeze().expand(shape) for name in ("mean", "var"))
+        mean, variance = (tensors[name].float().squeeze().expand(shape) for name in ("mean", "var"))
     except (KeyError, RuntimeError):
-        names = ", ".join(f"{cut(name)} {tuple(value.shape)}" for name, value in list(found.items())[:3])
+        names = ", ".join(f"{cut(name)} {tuple(value.shape)}" for name, value in list(tensors.items())[:3])
         raise ValueError(f"'{path}' has no mean and var of latents {shape}; it has {names}") from None
     return mean.contiguous(), variance.contiguous()
