@@ -305,10 +305,14 @@ def test_a_model_that_diffusers_cannot_sample_says_so(run, tmp_path):
 
 
 def test_solvers_that_fit_are_those_of_the_scheduler():
-    course = pytest.importorskip("mvm.integrations.course")
+    plans = pytest.importorskip("mvm.integrations.plans")
     recipe = mvm.load("digits").recipe
-    fitting = [name for name in SOLVERS if not misfit(replace(recipe, sample=SampleConfig(solver=name)))]
-    assert fitting == course.fitting_solvers()
+    for name in SOLVERS:
+        if misfit(replace(recipe, sample=SampleConfig(solver=name))):
+            with pytest.raises(ValueError, match=f"solver='{re.escape(name)}' does not evaluate the network once"):
+                plans.build_solver(name, {})
+        else:
+            assert plans.build_solver(name, {}).name == name
 
 
 def test_two_exports_at_once_do_not_lose_one(run, tmp_path):
