@@ -14,8 +14,8 @@ import mvm
 from mvm import checkpoint
 from mvm.generate import Sampler
 from mvm.published import export, open_model, read_config, shipped_folder, write
-from mvm.published.card import read_card
 from mvm.published.diffusers import misfit
+from mvm.published.write import read_card
 from mvm.recipes import SampleConfig
 from mvm.solver import SOLVERS
 

@@ -1,11 +1,10 @@
 """mvm sample."""
 
 from pathlib import Path
-from typing import Annotated
 
-from cyclopts import Parameter
-
-from mvm.cli.app import INTERRUPTED, Device, Drawing, SamplerOptions, Whole, app, say_from_first
+from mvm.cli.app import Device, Drawing, Num, SamplerOptions, Whole, app, on_device, say_from_first
+from mvm.files import remove
+from mvm.process import INTERRUPTED
 
 MANY = 5000  # evaluations whose plan takes a second and more
 
@@ -15,7 +14,7 @@ def sample(
     model: str,
     /,
     *,
-    num: Annotated[Whole, Parameter(alias="-n")] = 16,
+    num: Num = 16,
     options: SamplerOptions = SamplerOptions(),
     drawing: Drawing = Drawing(),
     batch: Whole = 256,
@@ -49,19 +48,16 @@ def sample(
         X.png is one grid, a class a row; X.npz and X.npy are uint8 NHWC; X.parquet, X.zip or a folder holds PNG files.
         Float arrays go to X.npz or X.npy, as the data had them.
     """
-    from mvm.distributed.processes import processes
-    from mvm.files import remove
     from mvm.generate import takes_tuned_times
-    from mvm.model import choose_device
     from mvm.samples import check_set, parts_beside, read_condition, require_written, sample_parts, write_set
 
     check_set(out, num)
-    given = None if condition is None else read_condition(condition)
+    rows = None if condition is None else read_condition(condition)
     out.resolve().parent.mkdir(parents=True, exist_ok=True)  # if that fails, before the work
     drawing.draw(num, batch)  # refuses what it can before the model is read
     parts_folder = parts_beside(out)
     try:
-        with processes(choose_device(device)) as place:
+        with on_device(device) as place:
             sampler = drawing.open(model, place)
             loaded = sampler.model
             require_written(out, loaded)
@@ -76,7 +72,7 @@ def sample(
                 settings,
                 parts_folder,
                 place=place,
-                condition=given,
+                condition=rows,
                 captions=caption or (),
                 encoder=encoder,
             )

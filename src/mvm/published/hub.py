@@ -30,10 +30,9 @@ def as_hub_id(name: str) -> HubId | None:
 
     A mistyped runs/NAME must not become a stranger's model; OWNER/NAME@REVISION is always a hub id.
     """
-    found = parse_hub_id(name)
-    if found is None or Path(name).exists() or (found.revision is None and Path(name).parent.is_dir()):
-        return None
-    return found
+    asked = parse_hub_id(name)
+    local = Path(name).exists() or (asked is not None and asked.revision is None and Path(name).parent.is_dir())
+    return None if local else asked
 
 
 def fetch(asked: HubId, **options: Any) -> tuple[Path, Path]:
@@ -49,10 +48,9 @@ def fetch(asked: HubId, **options: Any) -> tuple[Path, Path]:
     except ImportError:
         raise ValueError(MISSING) from None
     try:
-        found = snapshot_download(asked.repo, revision=asked.revision, allow_patterns=list(FILES), **options)
+        folder = Path(snapshot_download(asked.repo, revision=asked.revision, allow_patterns=list(FILES), **options))
     except (OSError, ValueError, EntryNotFoundError, HTTPError) as error:
         raise ValueError(_reason(error)) from None
-    folder = Path(found)
     return folder, folder.parent.parent  # CACHE/models--OWNER--NAME/{snapshots/COMMIT, blobs}
 
 
@@ -141,14 +139,12 @@ def push(folder: Path, name: str, *, private: bool = False, revision: str | None
                     path.write_bytes(upload.card)
                 else:
                     path.symlink_to((folder / file).resolve())
-            api.upload_folder(
-                repo_id=repo,
-                folder_path=staged,
-                revision=revision,
-                allow_patterns=list(FILES),
-                delete_patterns=list(FILES),  # a codec of an earlier model must not stay
-                commit_message=f"{upload.config.recipe.name}, step {upload.config.source.step}",
-            )
+            message = f"{upload.config.recipe.name}, step {upload.config.source.step}"
+            patterns: Any = {
+                "allow_patterns": [*FILES],
+                "delete_patterns": [*FILES],
+            }  # no codec of an earlier model stays
+            api.upload_folder(repo_id=repo, folder_path=staged, revision=revision, commit_message=message, **patterns)
     except (OSError, HTTPError) as error:
         raise ValueError(f"{folder} was not sent to {repo}: {_reason(error)}") from None
     return address
