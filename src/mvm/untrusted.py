@@ -134,11 +134,10 @@ def is_named_tensor(item: tuple[object, object]) -> bool:
     return plain and value.numel() * value.element_size() <= value.untyped_storage().nbytes()
 
 
-Opened = tuple[IO[bytes], tuple[int, ...], np.dtype]
-
-
 @contextmanager
-def open_npy(path: Path, key: str = "", fortran: bool = False) -> Generator[Opened]:
+def open_npy(
+    path: Path, key: str = "", fortran: bool = False
+) -> Generator[tuple[IO[bytes], tuple[int, ...], np.dtype]]:
     """Open the array `key` of an .npz, or an .npy (key ""); yields the stream behind the header, shape and type.
 
     fortran: whether an array in Fortran order is read, too; its shape is then reversed.

@@ -159,7 +159,7 @@ def test_figures_of_these_weights_alone(run, tmp_path):
     assert row in (folder / "README.md").read_text()  # none of them replaced what was there
 
 
-@pytest.mark.parametrize("stop", ["save_file", "_source", "card", "check_all", "put_in_place"])
+@pytest.mark.parametrize("stop", ["save_file", "_source", "_card", "check_all", "put_in_place"])
 @pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()])
 def test_an_interrupted_export_leaves_what_was_there(run, tmp_path, monkeypatch, stop, error):
     def fail(*args, **options):

@@ -21,8 +21,16 @@ from mvm.cli import run
 from mvm.network import build_network
 from mvm.path import LinearFlow, VariancePreserving
 from mvm.path.betas import ddpm
-from mvm.published.foreign import FORMATS, HEADS, ForeignTensors, Options, convert, read_tensors, state_dict_in
-from mvm.published.foreign_decoder import convert_decoder
+from mvm.published.foreign import (
+    FORMATS,
+    HEADS,
+    ForeignTensors,
+    Options,
+    convert,
+    convert_decoder,
+    read_tensors,
+    state_dict_in,
+)
 from mvm.solver import Heun
 from mvm.solver.guidance import ClassifierFree, Internal
 

@@ -260,19 +260,12 @@ def from_model(
         raise ValueError(f"null_label={null_label}: a model without classes takes no label; set num_classes")
     if null_label is not None and null_arguments is not None:
         raise ValueError(f"null_label={null_label} and null_arguments are two unconditional branches; give one")
+    last = float(schedule.t_from_lam(math.log(WEAKEST_SIGNAL))) if kind in NOISE_KINDS else schedule.end
+    field_path = MEAN_VELOCITY if path == "mvm" else schedule
     return BridgedField(
-        _fitted(network),
-        own=schedule,
-        kind=kind,
-        schedule=MEAN_VELOCITY if path == "mvm" else schedule,
-        clock=timestep or clock,
-        first=first,
-        last=float(schedule.t_from_lam(math.log(WEAKEST_SIGNAL))) if kind in NOISE_KINDS else schedule.end,
-        num_classes=num_classes,
-        null_label=null_label,
-        null_arguments=null_arguments,
-        joined=joined,
-    )
+        _fitted(network), schedule, kind, field_path, timestep or clock, first, last,
+        num_classes, null_label, null_arguments, joined,
+    )  # fmt: skip
 
 
 def from_flow(

@@ -87,11 +87,11 @@ def prepare(source: Path, /, *, out: Path, options: Preparation = Preparation())
     from mvm.data.prepare import left_out
     from mvm.data.prepare import prepare as run_prepare
 
-    made = run_prepare(source, out, **vars(options))
-    skipped = made.skipped["count"]
+    prepared = run_prepare(source, out, **vars(options))
+    skipped = prepared.skipped["count"]
     see = f"see: mvm data info {quote(str(out))}"
-    print(f"{out}: {made.count} images of {len(made.classes)} classes, {skipped} skipped; {see}")
-    for line in left_out(made, named=5):
+    print(f"{out}: {prepared.count} images of {len(prepared.classes)} classes, {skipped} skipped; {see}")
+    for line in left_out(prepared, named=5):
         print(line)
     return 0
 

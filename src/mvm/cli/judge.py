@@ -124,63 +124,6 @@ class PictureOptions:
         return open_side(name, **vars(self))
 
 
-@dataclass(frozen=True)
-class Sides:
-    """What `mvm eval` compares, by name: runs are sampled, stored images read."""
-
-    sampler: SamplerOptions
-    drawing: Drawing
-    pictures: PictureOptions
-    num: int | None
-    batch: int
-    place: "Processes"
-
-    @property
-    def count(self) -> int:
-        """How many images a run samples."""
-        from mvm.metrics.moments import PUBLISHED
-
-        return PUBLISHED if self.num is None else self.num
-
-    def side(self, name: str, skipped: int = 0) -> "Side":
-        """Return a run or a shipped model as images sampled now, stored images or moments.
-
-        skipped: how many seeds lie before a run's first image.
-        """
-        from mvm.evaluation.evaluate import Side
-        from mvm.evaluation.images import of_model
-        from mvm.model import is_model, shipped_models
-
-        if name in shipped_models() and Path(name).exists():
-            raise ValueError(f"'{name}' is a shipped model and a file here; write ./{name} for the file")
-        if not is_model(name):
-            if name.isidentifier() and not Path(name).exists() and (hint := nearest(name, shipped_models())):
-                raise ValueError(f"'{name}' is no run, no shipped model and no file{hint}")
-            return self.pictures.side(name)
-        if self.num is None and self.place.device.type == "cpu":
-            raise ValueError(
-                f"'{name}' would sample {self.count:,} images on a CPU, for hours; say how many, e.g. --num 1000"
-            )
-        if self.num is None:
-            warn_from_first(f"'{name}' samples {self.count:,} images; -n asks for fewer")
-        base, opened = Path(name).name, self.drawing.open(name, self.place)
-        model = opened.model
-        draw = self.drawing.draw(self.count, self.batch, model.classes)
-        draw, settings = replace(draw, seed=draw.seed + skipped), self.sampler.settings(model.recipe.sample)
-        return Side(base, of_model(opened, draw, settings, name=base), model=model)
-
-    def restored(self, name: str, ref: str) -> "Side":
-        """Return what an autoencoder makes of the reference's images."""
-        from mvm.evaluation.evaluate import Side
-        from mvm.evaluation.images import of_restored
-        from mvm.latent import load_rae
-
-        if not ref or (stored := self.side(ref).images) is None:
-            raise ValueError(f"'{name}' is an autoencoder; give images for it to restore: --ref IMAGES")
-        base = Path(name).name
-        return Side(base, of_restored(load_rae(Path(name)).to(self.place.device), stored, base))
-
-
 def _as_text(result: "Evaluation") -> str:
     """Return the figures as a table, and what they compare."""
     lines = []
@@ -232,16 +175,18 @@ def evaluate(
     batch
         Images at a time.
     """
+    from mvm.evaluation.evaluate import Side
     from mvm.evaluation.evaluate import evaluate as run_evaluation
-    from mvm.latent import is_rae
-    from mvm.model import is_model
+    from mvm.evaluation.images import of_model, of_restored
+    from mvm.latent import is_rae, load_rae
+    from mvm.metrics.moments import PUBLISHED
+    from mvm.model import is_model, shipped_models
     from mvm.precision import PRECISIONS
 
     judging.names(channels=3)  # refuses what is no figure before the work
-    blocks, ref = jackknife_blocks(jackknife), judging.ref
+    blocks, ref, count = jackknife_blocks(jackknife), judging.ref, PUBLISHED if num is None else num
     at_least("batch", batch, 1)
-    if num is not None:
-        at_least("num", num, 2)  # a covariance needs two
+    at_least("num", count, 2)  # a covariance needs two
     usual = {"num": None, **vars(SamplerOptions()), **vars(Drawing())}
     for name, value in {"num": num, **vars(sampler), **vars(drawing)}.items():
         if value != usual[name] and not (is_model(images) or is_model(ref)):
@@ -252,15 +197,39 @@ def evaluate(
     choose("precision", drawing.precision, PRECISIONS)
     write = json_writer(json_file)
     with on_device(device) as place:
+
+        def side(name: str, skipped: int = 0) -> Side:
+            """Return a run or a shipped model as images sampled now, after some seeds, or stored images or moments."""
+            if name in shipped_models() and Path(name).exists():
+                raise ValueError(f"'{name}' is a shipped model and a file here; write ./{name} for the file")
+            if not is_model(name):
+                if name.isidentifier() and not Path(name).exists() and (hint := nearest(name, shipped_models())):
+                    raise ValueError(f"'{name}' is no run, no shipped model and no file{hint}")
+                return pictures.side(name)
+            if num is None and place.device.type == "cpu":
+                raise ValueError(
+                    f"'{name}' would sample {count:,} images on a CPU, for hours; say how many, e.g. --num 1000"
+                )
+            if num is None:
+                warn_from_first(f"'{name}' samples {count:,} images; -n asks for fewer")
+            base, opened = Path(name).name, drawing.open(name, place)
+            draw, settings = drawing.draw(count, batch, opened.model.classes), opened.model.recipe.sample
+            draw = replace(draw, seed=draw.seed + skipped)
+            return Side(base, of_model(opened, draw, sampler.settings(settings), name=base), model=opened.model)
+
         judge = judging.judge(place, batch, blocks=blocks, kid_size=kid_size)
-        sides = Sides(sampler, drawing, pictures, num, batch, place)
-        side = sides.restored(images, ref) if is_rae(Path(images)) else sides.side(images)
-        names = judging.names(side.images.shape[0] if side.images else 3)
-        if ref:  # a run as reference has seeds of its own: images of the same noise would be too near
-            reference = sides.side(ref, skipped=sides.count)
+        if is_rae(Path(images)):  # it restores the reference's images
+            if not ref or (stored := side(ref).images) is None:
+                raise ValueError(f"'{images}' is an autoencoder; give images for it to restore: --ref IMAGES")
+            base, autoencoder = Path(images).name, load_rae(Path(images)).to(place.device)
+            judged = Side(base, of_restored(autoencoder, stored, base))
         else:
-            reference = None if side.model is None else training_side(side.model)
-        result = run_evaluation(judge, side, reference, names)
+            judged = side(images)
+        names = judging.names(judged.images.shape[0] if judged.images else 3)
+        reference = None if judged.model is None else training_side(judged.model)
+        if ref:  # a run as reference has seeds of its own: images of the same noise would be too near
+            reference = side(ref, skipped=count)
+        result = run_evaluation(judge, judged, reference, names)
         for warning in result.warnings:
             warn_from_first(warning)
         say_from_first(_as_text(result))
@@ -311,10 +280,10 @@ def stats(
     if out.resolve() == Path(source).resolve():
         raise ValueError(f"--out {out} is the source; its images would be lost: give another name")
     with on_device(device) as place:
-        made = write_statistics(networks.judge(place, batch), pictures.side(source), features, out)
-    if made["warning"]:
-        warn_from_first(made["warning"])
-    count, seconds = made["images"]["count"], made["seconds"]
+        facts = write_statistics(networks.judge(place, batch), pictures.side(source), features, out)
+    if facts["warning"]:
+        warn_from_first(facts["warning"])
+    count, seconds = facts["images"]["count"], facts["seconds"]
     say_from_first(f"{out}: moments of {count:,} images by {features}, in {seconds:.1f} s")
     return 0
 
@@ -371,17 +340,10 @@ def sweep(
     with on_device(device) as place:
         sampler = drawing.open(model, place)
         loaded = sampler.model
-        work = Sweep(
-            sampler,
-            drawing.draw(num, batch, loaded.classes),
-            judging.judge(place, batch, blocks=jackknife_blocks(jackknife)),
-            judging.reference(loaded),
-            judging.names(loaded.recipe.data.shape[0]),
-            folder,
-            repeats,
-            keep_images,
-            " ".join(["mvm", *sys.argv[1:]]),  # without where the program lies
-        )
+        draw, names = drawing.draw(num, batch, loaded.classes), judging.names(loaded.recipe.data.shape[0])
+        judge = judging.judge(place, batch, blocks=jackknife_blocks(jackknife))
+        command = " ".join(["mvm", *sys.argv[1:]])  # without where the program lies
+        work = Sweep(sampler, draw, judge, judging.reference(loaded), names, folder, repeats, keep_images, command)
         try:
             work.run(cells)
         except KeyboardInterrupt:

@@ -100,8 +100,8 @@ def options(*pattern: str, recipe: str = "cifar10") -> int:
     chosen = load_recipe(recipe)
     values = values_of(chosen)
     docs = {name: doc for name, doc in option_docs(chosen).items() if name not in ("name", "description")}
-    found = [name for name, doc in docs.items() if all(word in f"--{name} {doc.meaning}".lower() for word in words)]
-    if not found:
+    matching = [name for name, doc in docs.items() if all(word in f"--{name} {doc.meaning}".lower() for word in words)]
+    if not matching:
         leaves = {name.rpartition(".")[2]: name for name in docs}
         near = [option for word in words for option, _ in meant(word, docs)]
         near = near or [leaves[leaf] for word in words for leaf in closest(word, leaves)]
@@ -109,7 +109,7 @@ def options(*pattern: str, recipe: str = "cifar10") -> int:
         print(f"mvm: {printable(said)}{', '.join(near)}", file=sys.stderr)
         return 1
     for number, (table, about) in enumerate(table_docs(chosen).items()):
-        here = [name for name in found if name.rpartition(".")[0] == table]
+        here = [name for name in matching if name.rpartition(".")[0] == table]
         if not words:
             print("\n" * bool(number) + (f"[{table}] {about}" if table else f"Options of {printable(chosen.name)}"))
         for name in here:

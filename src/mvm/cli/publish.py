@@ -169,9 +169,9 @@ def _draw(folder: Path) -> bytes | None:
     model = load(folder).to(device)
     labels = seeds * count // SAMPLES if model.labelled else None  # all over the classes
     settings = recipe.sample if model.labelled else replace(recipe.sample, cfg=1.0)
-    made = Sampler(model).images(labels, seeds, settings)
+    samples = Sampler(model).images(labels, seeds, settings)
     names = config.classes if recipe.objective.conditional else ()
-    return png_bytes(sample_grid(made.images, made.labels, names, SAMPLES // 2))
+    return png_bytes(sample_grid(samples.images, samples.labels, names, SAMPLES // 2))
 
 
 def _megabytes(folder: Path) -> float:
@@ -260,6 +260,6 @@ def models() -> int:
     for name in names:
         config = read_config(shipped_folder(name))
         size = f"{_megabytes(shipped_folder(name)):5.1f} MB"
-        shown = ", ".join(config.classes[:10]) + (", ..." if len(config.classes) > 10 else "")
-        print(f"{name:{width}s} {size}  {config.recipe.description}; classes: {shown}; licence: {config.license}")
+        classes = ", ".join(config.classes[:10]) + (", ..." if len(config.classes) > 10 else "")
+        print(f"{name:{width}s} {size}  {config.recipe.description}; classes: {classes}; licence: {config.license}")
     return 0

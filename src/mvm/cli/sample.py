@@ -1,6 +1,7 @@
 """mvm sample."""
 
 from pathlib import Path
+from typing import Any
 
 from mvm.cli.app import Device, Drawing, Num, SamplerOptions, Whole, app, on_device, say_from_first
 from mvm.files import remove
@@ -66,16 +67,8 @@ def sample(
             if settings.nfe >= MANY and settings.takes_nfe:
                 say_from_first(f"mvm: {settings.nfe:,} evaluations an image; planning them takes a while", error=True)
             tuned = takes_tuned_times(loaded, settings)
-            parts = sample_parts(
-                sampler,
-                draw,
-                settings,
-                parts_folder,
-                place=place,
-                condition=rows,
-                captions=caption or (),
-                encoder=encoder,
-            )
+            text: dict[str, Any] = {"captions": caption or (), "encoder": encoder}
+            parts = sample_parts(sampler, draw, settings, parts_folder, place=place, condition=rows, **text)
         if place.main:  # the others need not wait
             write_set(parts, out, names=loaded.classes if loaded.labelled else caption or ())
             remove(parts_folder)

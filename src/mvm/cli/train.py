@@ -88,19 +88,12 @@ def train(
     own = " --network.kind " + changes["network.kind"] if changes.get("network.kind", "").startswith("module:") else ""
     go_on = f"continue with: mvm train --resume {quoted}{own}"
     try:
-        run_training(
-            chosen,
-            folder,
-            resume=resume or (auto_resume and folder.is_dir()),
-            allow_change=allow_change,
-            until=until,
-            device=choose_device(device),
-            init=None if init_from is None else (init_from, init_weights),
-            track=track,
-        )
+        begun = resume or (auto_resume and folder.is_dir())
+        init = None if init_from is None else (init_from, init_weights)
+        how: dict[str, Any] = {"resume": begun, "allow_change": allow_change, "until": until, "init": init}
+        run_training(chosen, folder, device=choose_device(device), track=track, **how)
     except KeyboardInterrupt as stop:
-        begun = (folder / RECIPE).is_file()
-        then = go_on if begun else "it had not begun, and nothing was written"
+        then = go_on if (folder / RECIPE).is_file() else "it had not begun, and nothing was written"
         say_from_first(f"\nmvm: stopped; {then}", error=True)
         return 0 if isinstance(stop, Terminated) else INTERRUPTED
     newest = checkpoint.latest(folder)  # --until may lie behind it
@@ -256,22 +249,13 @@ def tune(
                 bar.update()
                 bar.set_postfix_str(f"RMSE {rmse:.4f}")
 
-            fitted = fit(
-                loaded,
-                x[:num],
-                count,
-                condition=labels[:num],
-                reference_nfe=long,
-                rounds=rounds,
-                on_solve=on_solve,
-                **how,
-            )
-        others: dict[str, Any] = {"condition": labels[num:], **how}
-        exact = sample(loaded, x[num:], nfe=long, solver=adams(), **others)
-        default, tuned = (
-            float((sample(loaded, x[num:], nfe=count, solver=solver, **others) - exact).square().mean().sqrt())
-            for solver in (adams(), fitted.solver)
+            limits: dict[str, Any] = {"reference_nfe": long, "rounds": rounds}
+            fitted = fit(loaded, x[:num], count, condition=labels[:num], on_solve=on_solve, **limits, **how)
+        cells = ((long, adams()), (count, adams()), (count, fitted.solver))
+        exact, *approximate = (
+            sample(loaded, x[num:], nfe=nfe, solver=solver, condition=labels[num:], **how) for nfe, solver in cells
         )
+        default, tuned = (float((images - exact).square().mean().sqrt()) for images in approximate)
         print(f"nfe {count}: RMSE to {long} evaluations, {num} images not fitted to: {default:.4f} -> {tuned:.4f}")
         if tuned >= default:
             print(f"nfe {count}: the default is as good; nothing is stored for it")

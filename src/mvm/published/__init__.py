@@ -1,7 +1,6 @@
 """Models that only sample, in a folder or on the hub: written by `export`, read by `mvm.load`, sent by `push`."""
 
-from mvm.published.foreign import FORMATS, Options, as_foreign, is_decoder, read_tensors
-from mvm.published.foreign_decoder import convert_decoder
+from mvm.published.foreign import FORMATS, Options, as_foreign, convert_decoder, is_decoder, read_tensors
 from mvm.published.format import (
     Config,
     check_tables,

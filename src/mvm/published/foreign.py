@@ -2,9 +2,9 @@
 
     mvm.load("sit:SiT-XL-2-256x256.pt", codec="sd-vae-ft-ema").generate(4)
 
-DiT, SiT and REPA, LightningDiT, DiT^DH of RAE and of RAEv2; their decoders are in `foreign_decoder`. Nothing of a file
-is executed, and nothing is believed but its tensors: shapes give all sizes, and a tensor that is missing, left over or
-of another shape is refused by name. What has no counterpart in our networks is folded into the matrix next to it: the
+DiT, SiT and REPA, LightningDiT, DiT^DH of RAE and of RAEv2, and the decoders of these two. Nothing of a file is
+executed, and nothing is believed but its tensors: shapes give all sizes, and a tensor that is missing, left over or of
+another shape is refused by name. What has no counterpart in our networks is folded into the matrix next to it: the
 weights of a norm, the sign of a velocity, the order of a patch's numbers or of rotary pairs, channels for a learned
 variance (dropped).
 """
@@ -26,6 +26,10 @@ from torch import Tensor
 
 from mvm.checkpoint import Weights
 from mvm.files import sha256
+from mvm.latent import Decoder, DecoderConfig, DecoderOnly, EncoderConfig, Statistics
+from mvm.latent.decoder import SIZES, Dimensions
+from mvm.latent.fingerprint import Origin, fingerprint
+from mvm.latent.statistics import EPS
 from mvm.network import DDTConfig, DiTConfig
 from mvm.network.extras import sine_positions
 from mvm.network.layers import rotary_table
@@ -40,6 +44,12 @@ WRAPPERS = re.compile(r"^(module\.|_orig_mod\.)+")  # of torch's parallel and co
 DECODER = "decoder_embed.weight"  # the first tensor of a decoder
 PREFIX = "decoder."  # of a decoder in a whole autoencoder
 HEADS = {384: 6, 768: 12, 1024: 16, 1152: 16, 1440: 20, 2048: 16}  # published, by width; files do not say
+# mean and deviation of an encoder's pixels
+SCALINGS = {"imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), "half": ((0.5,) * 3, (0.5,) * 3)}
+# of diffusers' attention, which keeps the other names
+DIFFUSERS = {"to_q": "attention.query", "to_k": "attention.key", "to_v": "attention.value", "to_out.0": "output.dense"}
+SPREAD = 1e-5  # which diffusers adds to a deviation
+SIDE = 16  # of latents at which diffusers' positions are the authors'
 Pair = tuple[Tensor, Tensor]  # weight and bias of a linear layer
 
 
@@ -166,14 +176,14 @@ def chunked(pair: Pair, count: int) -> list[Pair]:
     return list(zip(pair[0].chunk(count), pair[1].chunk(count), strict=True))
 
 
-def in_float64(compute: Callable[..., Tensor], *values: Tensor) -> Tensor:
+def _in_float64(compute: Callable[..., Tensor], *values: Tensor) -> Tensor:
     """Return what float64 gives, in the values' dtype."""
     return compute(*(value.double() for value in values)).to(values[0].dtype)
 
 
 def _scaled(pair: Pair, norm: Tensor) -> Pair:
     """Return a linear layer with the weights of the norm before it."""
-    return in_float64(torch.mul, pair[0], norm), pair[1]
+    return _in_float64(torch.mul, pair[0], norm), pair[1]
 
 
 def _modulated(pair: Pair, norms: Iterable[Tensor]) -> Pair:
@@ -182,8 +192,8 @@ def _modulated(pair: Pair, norms: Iterable[Tensor]) -> Pair:
     for number, norm in enumerate(norms):
         width = len(norm)
         rows = slice((3 * number + 1) * width, (3 * number + 2) * width)
-        weight[rows] = in_float64(lambda weight, norm: weight * norm[:, None], weight[rows], norm)
-        bias[rows] = in_float64(lambda bias, norm: norm * bias + norm - 1, bias[rows], norm)
+        weight[rows] = _in_float64(lambda weight, norm: weight * norm[:, None], weight[rows], norm)
+        bias[rows] = _in_float64(lambda bias, norm: norm * bias + norm - 1, bias[rows], norm)
     return weight, bias
 
 
@@ -400,8 +410,8 @@ def _convert_raev2(t: ForeignTensors, options: Options) -> Converted:
         "context.time": t.take("t_embedder.learnable_tokens", times, width),
         "context.kind": t.take("ctx_embedder.learnable_tokens", kinds, width),
     }
-    made = _convert_ddt(t, options, side, names, _raev2_block, times + kinds, inner_block=inner, **design)
-    return made._replace(weights=context | made.weights)
+    converted = _convert_ddt(t, options, side, names, _raev2_block, times + kinds, inner_block=inner, **design)
+    return converted._replace(weights=context | converted.weights)
 
 
 def _convert_ddt(
@@ -506,20 +516,141 @@ def convert(format: str, path: Path, weights: str = "ema", options: Options | No
     tensors = read_tensors(path, weights)
     if is_decoder(tensors):
         raise ValueError(f"'{path}' is a decoder (stage 1), which alone samples nothing; write it: mvm convert")
-    made = source.convert(ForeignTensors(tensors, f"'{path}'"), options)
-    channels, side, _ = made.shape
+    converted = source.convert(ForeignTensors(tensors, f"'{path}'"), options)
+    channels, side, _ = converted.shape
     pixels = channels in (1, 3)
     size = side if pixels else side * (options.factor or source.factor)
-    known = (size, made.classes) == (256, 1000) and channels != 1
+    known = (size, converted.classes) == (256, 1000) and channels != 1
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem)[:64].strip("-.") or "model"
-    folder = DataConfig(FOLDER, name, channels=channels if pixels else 3, size=size, classes=made.classes)
+    folder = DataConfig(FOLDER, name, channels=channels if pixels else 3, size=size, classes=converted.classes)
     recipe = Recipe(
         name=name,
         description=f"Converted from {name}.",
         data=DataConfig("imagenet256") if known else folder,
         codec=CodecConfig() if pixels else CodecConfig(source.codec, channels=channels, side=side),
         path=PathConfig(source.schedule),
-        network=made.network,
-        objective=ObjectiveConfig(source.kind, label_drop=0.1 if made.null else 0.0),
+        network=converted.network,
+        objective=ObjectiveConfig(source.kind, label_drop=0.1 if converted.null else 0.0),
     )
-    return Foreign(recipe, made.weights, sha256(path))
+    return Foreign(recipe, converted.weights, sha256(path))
+
+
+# --- decoders -----------------------------------------------------------------------------------------------------
+
+
+def convert_decoder(
+    format: str,
+    path: Path,
+    *,
+    stats: Path | None = None,
+    pixels: str = "imagenet",
+    encoder: str = "unknown",
+    weights: str = "ema",
+) -> DecoderOnly:
+    """Return RAE's or RAEv2's decoder as the half of an autoencoder that decodes.
+
+    stats: the file with mean and variance of the latents; None: they are not normalised. pixels: how RAE's encoder
+    scales pixels, "imagenet" or "half" (SigLIP); RAEv2's decoder gives pixels at once. A file of diffusers has both.
+    encoder: its name, for people.
+    """
+    if format not in ("rae", "raev2"):
+        raise ValueError(f"--as {format}: '{path}' is a decoder; use --as rae or --as raev2")
+    scaling = choose("pixels", pixels, SCALINGS) if format == "rae" else ((0.0,) * 3, (1.0,) * 3)
+    tensors, moments = read_tensors(path, weights), None
+    if PREFIX + DECODER in tensors:
+        others = {name: value for name, value in tensors.items() if not name.startswith(PREFIX)}
+        tensors = {name.removeprefix(PREFIX): v for name, v in tensors.items() if name.startswith(PREFIX)}
+        if any(".to_q." in name for name in tensors):
+            tensors, moments, scaling = _of_diffusers(ForeignTensors(others, f"'{path}'"), tensors)
+    config, shape, values = _decoder(ForeignTensors(tensors, f"'{path}'"), *scaling)
+    origin = Origin(fingerprint({"published": format, "encoder": encoder}), f"'{encoder}' of a published {format}")
+    decoder = Decoder(config, shape, origin)
+    decoder.load_state_dict({name: value.float() for name, value in values.items()})
+    statistics = Statistics(*(moments or _moments(stats, shape)), origin, 0)
+    return DecoderOnly(EncoderConfig(encoder), decoder, statistics).eval().requires_grad_(False)
+
+
+def _decoder(
+    t: ForeignTensors, mean: Iterable[float], deviation: Iterable[float]
+) -> tuple[DecoderConfig, tuple[int, int, int], Weights]:
+    """Return config, shape of a latent and weights; mean and deviation by which pixels in [0, 1] were scaled."""
+    width, channels = t.shape(DECODER, 2)
+    side, depth = t.square(t.shape("decoder_pos_embed", 3)[1] - 1), t.count("decoder_layers.")
+    hidden = t.shape("decoder_layers.0.intermediate.dense.weight", 2)[0]
+    out = t.shape("decoder_pred.weight", 2)[0]
+    patch = math.isqrt(out // 3)
+    size = next((n for n, d in SIZES.items() if d == Dimensions(depth, width, d.heads, hidden)), "")
+    if not size or out != 3 * patch**2:
+        raise ValueError(
+            f"{t.where}: {depth} layers of {width} and {hidden} for {out} numbers are no published decoder"
+        )
+    positions = t.take("decoder_pos_embed", 1, side**2 + 1, width)[0]
+    t.check_positions("decoder_pos_embed", positions, _positions(side, width))
+    gain = 2 * torch.tensor([*deviation], dtype=torch.float64).repeat(patch**2)  # of [0, 1] to [-1, 1]
+    shift = 2 * torch.tensor([*mean], dtype=torch.float64).repeat(patch**2) - 1  # channels are innermost
+    weight, bias = t.linear("decoder_pred", out, width)
+    head = (_in_float64(lambda w: w * gain[:, None], weight), _in_float64(lambda b: b * gain + shift, bias))
+    values = {
+        **named("embed", t.linear("decoder_embed", width, channels)),
+        "summary": t.take("trainable_cls_token", 1, 1, width),
+        **_norm(t, "decoder_norm", "norm", width),
+        **named("head", to_patches(head, 3, patch)),
+    }
+    for n in range(depth):
+        old, new = f"decoder_layers.{n}", f"blocks.{n}"
+        parts = [t.linear(f"{old}.attention.attention.{part}", width, width) for part in ("query", "key", "value")]
+        values |= {
+            **_norm(t, f"{old}.layernorm_before", f"{new}.attention_norm", width),
+            **_norm(t, f"{old}.layernorm_after", f"{new}.mlp_norm", width),
+            **named(f"{new}.qkv", stacked(parts)),
+            **named(f"{new}.out", t.linear(f"{old}.attention.output.dense", width, width)),
+            **named(f"{new}.up", t.linear(f"{old}.intermediate.dense", hidden, width)),
+            **named(f"{new}.down", t.linear(f"{old}.output.dense", width, hidden)),
+        }
+    t.finish()
+    return DecoderConfig(size, patch), (channels, side, side), values
+
+
+def _norm(t: ForeignTensors, old: str, new: str, width: int) -> Weights:
+    return named(new, (t.take(f"{old}.weight", width), t.take(f"{old}.bias", width)))
+
+
+def _positions(side: int, width: int) -> Tensor:
+    """Return positions of the class token, which has none, and of the latents."""
+    return torch.cat((torch.zeros(1, width), sine_positions((side, side), width)))
+
+
+def _of_diffusers(
+    t: ForeignTensors, tensors: Weights
+) -> tuple[Weights, tuple[Tensor, Tensor], tuple[list[float], list[float]]]:
+    """Return the decoder's tensors by the authors' names, moments of latents, and mean and deviation of pixels."""
+    shape = t.left["_latents_mean"].squeeze().shape if "_latents_mean" in t else ()
+    if len(shape) != 3 or shape[1:] != (SIDE, SIDE):
+        raise ValueError(
+            f"{t.where}: '_latents_mean' has shape {tuple(shape)}; statistics of {SIDE}x{SIDE} latents are needed, as "
+            "diffusers has other positions than the authors for other sides"
+        )
+    for name, count in {"_latents_std": math.prod(shape), "encoder_mean": 3, "encoder_std": 3}.items():
+        if name not in t or t.left[name].numel() != count:
+            raise ValueError(f"{t.where}: '{name}' is missing, or no {count} numbers")
+    mean, deviation = (t.left[f"_latents_{name}"].float().reshape(shape) for name in ("mean", "std"))
+    pixels = [t.left[f"encoder_{name}"].flatten().tolist() for name in ("mean", "std")]
+    renamed = {"decoder_pos_embed": _positions(SIDE, len(tensors[DECODER]))[None]}
+    for name, value in tensors.items():
+        for theirs, ours in DIFFUSERS.items():
+            name = name.replace(f".attention.{theirs}.", f".attention.{ours}.")
+        renamed[name] = value
+    return renamed, (mean, _in_float64(lambda s: (s + SPREAD) ** 2 - EPS, deviation)), (pixels[0], pixels[1])
+
+
+def _moments(path: Path | None, shape: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
+    """Return mean and variance of latents; without a file those that change nothing."""
+    if path is None:
+        return torch.zeros(shape), torch.full(shape, 1 - EPS)
+    tensors = read_tensors(path)
+    try:
+        mean, variance = (tensors[name].float().squeeze().expand(shape) for name in ("mean", "var"))
+    except (KeyError, RuntimeError):
+        names = ", ".join(f"{cut(name)} {tuple(value.shape)}" for name, value in list(tensors.items())[:3])
+        raise ValueError(f"'{path}' has no mean and var of latents {shape}; it has {names}") from None
+    return mean.contiguous(), variance.contiguous()

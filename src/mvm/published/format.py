@@ -263,8 +263,8 @@ def read_weights(folder: Path, config: Config) -> Weights:
     else:
         depth = max(value for name, value in options(recipe.network).items() if "depth" in name)
         _require_tensors(path, lambda: build_network(*recipe.blueprint), depth)
-    if (found := sha256(path)) != config.sha256:
-        raise ValueError(f"{path} is damaged (sha256 {found[:12]}..., expected {config.sha256[:12]}...); get it again")
+    if (digest := sha256(path)) != config.sha256:
+        raise ValueError(f"{path} is damaged (sha256 {digest[:12]}..., expected {config.sha256[:12]}...); get it again")
     return load_file(path)
 
 

@@ -21,8 +21,8 @@ class HubId(NamedTuple):
 
 def parse_hub_id(name: str) -> HubId | None:
     """Return what OWNER/NAME or OWNER/NAME@REVISION means; None for anything else."""
-    found = _ID.fullmatch(name)
-    return HubId(found["repo"], found["revision"]) if found else None
+    match = _ID.fullmatch(name)
+    return HubId(match["repo"], match["revision"]) if match else None
 
 
 def as_hub_id(name: str) -> HubId | None:

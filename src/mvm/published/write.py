@@ -128,11 +128,16 @@ def export(
             loss = _last_loss(Path(model), source.step)
         if picture := draw(temporary) if draw else None:
             (temporary / PICTURE).write_bytes(picture)
-        text = card(
-            config, folder.resolve().name, words=words, figures=measured, loss=loss, encoder=encoder,
-            pictured=bool(picture), earlier=earlier,
-        )  # fmt: skip
-        write_text(temporary / CARD, text)
+        title = folder.resolve().name
+        sections = {
+            WHAT: _what(config, encoder),
+            TRAINING: _training(config, loss),
+            FIGURES: _figures(measured),
+            USE: _use(config, title),
+            LIMITS: _limits(config),
+            **earlier,  # of a card of these weights
+        }
+        write_text(temporary / CARD, _card(config, title, words, bool(picture), sections))
         _, codec = check_all(temporary)
         now = "" if codec is None else codec.identity.get("codec", "")
         if source.codec and source.codec != now:
@@ -265,8 +270,10 @@ def read_figures(path: Path, weights: Collection[str]) -> Figures:
                 error = "" if figure["error"] is None else f" ± {figure['error']:.2g}"
                 rows.append([metric, f"{figure['value']:.4g}{error}", sampler_words(settings), f"{count:,}", against])
         draw, software = facts["draw"], facts["software"]
-        made = f"Seeds from {draw['seed']} on, {draw['labels']} labels; mvm {software['mvm']} on {software['device']}"
-        figures = Figures(rows, [made, *facts["warnings"]])
+        provenance = (
+            f"Seeds from {draw['seed']} on, {draw['labels']} labels; mvm {software['mvm']} on {software['device']}"
+        )
+        figures = Figures(rows, [provenance, *facts["warnings"]])
         if not isinstance(digest, str):
             raise TypeError("sha256 is no text")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
@@ -279,30 +286,8 @@ def read_figures(path: Path, weights: Collection[str]) -> Figures:
     return figures
 
 
-def card(
-    config: Config,
-    name: str,
-    *,
-    words: str,
-    figures: Figures,
-    loss: float | None,
-    encoder: str,
-    pictured: bool,
-    earlier: Mapping[str, str],
-) -> str:
-    """Return README.md.
-
-    words: a person's own, loss: the last that was logged, encoder: of the latents, pictured: whether there is a picture
-    of samples, earlier: sections of an earlier card of these weights, by title, that stand in place of new ones.
-    """
-    sections = {
-        WHAT: _what(config, encoder),
-        TRAINING: _training(config, loss),
-        FIGURES: _figures(figures),
-        USE: _use(config, name),
-        LIMITS: _limits(config),
-        **earlier,
-    }
+def _card(config: Config, name: str, words: str, pictured: bool, sections: Mapping[str, str]) -> str:
+    """Return README.md; words: a person's own, pictured: whether there is a picture of samples."""
     caption = f"Seeds 0 to {SAMPLES - 1}, not picked: {sampler_words(asdict(config.recipe.sample))}."
     parts = [
         _header(config),

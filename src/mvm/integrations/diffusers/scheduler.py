@@ -166,10 +166,10 @@ def training_of(config: Mapping[str, Any], prediction_type: str) -> Training:
         return Training(LinearFlow(), "flow", 0.0, 1.0, steps, shift or 1.0, dynamic, terminal)
     options = (*TABLE, "trained_betas", "rescale_betas_zero_snr")
     try:
-        made = diffusers.DDPMScheduler(**{option: config[option] for option in options if option in config})
+        scheduler = diffusers.DDPMScheduler(**{option: config[option] for option in options if option in config})
     except NotImplementedError as error:
         raise ValueError(f"beta_schedule='{config['beta_schedule']}' is not one of DDPMScheduler's") from error
-    table = beta_table(made)
+    table = beta_table(scheduler)
     asked = from_model(lambda x, t: x, table, kind, path="own")  # never called: which levels a network of it knows
     return Training(table, kind, asked.first, asked.last, table.steps)
 
@@ -253,8 +253,8 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
             self.training = Training(path, kind, 0.0, path.end)
         else:
             self.training = training_of(trained, str(prediction_type))
-            shown = {option: value for option, value in trained.items() if option != "trained_betas"}
-            self.register_to_config(**{**shown, "use_flow_sigmas": is_flow(trained), **self.config})
+            options = {option: value for option, value in trained.items() if option != "trained_betas"}
+            self.register_to_config(**{**options, "use_flow_sigmas": is_flow(trained), **self.config})
         with refusal("config: tuned holds no times of mvm tune", "leave it out"):
             self.tuned = {entry.key: entry for entry in map(read_entry, tuned or ())}
         if round_timesteps and self.training.first == 0:
@@ -286,8 +286,8 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
             if not config.keys() & {"solver", "trained"} and not ours.keys() >= config.keys():
                 ours, theirs = {}, complete_config(config)
             if theirs is not None:
-                shown = theirs.keys() & config.keys() - own - {"beta_schedule"}  # changed by a scheduler in between
-                theirs = {**theirs, **{name: config[name] for name in shown if name != "trained_betas"}}
+                changed = theirs.keys() & config.keys() - own - {"beta_schedule"}  # changed by a scheduler in between
+                theirs = {**theirs, **{name: config[name] for name in changed if name != "trained_betas"}}
                 mixed = {"return_unused_kwargs", *own} - {"prediction_type"}
                 theirs = {**theirs, **{name: kwargs.pop(name) for name in list(kwargs) if name not in mixed}}
                 default = "flow_prediction" if is_flow(theirs) else "epsilon"  # as their classes have it
