@@ -288,7 +288,7 @@ class PublishedConfig(Format):
     def read(self) -> None:
         config = read_config(self.folder)
         read_weights(self.folder, config)
-        read_codec(self.folder, config.recipe)
+        read_codec(self.folder, config)
         check_tables(self.folder, config)
 
 
