@@ -250,7 +250,8 @@ MUTANTS = [
         "network/layers.py",
         "network/test_layers.py network/test_dit.py network/test_dropout.py",
         ("* (1 + scale) + shift", "* scale + shift"),
-        ("1000 * rates", "rates"),
+        ("scale * rates", "rates"),
+        ("mask * (1 + scale) - 1", "mask * scale"),
         ("torch.cat((-sin, sin), dim=-1)", "torch.cat((sin, -sin), dim=-1)"),
         ("axis < count % len(grid)", "axis > count % len(grid)"),
         (
@@ -258,11 +259,6 @@ MUTANTS = [
             "torch.cat(axis_angles(grid, head_width // 2, base)[::-1]",
         ),
         ("1, *(3 + 2 * axis for axis in axes)", "1, *(3 + 2 * axis for axis in axes[::-1])"),
-    ),
-    *of(
-        "network/extras.py",
-        "network/test_layers.py network/test_dit.py network/test_dropout.py",
-        ("kept * (1 + scale) - 1", "kept * scale"),
     ),
     *of(
         "network/dit.py",
@@ -275,7 +271,7 @@ MUTANTS = [
         ("self.level(level) + self.label(condition)", "self.level(level)"),
     ),
     *of(
-        "network/blocks.py",
+        "network/layers.py",
         "network/test_dit.py",
         ("len(self) + 1 - number", "len(self) - number"),
     ),

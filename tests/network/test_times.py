@@ -92,7 +92,7 @@ def test_rotary_positions_of_the_lightning_design():
     """Queries and keys turn: scores depend on the difference of two positions alone."""
     torch.manual_seed(0)
     attention = LightningAttention(16, 2).double()
-    cos, sin = (wave.double() for wave in rotary_waves(rotary_table(3, 8, 1e4)))
+    cos, sin = (wave.double() for wave in rotary_waves(rotary_table((3, 3), 8, 1e4)))
     token = torch.randn(1, 1, 16, dtype=torch.float64).expand(1, 9, 16)
     query, key, value = attention.placed(token, cos, sin)
     scores = torch.einsum("bnhd,bmhd->bhnm", query, key)

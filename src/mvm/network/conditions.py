@@ -154,10 +154,3 @@ def conditioning(
         case "tokens":
             return TextTokens(config.width, config.length, width)
     return Labels(num_classes, width)
-
-
-def some_rows(condition: Given, part: slice) -> Given:
-    """Return some rows of a batch's condition."""
-    if isinstance(condition, Mapping):
-        return {name: value[part] for name, value in condition.items()}
-    return None if condition is None else condition[part]

@@ -1,6 +1,6 @@
 """GPU kernels by hand, where the compiler's own make several passes over the tokens: a file each.
 
-network/layers.py, blocks.py, extras.py and fast/float8.py have the plain formulas, which run everywhere else;
+network/layers.py, extras.py and fast/float8.py have the plain formulas, which run everywhere else;
 tests/network/test_kernel*.py compare them in Triton's interpreter where Triton is installed,
 benchmarks/device_parity.py on a GPU. Imported on a GPU alone. Inputs are copied where they are not contiguous.
 """
