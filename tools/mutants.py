@@ -241,7 +241,7 @@ MUTANTS = [
         "test_likelihood.py",
         ("per_x0 = -(1 + c * c) / c", "per_x0 = -(1 - c * c) / c"),
         ("state[0].numel() / c + per_x0 * x0_divergence", "state[0].numel() / c - per_x0 * x0_divergence"),
-        ("noise.HUTCHINSON + evaluation", "noise.HUTCHINSON"),
+        ("noise.HUTCHINSON + next(evaluation)", "noise.HUTCHINSON"),
         ("(images.double() + offset) / GREY_SCALE", "images.double() / GREY_SCALE"),
         ("math.log(GREY_SCALE / scale)", "math.log(GREY_SCALE)"),
         ("math.log(std * math.sqrt(2 * math.pi))", "math.log(math.sqrt(2 * math.pi))"),

@@ -17,19 +17,23 @@ from mvm.solver.guidance import (
 )
 from mvm.solver.onestep import Euler, EulerMaruyama, Heun
 from mvm.solver.peers import (
+    PEERS,
     DataMultistep,
+    EdmChurn,
     ErSde,
     NoiseMultistep,
+    Seeds,
     SigmaGrid,
     deis,
     dpm,
+    edm_churn,
     er_sde,
     ipndm,
     sa_official,
     sde_dpm,
+    seeds,
     unipc,
 )
-from mvm.solver.peers_staged import PEERS, EdmChurn, Seeds, edm_churn, seeds
 from mvm.solver.sampling import (
     SOLVERS,
     Solution,

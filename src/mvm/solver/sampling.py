@@ -30,7 +30,7 @@ from mvm.solver.base import Evaluate, NoiseSource, Solver, State, run
 from mvm.solver.guidance import Rules, as_rules, guided_at
 from mvm.solver.meter import Meter, metered
 from mvm.solver.onestep import Euler, EulerMaruyama, Heun
-from mvm.solver.peers_staged import PEERS
+from mvm.solver.peers import PEERS
 from mvm.solver.variants import adams_power, sa
 
 SOLVERS: dict[str, Callable[[], Solver]] = {
