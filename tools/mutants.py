@@ -156,7 +156,7 @@ MUTANTS = [
         ("meter.evaluations - plan.uncounted", "meter.evaluations"),
     ),
     *of(
-        "solver/sampling.py",
+        "solver/variants.py",
         "solver/test_sampling.py -k 'noise or warning'",
         ("NOISE_NFE * rho**2)", "NOISE_NFE * rho)"),
     ),

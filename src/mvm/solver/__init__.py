@@ -35,16 +35,14 @@ from mvm.solver.peers import (
     unipc,
 )
 from mvm.solver.sampling import (
-    SOLVERS,
     Solution,
     check_request,
     integrate,
     sample,
     solve,
-    solver_named,
 )
 from mvm.solver.table import LamVariable, PowerVariable, Variable
-from mvm.solver.variants import LamGrid, PowerGrid, adams_power, sa
+from mvm.solver.variants import SOLVERS, LamGrid, PowerGrid, adams_power, sa, solver_named
 
 __all__ = [
     "DEFAULT_NFE",

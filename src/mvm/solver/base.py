@@ -83,7 +83,7 @@ class Solver(ABC):
         """Refuse noise where only the ODE is solved; the message names the solvers that take it."""
         if rho == 0 or self.weak_order:
             return
-        from mvm.solver.sampling import SOLVERS  # all solvers; it imports this module
+        from mvm.solver.variants import SOLVERS  # all solvers; it imports this module
 
         noisy = [name for name, build in SOLVERS.items() if build().weak_order]
         raise ValueError(f"rho={rho}: solver '{self.name}' is an ODE solver; use rho=0, or one of: {', '.join(noisy)}")
