@@ -89,7 +89,7 @@ class DDTConfig(DiTConfig):
 
     patch: int = 1
     conditioning: str = "adaln"
-    """How noise level and class enter the backbone: by modulation, or as tokens beside the image's, with blocks that
+    """How noise level and class enter the backbone: by modulation, or as tokens after the image's, with blocks that
     are not modulated. One of: adaln, in-context."""
     time_tokens: int = 4
     """Tokens that carry the noise level, with in-context conditioning."""

@@ -18,7 +18,7 @@ def grid_of(sample_shape: Sequence[int], patch: int) -> tuple[int, ...]:
     _, *space = sample_shape
     if not 1 <= len(space) <= 3 or any(extent < 1 or extent % patch for extent in space):
         raise ValueError(
-            f"network.patch={patch} must divide every axis of the samples, of which there may be one to three beside "
+            f"network.patch={patch} must divide every axis of the samples, of which there may be one to three after "
             f"the channels; theirs are {'x'.join(map(str, space)) or 'none'}"
         )
     return tuple(extent // patch for extent in space)

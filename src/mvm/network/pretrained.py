@@ -284,10 +284,10 @@ def _load_meta(name: str, resolution: int, option: str) -> Encoder:
         weights = dinov3.read_weights(Path(name))
         size = dinov3.size_of(weights)
         network = transformers.DINOv3ViTModel(transformers.DINOv3ViTConfig(**dinov3.config_of(size)))
-        found = dinov3.translated(weights, "model." if hasattr(network, "model") else "")
-        if missing := sorted(network.state_dict().keys() - found.keys()):
+        translated = dinov3.translated(weights, "model." if hasattr(network, "model") else "")
+        if missing := sorted(network.state_dict().keys() - translated.keys()):
             raise ValueError(f"it lacks the weights {', '.join(missing[:3])}; get the whole model")
-        network.load_state_dict(found)
+        network.load_state_dict(translated)
     except (ValueError, RuntimeError) as error:  # a RuntimeError lists weights of another shape
         raise ValueError(f"{option}.encoder='{name}': {error}") from error
     resolution = _resolution(option, name, resolution, DEFAULT_RESOLUTION, dinov3.PATCH)

@@ -18,7 +18,7 @@ NoiseSource = Callable[[int], Tensor]
 
 @dataclass(frozen=True)
 class State:
-    """Everything a solver knows between steps; nothing is kept in the solver itself.
+    """Everything a solver knows between steps; nothing is stored in the solver itself.
 
     x is the state at times[index] (of a predictor-corrector, the predicted one); history holds past x0_hat, newest
     first. A corrector starts from anchor, the corrected state one step back, and adds kick, that step's noise, again.

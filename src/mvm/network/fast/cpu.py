@@ -30,7 +30,7 @@ def suits(x: Tensor) -> bool:
 
 
 def inverse_rms(x: Tensor) -> Tensor:
-    """Return 1 / rms of the last dimension, kept; by a norm: one pass, and no copy of squares."""
+    """Return 1 / rms of the last dimension, which stays; by a norm: one pass, and no copy of squares."""
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return norm.square_().div_(x.shape[-1]).add_(NORM_EPS).rsqrt_()
 
