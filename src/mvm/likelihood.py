@@ -19,18 +19,9 @@ from torch import Tensor
 from mvm import noise
 from mvm.latent.codec import Pixels
 from mvm.options import at_least, choose
-from mvm.path import (
-    MEAN_VELOCITY,
-    Condition,
-    Field,
-    Schedule,
-    equal_snr,
-    equal_snr_scale,
-    equal_snr_time,
-    full_time,
-    require_schedule,
-)
+from mvm.path import MEAN_VELOCITY, Condition, Field, Schedule, equal_snr, full_time, require_schedule
 from mvm.path.field import checked_condition
+from mvm.path.schedule import equal_snr_scale, equal_snr_time
 from mvm.pixels import GREY_SCALE
 from mvm.solver import PredictorCorrector, adams_power, no_noise, run
 from mvm.solver.variants import GRID_POWER, START_POWER, power_times

@@ -10,19 +10,10 @@ from torch import Tensor
 
 from mvm import noise as counter_noise
 from mvm.options import DEFAULT_NFE, MAX_RHO, at_least, between
-from mvm.path import (
-    MEAN_VELOCITY,
-    Condition,
-    Field,
-    Schedule,
-    SizedField,
-    equal_snr_scale,
-    equal_snr_time,
-    full_time,
-    require_schedule,
-)
+from mvm.path import MEAN_VELOCITY, Condition, Field, Schedule, SizedField, full_time, require_schedule
 from mvm.path.condition import rows
 from mvm.path.field import checked_condition
+from mvm.path.schedule import equal_snr_scale, equal_snr_time
 from mvm.solver.adams import adams
 from mvm.solver.base import Evaluate, NoiseSource, Solver, State, run
 from mvm.solver.guidance import Rules, as_rules, guided_at
