@@ -132,7 +132,8 @@ def conditioning(
     config: ConditionConfig, sample_shape: Sequence[int], num_classes: int, width: int
 ) -> NoCondition | Labels | Vector | ImageChannels | TextTokens:
     """Return the module of a kind of condition, for a network of this width."""
-    config.require_known()
+    if config.missing:
+        raise ValueError(f"{config.missing}=0: condition.kind='{config.kind}' needs it; give it, or data that say it")
     kinds: dict[str, Callable[[], NoCondition | Vector | ImageChannels | TextTokens]] = {
         "none": lambda: NoCondition(width),
         "vector": lambda: Vector(config.width, width),

@@ -174,10 +174,5 @@ class ConditionConfig:
         needed = ("width", "length") if self.kind == "tokens" else ("width",)
         return next((f"condition.{name}" for name in needed if not getattr(self, name)), "")
 
-    def require_known(self) -> None:
-        """Refuse a condition of unknown shape."""
-        if self.missing:
-            raise ValueError(f"{self.missing}=0: condition.kind='{self.kind}' needs it; give it, or data that say it")
-
 
 BY_LABELS = ConditionConfig()

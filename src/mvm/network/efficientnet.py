@@ -77,7 +77,7 @@ class EfficientNetLite0(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.conv_stem, self.bn0 = Convolution(3, STEM, 3, stride=2), norm(STEM)
-        self.blocks, width = nn.ModuleList(), STEM
+        self.blocks, width = nn.Sequential(), STEM
         for stage in STAGES:
             for number in range(stage.repeats):
                 stride = stage.stride if number == 0 else 1
@@ -89,9 +89,7 @@ class EfficientNetLite0(nn.Module):
     def grid(self, x: Tensor, stride: int) -> Tensor:
         """Return the last map of the given stride, (B, width, H / stride, W / stride); strides are TAPS."""
         x = relu6(self.bn0(self.conv_stem(x)))
-        for block in self.blocks[: TAPS[stride][0]]:
-            x = block(x)
-        return x
+        return self.blocks[: TAPS[stride][0]](x)
 
     def pooled(self, x: Tensor) -> Tensor:
         """Return the means of the last map (B, 1280), which the classifier sees."""

@@ -68,12 +68,6 @@ class SharingPlan:
         return self.steps[bisect_right(self.steps, evaluation) - 1]
 
 
-def uniform_steps(nfe: int, count: int) -> tuple[int, ...]:
-    """Return `count` of the evaluations 0 to nfe - 1, evenly spread from the first."""
-    between("sharing count", count, 1, nfe)
-    return tuple(i * nfe // count for i in range(count))
-
-
 def best_steps(similarity: Tensor, count: int) -> tuple[int, ...]:
     """Return the `count` steps, the first among them, for which the total similarity is greatest.
 

@@ -88,15 +88,10 @@ def scaled_both_ways(x: Tensor, granularity: str, dtype: torch.dtype) -> tuple[S
     return plain, scaled(x.t(), granularity, dtype)
 
 
-def multiply_exactly(a: Scaled, b: Scaled, dtype: torch.dtype) -> Tensor:
-    """Return a b^T in `dtype`, the 8-bit values multiplied in float64, where sums of them all but never round."""
-    return (a.values.double() @ b.values.double().t() * a.scale * b.scale.t()).to(dtype)
-
-
 def multiply(a: Scaled, b: Scaled, dtype: torch.dtype, fast: bool) -> Tensor:
     """Return a b^T (M, N) in `dtype`, for a (M, K) and b (N, K), by the GPU's own product where there is one."""
-    if a.values.is_cpu:
-        return multiply_exactly(a, b, dtype)
+    if a.values.is_cpu:  # in float64, where sums of 8-bit values all but never round
+        return (a.values.double() @ b.values.double().t() * a.scale * b.scale.t()).to(dtype)
     return torch._scaled_mm(a.values, b.values.t(), a.scale, b.scale.t(), out_dtype=dtype, use_fast_accum=fast)
 
 

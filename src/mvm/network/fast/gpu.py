@@ -203,17 +203,15 @@ class FusedStack(ByKernels, Stack):
             return super().forward(tokens, condition, cos, sin, taps=taps, image=image, masks=masks, **others)
         features, pending = {}, None
         for number, block in enumerate(self, start=1):
-            leave = number not in (*taps, len(self)) and self.may_leave(number)
+            # two tensors may not enter a block that is computed again, unless products are stored: it keeps what enters
+            may_leave = number >= self.recompute or self.context_fn is keeping_products
+            leave = may_leave and number not in (*taps, len(self))
             mask = None if masks is None else masks[number - 1]
             output = self.run(number, block, tokens, condition, cos, sin, mask, pending, leave)
             tokens, pending = output if leave else (output, None)
             if number in taps:
                 features[number] = tokens[:, :image]
         return tokens[:, :image], features
-
-    def may_leave(self, number: int) -> bool:
-        """Return whether two tensors may enter the block after this: one computed again keeps what enters it."""
-        return number >= self.recompute or self.context_fn is keeping_products
 
 
 BRANCHES: Swaps = {
