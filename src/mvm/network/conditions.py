@@ -4,7 +4,7 @@ Each has a null, the condition of one row that stands for none. Of vectors and i
 no condition that is given holds one, and zeros may mean something. Of text it is padding alone.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -134,10 +134,13 @@ def conditioning(
     """Return the module of a kind of condition, for a network of this width."""
     if config.missing:
         raise ValueError(f"{config.missing}=0: condition.kind='{config.kind}' needs it; give it, or data that say it")
-    kinds: dict[str, Callable[[], NoCondition | Vector | ImageChannels | TextTokens]] = {
-        "none": lambda: NoCondition(width),
-        "vector": lambda: Vector(config.width, width),
-        "image": lambda: ImageChannels(config.width, sample_shape[1:], width),
-        "tokens": lambda: TextTokens(config.width, config.length, width),
-    }
-    return kinds[config.kind]() if config.kind in kinds else Labels(num_classes, width)
+    match config.kind:
+        case "none":
+            return NoCondition(width)
+        case "vector":
+            return Vector(config.width, width)
+        case "image":
+            return ImageChannels(config.width, sample_shape[1:], width)
+        case "tokens":
+            return TextTokens(config.width, config.length, width)
+    return Labels(num_classes, width)

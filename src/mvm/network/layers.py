@@ -37,9 +37,8 @@ def unpatchify(tokens: Tensor, patch: int, channels: int, grid: Sequence[int]) -
     """Return tokens (B, N, C patch^n) as (B, C, *space); the inverse of patchify for patches in this grid."""
     batch, axes = tokens.shape[0], range(len(grid))
     x = tokens.reshape(batch, *grid, channels, *(patch for _ in axes))
-    x = x.permute(
-        0, 1 + len(grid), *(axis_or_patch for axis in axes for axis_or_patch in (1 + axis, 2 + len(grid) + axis))
-    )
+    pairs = ((1 + axis, 2 + len(grid) + axis) for axis in axes)  # of the grid, and of the patch
+    x = x.permute(0, 1 + len(grid), *(axis for pair in pairs for axis in pair))
     return x.reshape(batch, channels, *(size * patch for size in grid))
 
 
