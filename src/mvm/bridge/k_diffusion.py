@@ -19,7 +19,8 @@ from mvm.noise import as_seeds
 from mvm.options import at_least, between, choose
 from mvm.path import MEAN_VELOCITY, LinearFlow, Schedule, equal_snr_scale, equal_snr_time
 from mvm.solver import MAX_RHO, SOLVERS, Multistep, run
-from mvm.solver.sampling import solver_named, step_noise
+from mvm.solver.sampling import step_noise
+from mvm.solver.variants import solver_named
 
 SAME = 1e-5  # relative: sigmas this close are one level, written twice or rounded
 NOISIEST = 1e9  # of x0 + sigma eps: beyond it two levels may be one time in float64

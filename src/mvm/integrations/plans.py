@@ -9,7 +9,7 @@ from torch import Tensor
 from mvm.options import choose, nearest
 from mvm.path import MEAN_VELOCITY, Schedule, equal_snr_scale, equal_snr_time
 from mvm.solver import SOLVERS, Plan, Solver, State
-from mvm.solver.sampling import once_a_step
+from mvm.solver.variants import once_a_step
 
 
 def build_solver(name: str, options: dict[str, float | str]) -> Solver:
