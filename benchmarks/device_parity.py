@@ -237,7 +237,7 @@ def local_gaps(width: int, dtype: torch.dtype, side: int = 16, images: int = 64)
 
 def cast_mismatches(rows: int, width: int, source: torch.dtype, dtype: torch.dtype) -> int:
     """Return how many bytes of rounded_both_ways differ from torch's own, of a random matrix and its transpose."""
-    from mvm.network.fast.kernels import rounded_both_ways
+    from mvm.network.fast.kernels.cast import rounded_both_ways
 
     draw = torch.Generator(device="cuda").manual_seed(0)
     x = torch.randn(rows, width, generator=draw, device="cuda")

@@ -40,8 +40,8 @@ from equal_terms_runs import (  # beside this file
 
 from mvm.distributed.processes import Processes, processes
 from mvm.evaluation.cells import Result
-from mvm.evaluation.evaluate import Side, open_side, software
-from mvm.evaluation.gather import Judge
+from mvm.evaluation.evaluate import ComparedSet as Side
+from mvm.evaluation.evaluate import Judge, open_side, software
 from mvm.evaluation.sweep import Sweep
 from mvm.files import write_text
 from mvm.generate import Draw, Sampler

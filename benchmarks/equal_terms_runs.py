@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from mvm.evaluation.report import Axes, Curve, figure_of, legend_rows, save_figure
-from mvm.evaluation.sweep_curves import WIDTH, scale_of
-from mvm.evaluation.sweep_findings import Gap, metric_named
+from mvm.evaluation.report import Curve, figure_of, legend_rows, save_figure
+from mvm.evaluation.report import PlotAxes as Axes
+from mvm.evaluation.sweep_report import WIDTH, Gap, metric_named, scale_of
 from mvm.files import put_in_place, temporary_beside, write_text
 from mvm.metrics.distances import student_95
 from mvm.recipes import Recipe, options

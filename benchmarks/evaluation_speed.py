@@ -15,7 +15,7 @@ import torch
 
 from mvm.bench import machine
 from mvm.distributed.processes import Processes
-from mvm.evaluation.gather import Judge
+from mvm.evaluation.evaluate import Judge
 from mvm.evaluation.images import of_tensor
 from mvm.metrics import inception
 from mvm.metrics.distances import frechet_distance

@@ -21,7 +21,7 @@ from tqdm import tqdm
 import mvm
 from mvm.data import augmentation, augmented
 from mvm.data.augment import PARTS
-from mvm.evaluation.sweep_findings import guidance_text, rho_name
+from mvm.evaluation.sweep_report import guidance_text, rho_name
 from mvm.files import put_in_place, temporary_beside
 from mvm.generate import Sampler, class_numbers, cycle_labels
 from mvm.pictures import grid

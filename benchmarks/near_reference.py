@@ -22,8 +22,9 @@ import torch
 from tqdm import tqdm
 
 from mvm import noise
-from mvm.evaluation.report import COLOURS, DASHES, MARKERS, Axes, Curve, Style, draw, require_plots, save_figure
-from mvm.evaluation.sweep_curves import EVALUATIONS, scale_of
+from mvm.evaluation.report import COLOURS, DASHES, MARKERS, Curve, Style, draw, require_plots, save_figure
+from mvm.evaluation.report import PlotAxes as Axes
+from mvm.evaluation.sweep_report import EVALUATIONS, scale_of
 from mvm.files import put_in_place, temporary_beside, write_text
 from mvm.generate import cycle_labels
 from mvm.model import choose_device, load

@@ -7,7 +7,7 @@ the blocks where that is longer. The amounts are here; the costs are fitted by c
 import math
 from typing import NamedTuple
 
-from mvm.network.cost import multiply_adds_by_part
+from mvm.network.cost import multiply_adds_by_kind
 from mvm.recipes import Recipe
 from mvm.recipes.estimate import FORWARD
 from mvm.recipes.memory import HALF, training_memory
@@ -49,12 +49,12 @@ def step_work(recipe: Recipe, images: int) -> Work:
     shape = recipe.sample_shape
     depth, width, _ = network.dimensions
     tokens = (shape[-1] // network.patch) ** 2
-    parts = multiply_adds_by_part(network, shape, len(recipe.data.class_names))
+    counts = multiply_adds_by_kind(network, shape, len(recipe.data.class_names))
     cheap = 1 + FORWARD * math.ceil(recipe.engine.recompute * depth) / depth
     dear = cheap if recipe.engine.keep == "nothing" else 1.0
     return Work(
-        products=6.0 * images * (sum(parts.values()) - parts["attention"]) * dear,
-        attention=6.0 * images * parts["attention"] * dear,
+        products=6.0 * images * counts.products * dear,
+        attention=6.0 * images * counts.attention * dear,
         elementwise=float(HALF * images * tokens * depth * width) * cheap,
         states=training_memory(recipe, images).states,
         blocks=float(depth * recipe.engine.accumulate),

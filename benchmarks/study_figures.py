@@ -21,9 +21,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from mvm.evaluation.cells import Result
-from mvm.evaluation.report import COLOURS, DASHES, MARKERS, Axes, Curve, Style, figure_of, legend_rows, save_figure
-from mvm.evaluation.sweep_curves import EVALUATIONS, WIDTH, Cost, scale_of
-from mvm.evaluation.sweep_findings import (
+from mvm.evaluation.report import COLOURS, DASHES, MARKERS, Curve, Style, figure_of, legend_rows, save_figure
+from mvm.evaluation.report import PlotAxes as Axes
+from mvm.evaluation.sweep_report import (
+    EVALUATIONS,
+    WIDTH,
     Gap,
     Place,
     gaps_to,
@@ -38,7 +40,9 @@ from mvm.evaluation.sweep_findings import (
     place_of,
     reading,
     rho_name,
+    scale_of,
 )
+from mvm.evaluation.sweep_report import PlotCost as Cost
 from mvm.files import put_in_place, temporary_beside
 from mvm.settings import SampleConfig
 from mvm.solver import DEFAULT_NFE

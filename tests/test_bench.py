@@ -22,6 +22,7 @@ TINY = {
     "train.batch": "4",
     "sample.nfe": "2",
 }
+SAMPLING = {"images", "nfe", "rho", "share", "batches", "seconds", "spread", "images_per_second"}
 PLACE = Processes()
 
 
@@ -68,13 +69,13 @@ def test_mfu_of_a_known_ceiling(seconds, monkeypatch):
     assert found["ceiling_tflops"] == 2e-6
 
 
-def test_all_that_is_told_of_a_recipe():
+def test_all_figures_of_a_recipe():
     """For real: random images, true steps and samples."""
     recipe = tiny(engine_recompute="1")
     found = bench.bench(recipe, PLACE, steps=3, num=5, progress=False)
     json.dumps(found)
-    told = {name: value for name, value in found.items() if name not in ("machine", "training", "sampling")}
-    assert told == {
+    facts = {name: value for name, value in found.items() if name not in ("machine", "training", "sampling")}
+    assert facts == {
         "recipe": "digits",
         "repa": "none",
         "network": {"size": "tiny", "patch": 4, "input": [1, 8, 8]},
@@ -93,16 +94,7 @@ def test_all_that_is_told_of_a_recipe():
     assert found["training"].keys() == {"warm_up_s", "step_ms", "spread", "images_per_second"}
     assert found["training"]["images_per_second"] == pytest.approx(4000 / found["training"]["step_ms"])
     assert found["training"]["spread"] >= 0
-    assert found["sampling"].keys() == {
-        "images",
-        "nfe",
-        "rho",
-        "share",
-        "batches",
-        "seconds",
-        "spread",
-        "images_per_second",
-    }
+    assert found["sampling"].keys() == SAMPLING
     assert (found["sampling"]["images"], found["sampling"]["nfe"]) == (5, 2)
 
 

@@ -18,9 +18,9 @@ from mvm.cli import run
 from mvm.evaluation.images import of_model
 from mvm.generate import Draw, Sampler, class_numbers, cycle_labels, mean_cost
 from mvm.model import Model, load
-from mvm.network.blocks import Block
 from mvm.network.fast import swap
 from mvm.network.fast.gpu import ByKernels, GpuRotaryAttention, GpuSwiGLU
+from mvm.network.layers import Block
 from mvm.pictures import check_output, grid, png_bytes, to_pillow, write_images
 from mvm.precision import arithmetic, full_float32
 from mvm.recipes import SampleConfig, load_recipe, override

@@ -140,7 +140,7 @@ def test_the_first_images_do_not_depend_on_how_many_there_are(model, finished, t
 def test_cost_is_the_mean(tmp_path):
     for number, (labels, nfe) in enumerate([([1, 2, 3], 10), ([4], 20)]):
         (tmp_path / f"part-{number:06d}.json").write_text(json.dumps({"labels": labels, "nfe": nfe, "passes": 2 * nfe}))
-    assert module._read(tmp_path, 4, 2, (1, 8, 8)) == Parts(tmp_path, 4, (1, 8, 8), 12, 25)  # 12.5 and 25
+    assert Parts(tmp_path, 4, (1, 8, 8)).with_cost(2) == Parts(tmp_path, 4, (1, 8, 8), 12, 25)  # 12.5 and 25
 
 
 def test_provenance(model, finished):
@@ -261,13 +261,16 @@ def test_finished_parts_are_left_alone(model, finished, monkeypatch):
         ({"settings": replace(SETTINGS, nfe=4)}, r"settings.nfe \(3, now 4\);"),
         ({"precision": "bf16"}, r"precision \(fp32, now bf16\);"),
         (
-            {"origin": {"sha256": "no", "note": "x"}},
+            {"origin": "of other weights"},
             r"origin.sha256 \(\w+, now no\), origin.note \(None, now x\);",
         ),
     ],
 )
 def test_parts_of_other_images_are_refused(model, finished, change, told):
     before = contents(finished.folder)
+    if "origin" in change:
+        model, change = load("digits"), {}
+        model.origin = {**model.origin, "sha256": "no", "note": "x"}
     with pytest.raises(ValueError, match=f"parts' holds samples with other values of {told} .*remove that folder"):
         make(model, finished.folder, **change)
     assert contents(finished.folder) == before
@@ -500,7 +503,7 @@ def test_memory_is_that_of_a_part(tmp_path, name):
         np.save(folder / f"part-{number:06d}.npy", np.full((size, side, side, 1), number, np.uint8))
         cost = {"labels": [number] * size, "nfe": 1, "passes": 1}
         (folder / f"part-{number:06d}.json").write_text(json.dumps(cost))
-    found = module._read(folder, size * parts, parts, (1, side, side))
+    found = Parts(folder, size * parts, (1, side, side)).with_cost(parts)
     tracemalloc.start()
     write_set(found, tmp_path / name, progress=False)
     _, peak = tracemalloc.get_traced_memory()

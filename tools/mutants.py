@@ -156,7 +156,7 @@ MUTANTS = [
         ("meter.evaluations - plan.uncounted", "meter.evaluations"),
     ),
     *of(
-        "solver/sampling.py",
+        "solver/variants.py",
         "solver/test_sampling.py -k 'noise or warning'",
         ("NOISE_NFE * rho**2)", "NOISE_NFE * rho)"),
     ),
@@ -241,7 +241,7 @@ MUTANTS = [
         "test_likelihood.py",
         ("per_x0 = -(1 + c * c) / c", "per_x0 = -(1 - c * c) / c"),
         ("state[0].numel() / c + per_x0 * x0_divergence", "state[0].numel() / c - per_x0 * x0_divergence"),
-        ("noise.HUTCHINSON + evaluation", "noise.HUTCHINSON"),
+        ("noise.HUTCHINSON + next(evaluation)", "noise.HUTCHINSON"),
         ("(images.double() + offset) / GREY_SCALE", "images.double() / GREY_SCALE"),
         ("math.log(GREY_SCALE / scale)", "math.log(GREY_SCALE)"),
         ("math.log(std * math.sqrt(2 * math.pi))", "math.log(math.sqrt(2 * math.pi))"),
@@ -251,6 +251,7 @@ MUTANTS = [
         "network/test_layers.py network/test_dit.py network/test_dropout.py",
         ("* (1 + scale) + shift", "* scale + shift"),
         ("scale * rates", "rates"),
+        ("mask * (1 + scale) - 1", "mask * scale"),
         ("torch.cat((-sin, sin), dim=-1)", "torch.cat((sin, -sin), dim=-1)"),
         ("axis < count % len(grid)", "axis > count % len(grid)"),
         (
@@ -258,11 +259,6 @@ MUTANTS = [
             "torch.cat(axis_angles(grid, head_width // 2, base)[::-1]",
         ),
         ("1, *(3 + 2 * axis for axis in axes)", "1, *(3 + 2 * axis for axis in axes[::-1])"),
-    ),
-    *of(
-        "network/extras.py",
-        "network/test_layers.py network/test_dit.py network/test_dropout.py",
-        ("kept * (1 + scale) - 1", "kept * scale"),
     ),
     *of(
         "network/dit.py",
@@ -275,7 +271,7 @@ MUTANTS = [
         ("self.level(level) + self.label(condition)", "self.level(level)"),
     ),
     *of(
-        "network/blocks.py",
+        "network/layers.py",
         "network/test_dit.py",
         ("len(self) + 1 - number", "len(self) - number"),
     ),

@@ -23,7 +23,7 @@ __version__ = "0.2.0"
 if TYPE_CHECKING:
     from mvm import bridge, edit, noise, oracle, path, solver
     from mvm.generate import GenerateModule as _Generate
-    from mvm.likelihood import Front as _Likelihood
+    from mvm.likelihood import LikelihoodModule as _Likelihood
     from mvm.model import Model, load
     from mvm.objective.matching import loss
     from mvm.solver.sampling import sample

@@ -5,6 +5,7 @@ import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -39,30 +40,26 @@ class RandomBank(TensorBank):
 
 
 def random_images(recipe: Recipe, count: int) -> Images:
-    """Return images of the recipe's shape with random pixels and labels, or another condition."""
+    """Return images of the recipe's shape with random pixels and labels, or random rows of another condition."""
     draw = torch.Generator().manual_seed(recipe.seed)
     classes = recipe.data.class_names or ("0",)
     images = torch.randint(0, 256, (count, *recipe.data.shape), dtype=torch.uint8, generator=draw)
     if recipe.data.values == "float":
         images = images / 128 - 1
     labels = torch.randint(0, len(classes), (count,), generator=draw)
-    return Images(images, labels, classes, random_condition(recipe, count))
-
-
-def random_condition(recipe: Recipe, count: int) -> Condition:
-    """Return random rows of the recipe's condition; None: labels, an empty tuple: none."""
     kind, draw = recipe.condition, torch.Generator().manual_seed(recipe.seed)
+    condition: Condition = None
     match kind.kind:
         case "none":
-            return ()
+            condition = ()
         case "vector":
-            return torch.randn(count, kind.width, generator=draw)
+            condition = torch.randn(count, kind.width, generator=draw)
         case "image":
-            return torch.rand(count, kind.width, *recipe.data.shape[1:], generator=draw) * 2 - 1
+            condition = torch.rand(count, kind.width, *recipe.data.shape[1:], generator=draw) * 2 - 1
         case "tokens":
             tokens = torch.randn(count, kind.length, kind.width, generator=draw)
-            return {"tokens": tokens, "mask": torch.ones(count, kind.length, dtype=torch.bool)}
-    return None
+            condition = {"tokens": tokens, "mask": torch.ones(count, kind.length, dtype=torch.bool)}
+    return Images(images, labels, classes, condition)
 
 
 def on_random_samples(recipe: Recipe) -> Recipe:
@@ -75,17 +72,20 @@ def on_random_samples(recipe: Recipe) -> Recipe:
     return replace(recipe, data=data, codec=CodecConfig())
 
 
-def _wait(device: torch.device) -> None:
+def _now(device: torch.device) -> float:
+    """Return the time, all work on the device done."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
-def _seconds(work: Callable[[], object], device: torch.device) -> float:
-    _wait(device)
-    start = time.perf_counter()
-    work()
-    _wait(device)
-    return time.perf_counter() - start
+def _seconds(work: Callable[[], object], device: torch.device, times: int) -> list[float]:
+    """Return how long the work takes each time, sorted."""
+    moments = [_now(device)]
+    for _ in range(times):
+        work()
+        moments.append(_now(device))
+    return sorted(end - start for start, end in pairwise(moments))
 
 
 def bench_training(
@@ -107,24 +107,20 @@ def bench_training(
 
         with bar:
             run(WARM_UP)
-            _wait(device)
-            warm_up = time.perf_counter() - start
+            warm_up = _now(device) - start
             part = max(1, steps // PARTS)
-            times = sorted(_seconds(lambda: run(part), device) / part for _ in range(PARTS))
+            times = _seconds(lambda: run(part), device, PARTS)
         trainer.read()
         ceiling = matrix_ceiling(device)
-    found = {"warm_up_s": warm_up, **_rates(recipe, times, ceiling and place.world * ceiling)}
-    return found | ({"memory_gb": torch.cuda.max_memory_allocated(device) / 1e9} if device.type == "cuda" else {})
-
-
-def _rates(recipe: Recipe, times: Sequence[float], ceiling: float | None) -> dict[str, Any]:
-    """Return speed from seconds per step, sorted: the median's, and how far slowest and fastest are apart."""
-    median = times[len(times) // 2]
+    median, spread = times[len(times) // 2] / part, times[-1] / times[0] - 1
     rate = recipe.train.batch / median
-    found = {"step_ms": 1000 * median, "spread": times[-1] / times[0] - 1, "images_per_second": rate}
+    figures = {"warm_up_s": warm_up, "step_ms": 1000 * median, "spread": spread, "images_per_second": rate}
     if ceiling is not None:
-        found |= {"mfu": rate * training_flops(recipe) / ceiling, "ceiling_tflops": ceiling / 1e12}
-    return found
+        ceiling *= place.world
+        figures |= {"mfu": rate * training_flops(recipe) / ceiling, "ceiling_tflops": ceiling / 1e12}
+    if device.type == "cuda":
+        figures["memory_gb"] = torch.cuda.max_memory_allocated(device) / 1e9
+    return figures
 
 
 def bench_sampling(recipe: Recipe, place: Processes, *, num: int = 256, progress: bool = True) -> dict[str, Any]:
@@ -140,14 +136,14 @@ def bench_sampling(recipe: Recipe, place: Processes, *, num: int = 256, progress
         with autocast(recipe.engine, place.device):
             sampler.images(given, seeds, recipe.sample, batch=num, progress=progress)
 
-    batches = SAMPLED if place.device.type == "cuda" else 1  # a CPU needs minutes for one, and no recording
-    for _ in range(SETTLED if place.device.type == "cuda" else 1):
+    # a CPU needs minutes for a batch, and no recording
+    settled, batches = (SETTLED, SAMPLED) if place.device.type == "cuda" else (1, 1)
+    for _ in range(settled):
         run()
-    times = sorted(_seconds(run, place.device) for _ in range(batches))
-    seconds = times[len(times) // 2]
-    how = {"nfe": recipe.sample.nfe, "rho": recipe.sample.rho, "share": recipe.sample.share}
-    found = {"seconds": seconds, "spread": times[-1] / times[0] - 1, "images_per_second": num / seconds}
-    return {"images": num, **how, "batches": batches, **found}
+    times = _seconds(run, place.device, batches)
+    seconds, spread = times[len(times) // 2], times[-1] / times[0] - 1
+    settings = {"nfe": recipe.sample.nfe, "rho": recipe.sample.rho, "share": recipe.sample.share, "batches": batches}
+    return {"images": num, **settings, "seconds": seconds, "spread": spread, "images_per_second": num / seconds}
 
 
 def machine(device: torch.device) -> dict[str, str]:
@@ -156,15 +152,7 @@ def machine(device: torch.device) -> dict[str, str]:
     return {"device": name, "torch": torch.__version__, "python": platform.python_version()}
 
 
-def bench(
-    recipe: Recipe,
-    place: Processes,
-    *,
-    steps: int = 30,
-    num: int = 0,
-    teacher: FeatureBank | None = None,
-    progress: bool = True,
-) -> dict[str, Any]:
+def bench(recipe: Recipe, place: Processes, *, steps: int = 30, num: int = 0, progress: bool = True) -> dict[str, Any]:
     """Return everything measured of one recipe, with what it was measured on; without training where steps is 0.
 
     num: images to sample; 0: none.
@@ -174,9 +162,10 @@ def bench(
     recipe = on_random_samples(recipe)
     shape = recipe.sample_shape
     tokens = math.prod(extent // recipe.network.patch for extent in shape[1:])
-    if recipe.repa.encoder and teacher is None:
+    teacher = None
+    if recipe.repa.encoder:
         teacher = RandomBank(4 * recipe.train.batch, tokens, TEACHER_WIDTH, place.device)
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "recipe": recipe.name,
         "repa": "none" if teacher is None else f"cached features, {teacher.width} wide",
         "network": {"size": recipe.network.size, "patch": recipe.network.patch, "input": list(shape)},
@@ -192,10 +181,10 @@ def bench(
         "memory_estimate_gb": training_memory(recipe, recipe.train.batch).total / 1e9,
     }
     if steps:
-        found["training"] = bench_training(recipe, place, steps=steps, teacher=teacher, progress=progress)
+        figures["training"] = bench_training(recipe, place, steps=steps, teacher=teacher, progress=progress)
     if num:
-        found["sampling"] = bench_sampling(recipe, place, num=num, progress=progress)
-    return found
+        figures["sampling"] = bench_sampling(recipe, place, num=num, progress=progress)
+    return figures
 
 
 def growth(recipe: Recipe, place: Processes, *, steps: int = 12, progress: bool = True) -> list[dict[str, Any]]:
@@ -212,17 +201,11 @@ def growth(recipe: Recipe, place: Processes, *, steps: int = 12, progress: bool 
         "batch": replace(recipe, train=replace(recipe.train, batch=2 * recipe.train.batch)),
     }
     base = bench_training(recipe, place, steps=steps, progress=progress)
-    found = [{"change": "as it is", "times_step": 1.0, **base}]
+    rows = [{"change": "as it is", "times_step": 1.0, **base}]
     for name, larger in changed.items():
         row = bench_training(larger, place, steps=steps, progress=progress)
-        found.append({"change": f"{name} x 2", "times_step": row["step_ms"] / base["step_ms"], **row})
-    return found
-
-
-def _cell(value: object) -> str:
-    if not isinstance(value, float):
-        return str(value)
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+        rows.append({"change": f"{name} x 2", "times_step": row["step_ms"] / base["step_ms"], **row})
+    return rows
 
 
 COLUMNS = ("step_ms", "spread", "images_per_second", "mfu", "memory_gb")
@@ -230,9 +213,13 @@ COLUMNS = ("step_ms", "spread", "images_per_second", "mfu", "memory_gb")
 
 def table(rows: Sequence[Mapping[str, Any]], first: str) -> str:
     """Return rows of figures as a Markdown table; columns nobody has are left out."""
-    shown = [first, *(name for name in ("times_step", *COLUMNS) if any(name in row for row in rows))]
-    lines = ["| " + " | ".join(shown) + " |", "|" + "---|" * len(shown)]
-    for row in rows:
-        cells = [row.get(name, "") for name in shown]
-        lines.append("| " + " | ".join(map(_cell, cells)) + " |")
-    return "\n".join(lines)
+
+    def cell(value: object) -> str:
+        if not isinstance(value, float):
+            return str(value)
+        return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+    names = [first, *(name for name in ("times_step", *COLUMNS) if any(name in row for row in rows))]
+    cells = [names, *([cell(row.get(name, "")) for name in names] for row in rows)]
+    lines = [f"| {' | '.join(line)} |" for line in cells]
+    return "\n".join([lines[0], "|" + "---|" * len(names), *lines[1:]])

@@ -38,8 +38,9 @@ from mvm.pictures import MOST_IN_GRID, is_image, png_bytes, require_pictures, sa
 from mvm.precision import PRECISIONS, arithmetic
 from mvm.recipes import SampleConfig
 from mvm.solver import Adams, Solver, integrate
-from mvm.solver.sampling import solver_for, warn_of_noise
+from mvm.solver.sampling import solver_for
 from mvm.solver.sharing import SharingPlan, best_steps, shared, similarity
+from mvm.solver.variants import warn_of_noise
 
 PROBES = 8  # samples by which the steps that compute a backbone are chosen
 LABELS = dict.fromkeys(("balanced", "random"))

@@ -8,7 +8,7 @@ state there is N(0, (alpha^2 + sigma^2) I): N(0, I) on every path but `mvm.bridg
 import importlib
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count, pairwise
 from types import ModuleType
 from typing import Any
@@ -19,18 +19,9 @@ from torch import Tensor
 from mvm import noise
 from mvm.latent.codec import Pixels
 from mvm.options import at_least, choose
-from mvm.path import (
-    MEAN_VELOCITY,
-    Condition,
-    Field,
-    Schedule,
-    equal_snr,
-    equal_snr_scale,
-    equal_snr_time,
-    full_time,
-    require_schedule,
-)
+from mvm.path import MEAN_VELOCITY, Condition, Field, Schedule, equal_snr, full_time, require_schedule
 from mvm.path.field import checked_condition
+from mvm.path.schedule import equal_snr_scale, equal_snr_time
 from mvm.pixels import GREY_SCALE
 from mvm.solver import PredictorCorrector, adams_power, no_noise, run
 from mvm.solver.variants import GRID_POWER, START_POWER, power_times
@@ -53,15 +44,15 @@ def _times(schedule: Schedule, steps: int) -> tuple[float, ...]:
 def _transport(
     field: Field, x: Tensor, schedule: Schedule | None, nfe: int, condition: Condition, to_noise: bool
 ) -> Tensor:
-    """Return x carried along the ODE, from data to noise or back, through the same times."""
+    """Return x at the other end of the ODE, from data to noise or back, through the same times."""
     at_least("nfe", nfe, 1)
     schedule, condition = require_schedule(field, schedule), checked_condition(field, condition, x)
-    seen, times = equal_snr(field, schedule, MEAN_VELOCITY), _times(schedule, nfe)
+    mapped, times = equal_snr(field, schedule, MEAN_VELOCITY), _times(schedule, nfe)
     scale = float(equal_snr_scale(schedule.end, schedule, MEAN_VELOCITY))  # from the schedule's noise to MeanVelocity's
     plan = SOLVER.plan_times(MEAN_VELOCITY, times if to_noise else times[::-1], rho=0.0)
     start = x if to_noise else x * scale
-    found = run(plan, lambda state, t: seen(state, full_time(state, t), condition), start, no_noise).x
-    return found / scale if to_noise else found
+    end = run(plan, lambda state, t: mapped(state, full_time(state, t), condition), start, no_noise).x
+    return end / scale if to_noise else end
 
 
 def encode(
@@ -78,42 +69,29 @@ def decode(
     return _transport(field, noise, schedule, nfe, condition, to_noise=False)
 
 
-Divergence = Callable[[Callable[[Tensor], Tensor], Tensor], tuple[Tensor, Tensor]]
+def divergence(
+    function: Callable[[Tensor], Tensor], x: Tensor, probes: Iterable[Tensor], count: int
+) -> tuple[Tensor, Tensor]:
+    """Return (f(x), sum of probe . df/dx probe over `count`), one backward pass for each probe (B, ...).
 
-
-def exact_divergence(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (f(x), tr df/dx), one backward pass per dimension."""
+    Of random signs and count their number it is Hutchinson's unbiased estimate; of unit vectors and count 1 exact.
+    """
     with torch.enable_grad():
         x = x.detach().requires_grad_()
         value = function(x)
-        flat = value.flatten(1)
-        rows = [
-            torch.autograd.grad(flat[:, i].sum(), x, retain_graph=True)[0].flatten(1)[:, i]
-            for i in range(flat.shape[1])
-        ]
-    return value.detach(), torch.stack(rows).sum(0)
+        total = x.new_zeros(x.shape[0])
+        for probe in probes:
+            (pulled,) = torch.autograd.grad(value, x, probe, retain_graph=True)
+            total = total + (pulled * probe).flatten(1).sum(1)
+    return value.detach(), total / count
 
 
-def hutchinson(probes: Tensor) -> Divergence:
-    """Return the estimator probe . df/dx probe, averaged over probes (K, B, ...): unbiased."""
-
-    def estimate(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.enable_grad():
-            x = x.detach().requires_grad_()
-            value = function(x)
-            total = x.new_zeros(x.shape[0])
-            for probe in probes:
-                (pulled,) = torch.autograd.grad(value, x, probe, retain_graph=True)
-                total = total + (pulled * probe).flatten(1).sum(1)
-        return value.detach(), total / len(probes)
-
-    return estimate
-
-
-def _signs(seeds: Tensor, evaluation: int, probes: int, x: Tensor) -> Tensor:
-    """Return Rademacher probes (K, B, ...) from each sample's seed and the number of the evaluation."""
-    drawn = noise.uniform(seeds, noise.HUTCHINSON + evaluation, (probes, *x.shape[1:]))
-    return drawn.sub(0.5).sign().transpose(0, 1)
+def unit_vectors(x: Tensor) -> Iterator[Tensor]:
+    """Yield the unit vectors of x's space (B, ...), one at a time: all of them may be much memory."""
+    for i in range(x[0].numel()):
+        unit = torch.zeros_like(x)
+        unit.flatten(1)[:, i] = 1
+        yield unit
 
 
 def log_likelihood(
@@ -140,14 +118,21 @@ def log_likelihood(
     seen_in = x.dtype if isinstance(field, NetworkField) and field.dtype is None else torch.float64
     x = x.double()
     schedule, condition = require_schedule(field, schedule), checked_condition(field, condition, x)
-    seen, times, evaluation = equal_snr(field, schedule, MEAN_VELOCITY), _times(schedule, steps), count()
+    mapped, times, evaluation = equal_snr(field, schedule, MEAN_VELOCITY), _times(schedule, steps), count()
 
     def rates(state: Tensor, c: float) -> tuple[Tensor, Tensor]:
         """Return dx/dc and its divergence at c = sqrt(t): eps_hat - 2 c x0_hat, eps_hat = (x - alpha x0_hat)/c."""
-        exact = method == "exact"
-        divergence = exact_divergence if exact else hutchinson(_signs(seeds, next(evaluation), probes, state))
         t = full_time(state, c * c)
-        x0, x0_divergence = divergence(lambda state: seen(state.to(seen_in), t, condition).double(), state)
+        if method == "exact":
+            vectors, number = unit_vectors(state), 1
+        else:  # Rademacher probes from each sample's seed and the number of the evaluation
+            drawn = noise.uniform(seeds, noise.HUTCHINSON + next(evaluation), (probes, *state.shape[1:]))
+            vectors, number = drawn.sub(0.5).sign().transpose(0, 1), probes
+
+        def seen(state: Tensor) -> Tensor:
+            return mapped(state.to(seen_in), t, condition).double()
+
+        x0, x0_divergence = divergence(seen, state, vectors, number)
         per_x0 = -(1 + c * c) / c  # -2c - (1 - c^2)/c
         return state / c + per_x0 * x0, state[0].numel() / c + per_x0 * x0_divergence
 
@@ -196,7 +181,7 @@ def bits_per_dim(
     return -(nats / images[0].numel() - math.log(GREY_SCALE / scale)) / math.log(2)
 
 
-class Front(ModuleType):
+class LikelihoodModule(ModuleType):
     """This module, which may be called: mvm.likelihood(field, x) is `log_likelihood`."""
 
     def __call__(self, field: Field, x: Tensor, **options: Any) -> Tensor:
@@ -206,4 +191,4 @@ class Front(ModuleType):
         return importlib.import_module, (self.__name__,)
 
 
-sys.modules[__name__].__class__ = Front
+sys.modules[__name__].__class__ = LikelihoodModule

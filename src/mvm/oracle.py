@@ -6,7 +6,6 @@ likelihoods are tested against the truth.
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,14 +14,6 @@ from mvm import noise
 from mvm.path import Field, Schedule, as_time, convert, like
 
 TINY = 1e-200  # in place of a variance of 0: small beyond doubt, yet squares over it stay finite
-
-
-class _Mixed(NamedTuple):
-    """x against every component: log joint density (B, K), pull towards x (B, K), alpha (B, 1)."""
-
-    log_joint: Tensor
-    pull: Tensor
-    alpha: Tensor
 
 
 @dataclass(frozen=True)
@@ -49,35 +40,33 @@ class Mixture:
             raise ValueError("condition was given, but this oracle has no labels; pass labels= when building it")
         chosen = self.labels[None, :] == condition[:, None]
         if not bool(chosen.any(1).all()):
-            missing = sorted(set(condition.tolist()) - set(self.labels.tolist()))
-            raise ValueError(
-                f"condition={missing[0]}: no component has that label; allowed: {self.labels.unique().tolist()}"
-            )
+            allowed = self.labels.unique().tolist()
+            missing = min(set(condition.tolist()) - set(allowed))
+            raise ValueError(f"condition={missing}: no component has that label; allowed: {allowed}")
         return torch.where(chosen, log_weights, -math.inf)
 
-    def _mix(self, x: Tensor, t: Tensor, schedule: Schedule, condition: Tensor | None) -> _Mixed:
-        alpha, sigma = schedule.alpha(t), schedule.sigma(t)
-        alpha, sigma = alpha.reshape(-1, 1), sigma.reshape(-1, 1)  # (B or 1, 1)
+    def _mix(self, x: Tensor, t: Tensor, schedule: Schedule, condition: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """x against every component: log joint density (B, K), pull towards x (B, K), alpha (B, 1)."""
+        alpha, sigma = schedule.alpha(t).reshape(-1, 1), schedule.sigma(t).reshape(-1, 1)  # (B or 1, 1)
         variance = (alpha**2 * self.stds**2 + sigma**2).clamp_min(TINY)  # (B or 1, K)
         # |x - alpha m|^2 expanded: one matrix product instead of a (B, K, d) array
         square = (x**2).sum(1, keepdim=True) - 2 * alpha * (x @ self.means.T) + alpha**2 * (self.means**2).sum(1)
         log_normal = -0.5 * square.clamp_min(0) / variance - 0.5 * x.shape[1] * torch.log(2 * math.pi * variance)
-        return _Mixed(self._select(condition) + log_normal, alpha * self.stds**2 / variance, alpha)
+        return self._select(condition) + log_normal, alpha * self.stds**2 / variance, alpha
 
     def _flat(self, x: Tensor) -> Tensor:
         if x.shape[1:] != self.shape:
-            raise ValueError(
-                f"x has shape {tuple(x.shape)}; this oracle's samples are (B, {', '.join(map(str, self.shape))})"
-            )
+            shape = ", ".join(map(str, self.shape))
+            raise ValueError(f"x has shape {tuple(x.shape)}; this oracle's samples are (B, {shape})")
         return x.reshape(x.shape[0], self.means.shape[1]).double()
 
     def denoise(self, x: Tensor, t: Tensor, schedule: Schedule, condition: Tensor | None = None) -> Tensor:
         """Return E[x0 | x_t = x], exact; the Field of this oracle under a schedule."""
         flat = self._flat(x)
-        mixed = self._mix(flat, as_time(t), schedule, condition)
-        share = torch.softmax(mixed.log_joint, dim=1)  # (B, K)
+        log_joint, pull, alpha = self._mix(flat, as_time(t), schedule, condition)
+        share = torch.softmax(log_joint, dim=1)  # (B, K)
         # component k's posterior mean is m_k + pull_k (x - alpha m_k)
-        mean = (share * (1 - mixed.pull * mixed.alpha)) @ self.means + (share * mixed.pull).sum(1, keepdim=True) * flat
+        mean = (share * (1 - pull * alpha)) @ self.means + (share * pull).sum(1, keepdim=True) * flat
         return mean.reshape(x.shape).to(x.dtype)
 
     def field(self, schedule: Schedule) -> Field:
@@ -90,7 +79,7 @@ class Mixture:
 
     def log_density(self, x: Tensor, t: Tensor, schedule: Schedule, condition: Tensor | None = None) -> Tensor:
         """Return log p_t(x), float64 (B,)."""
-        log_joint = self._mix(self._flat(x), as_time(t), schedule, condition).log_joint
+        log_joint, _, _ = self._mix(self._flat(x), as_time(t), schedule, condition)
         total = torch.logsumexp(self._select(condition), dim=1)  # renormalises over the chosen label
         return torch.logsumexp(log_joint, dim=1) - total
 

@@ -25,7 +25,6 @@ from mvm.files import put_in_place, temporary_beside
 from mvm.options import needs
 
 Stream = Iterable[tuple[Tensor, Tensor]]
-Shape = tuple[int, ...]  # N, C, H, W of a whole stream
 MOST_IN_GRID = 1024
 LONGEST_NAME = 160  # pixels of a grid's margin
 
@@ -36,31 +35,35 @@ def to_pillow(image: Tensor) -> Image.Image:
     return Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array)
 
 
+def _pasted(images: Tensor, spots: dict[int, tuple[int, int]], size: tuple[int, int], scale: int) -> Image.Image:
+    """Return images, by number, pasted at their spots (x, y) on white, magnified by whole pixels."""
+    canvas = Image.new("L" if images.shape[1] == 1 else "RGB", size, "white")
+    side = images.shape[3] * scale, images.shape[2] * scale
+    for i, spot in spots.items():
+        canvas.paste(to_pillow(images[i]).resize(side, Image.Resampling.NEAREST), spot)
+    return canvas
+
+
 def grid(images: Tensor, columns: int, scale: int = 1, gap: int = 1) -> Image.Image:
     """Return images (N, C, H, W) as one picture, row by row, magnified by whole pixels, on white."""
-    images = images.repeat_interleave(scale, -1).repeat_interleave(scale, -2)
-    count, channels, height, width = images.shape
-    rows = -(-count // columns)
-    canvas = torch.full((channels, rows * (height + gap) + gap, columns * (width + gap) + gap), 255, dtype=torch.uint8)
-    for i, image in enumerate(images):
-        y, x = gap + (i // columns) * (height + gap), gap + (i % columns) * (width + gap)
-        canvas[:, y : y + height, x : x + width] = image
-    return to_pillow(canvas)
+    down, across = (images.shape[axis] * scale + gap for axis in (2, 3))  # from one image to the next
+    spots = {i: (gap + i % columns * across, gap + i // columns * down) for i in range(len(images))}
+    return _pasted(images, spots, (gap + columns * across, gap + -(-len(images) // columns) * down), scale)
 
 
 @cache
 def _font(size: int = 12) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
     """Return matplotlib's font where it is installed, which has most alphabets; else Pillow's own, of ASCII."""
-    found = importlib.util.find_spec("matplotlib")
-    path = Path(found.origin).parent / "mpl-data/fonts/ttf/DejaVuSans.ttf" if found and found.origin else Path()
+    spec = importlib.util.find_spec("matplotlib")
+    path = Path(spec.origin).parent / "mpl-data/fonts/ttf/DejaVuSans.ttf" if spec and spec.origin else Path()
     return ImageFont.truetype(path, size) if path.is_file() else ImageFont.load_default(size)
 
 
 @cache
 def _can_write(letter: str) -> bool:
     """Whether the font has a sign of its own for a letter; else it draws the same box for all."""
-    box, found = (bytes(_font().getmask(text)) for text in ("\u0378", letter))  # ty: ignore[invalid-argument-type]
-    return found != box
+    box, sign = (bytes(_font().getmask(text)) for text in ("\u0378", letter))  # ty: ignore[invalid-argument-type]
+    return sign != box
 
 
 def _written(name: str, number: int, width: int) -> str:
@@ -74,38 +77,33 @@ def _written(name: str, number: int, width: int) -> str:
     return name
 
 
-def class_grid(
-    images: Tensor, labels: Tensor, names: Sequence[str], scale: int = 1, gap: int = 2, across: int = 0
-) -> Image.Image:
-    """Return images (N, C, H, W) as one picture, a row for each class with its name in the margin, on white.
+def sample_grid(images: Tensor, labels: Tensor, names: Sequence[str] = (), across: int = 0) -> Image.Image:
+    """Return samples (N, C, H, W) as one picture on white, small ones magnified to 64 pixels or so.
 
-    Where no class has two images: row by row, each above its class's name. across: images in such a row; 0: as many as
-    there are rows.
+    Of several classes that have names: a row for each with its name in the margin, or, where no class has two images,
+    row by row, each above its class's name. Else row by row. across: images in a row; 0: as many as there are rows.
     """
-    numbers = labels.tolist()
+    numbers, scale, gap = labels.tolist(), max(1, 64 // images.shape[-1]), 2
     rows = {number: [i for i, each in enumerate(numbers) if each == number] for number in dict.fromkeys(numbers)}
-    side, line = images.shape[-1] * scale, 18  # pixels of an image and of a line of text
+    across = across or max(1, round(len(images) ** 0.5))
+    if len(names) < 2 or len(rows) < 2:
+        return grid(images, across, scale, gap)
+    height, width, line = images.shape[2] * scale, images.shape[3] * scale, 18  # pixels of an image, of a line of text
     columns = max(map(len, rows.values()))
-    titles = {number: _written(names[number], number, LONGEST_NAME if columns > 1 else side) for number in rows}
+    titles = {number: _written(names[number], number, LONGEST_NAME if columns > 1 else width) for number in rows}
     if columns > 1:
-        margin = 8 + max(int(_font().getlength(text)) + 1 for text in titles.values())
-        size = margin + columns * (side + gap), len(rows) * (side + gap) + gap
-        spots = [
-            (i, margin + column * (side + gap), gap + row * (side + gap))
-            for row, indices in enumerate(rows.values())
-            for column, i in enumerate(indices)
-        ]
-        words = [(text, 4, gap + row * (side + gap) + (side - line) // 2) for row, text in enumerate(titles.values())]
+        left = 8 + max(int(_font().getlength(text)) + 1 for text in titles.values())
+        right, down = width + gap, height + gap
+        size = left + columns * right, gap + len(rows) * down
+        places = [(i, column, row) for row, some in enumerate(rows.values()) for column, i in enumerate(some)]
+        spots = {i: (left + column * right, gap + row * down) for i, column, row in places}
+        words = [(text, 4, gap + row * down + (height - line) // 2) for row, text in enumerate(titles.values())]
     else:
-        across = across or max(1, round(len(numbers) ** 0.5))
-        size = gap + across * (side + gap), -(-len(numbers) // across) * (side + line + gap)
-        spots = [
-            (i, gap + i % across * (side + gap), gap + i // across * (side + line + gap)) for i in range(len(numbers))
-        ]
-        words = [(titles[numbers[i]], x, y + side + 1) for i, x, y in spots]
-    canvas = Image.new("L" if images.shape[1] == 1 else "RGB", size, "white")
-    for i, x, y in spots:
-        canvas.paste(to_pillow(images[i]).resize((side, side), Image.Resampling.NEAREST), (x, y))
+        right, down = width + gap, height + line + gap
+        size = gap + across * right, -(-len(numbers) // across) * down
+        spots = {i: (gap + i % across * right, gap + i // across * down) for i in range(len(numbers))}
+        words = [(titles[numbers[i]], x, y + height + 1) for i, (x, y) in spots.items()]
+    canvas = _pasted(images, spots, size, scale)
     for text, x, y in words:
         ImageDraw.Draw(canvas).text((x, y), text, fill="black", font=_font())
     return canvas
@@ -148,45 +146,36 @@ def stored_shape(shape: Sequence[int], dtype: torch.dtype) -> tuple[int, ...]:
     return (*shape[1:], shape[0]) if is_image(shape, dtype) else tuple(shape)
 
 
-def sample_grid(images: Tensor, labels: Tensor, names: Sequence[str] = (), across: int = 0) -> Image.Image:
-    """Return samples as one picture, small ones magnified; by class where there are several, of which it has names."""
-    scale = max(1, 64 // images.shape[-1])  # to 64 pixels or so
-    if len(names) > 1 and len(labels.unique()) > 1:
-        return class_grid(images, labels, names, scale, across=across)
-    return grid(images, across or max(1, round(len(images) ** 0.5)), scale, gap=2)
-
-
-def _write_png(out: Path, stream: Stream, shape: Shape, names: Sequence[str] = ()) -> None:
-    parts = list(stream)
-    images, labels = torch.cat([images for images, _ in parts]), torch.cat([labels for _, labels in parts])
+def _write_png(out: Path, stream: Stream, count: int, names: Sequence[str] = ()) -> None:
+    images, labels = map(torch.cat, zip(*stream, strict=True))
     out.write_bytes(png_bytes(sample_grid(images, labels, names)))
 
 
-def _write_array(file: IO[bytes], stream: Stream, shape: Shape) -> list[Tensor]:
+def _write_array(file: IO[bytes], stream: Stream, count: int) -> list[Tensor]:
     """Write a stream as one .npy, of images uint8 NHWC; return its labels."""
     labels = []
     for images, batch_labels in stream:
         array = as_array(images)
         if not labels:
             header = {"descr": np.lib.format.dtype_to_descr(array.dtype), "fortran_order": False}
-            np.lib.format.write_array_header_1_0(file, {**header, "shape": (shape[0], *array.shape[1:])})
+            np.lib.format.write_array_header_1_0(file, {**header, "shape": (count, *array.shape[1:])})
         file.write(array.data)
         labels.append(batch_labels)
     return labels
 
 
-def _write_npz(out: Path, stream: Stream, shape: Shape) -> None:
+def _write_npz(out: Path, stream: Stream, count: int) -> None:
     """ADM layout: arr_0 uint8 NHWC, arr_1 labels. A ZipInfo carries no clock: equal images, equal files."""
     with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as archive:
         with archive.open(zipfile.ZipInfo("arr_0.npy"), "w", force_zip64=True) as file:
-            labels = _write_array(file, stream, shape)
+            labels = _write_array(file, stream, count)
         with archive.open(zipfile.ZipInfo("arr_1.npy"), "w") as file:
             np.lib.format.write_array(file, torch.cat(labels).numpy())
 
 
-def _write_npy(out: Path, stream: Stream, shape: Shape) -> None:
+def _write_npy(out: Path, stream: Stream, count: int) -> None:
     with out.open("wb") as file:
-        _write_array(file, stream, shape)
+        _write_array(file, stream, count)
 
 
 def picture_name(index: int) -> str:
@@ -205,14 +194,14 @@ def _pngs(stream: Stream) -> Iterator[list[tuple[str, bytes, int]]]:
             start += len(images)
 
 
-def _write_zip(out: Path, stream: Stream, shape: Shape) -> None:
+def _write_zip(out: Path, stream: Stream, count: int) -> None:
     with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as archive:
         for batch in _pngs(stream):
             for name, png, _ in batch:
                 archive.writestr(zipfile.ZipInfo(name), png)
 
 
-def _write_folder(out: Path, stream: Stream, shape: Shape) -> None:
+def _write_folder(out: Path, stream: Stream, count: int) -> None:
     out.mkdir(parents=True)
     for batch in _pngs(stream):
         for name, png, _ in batch:
@@ -228,7 +217,7 @@ def _parquet() -> Any:
     return pyarrow
 
 
-def _write_parquet(out: Path, stream: Stream, shape: Shape) -> None:
+def _write_parquet(out: Path, stream: Stream, count: int) -> None:
     """The data-set hubs' layout: image {bytes, path}, label; a row group per batch."""
     arrow = _parquet()
     features = {"image": {"_type": "Image"}, "label": {"_type": "Value", "dtype": "int64"}}
@@ -241,7 +230,7 @@ def _write_parquet(out: Path, stream: Stream, shape: Shape) -> None:
             writer.write_table(arrow.Table.from_pylist(rows, schema))
 
 
-WRITERS: dict[str, Callable[..., None]] = {  # (out, stream, shape); the grid also takes names
+WRITERS: dict[str, Callable[..., None]] = {  # (out, stream, number of samples); the grid also takes names
     ".png": _write_png,
     ".npz": _write_npz,
     ".npy": _write_npy,
@@ -277,8 +266,8 @@ def check_output(out: Path, count: int = 0) -> str:
     return kind
 
 
-def write_stream(out: Path, stream: Stream, shape: Shape, names: Sequence[str] = ()) -> None:
-    """Write a stream where the suffix says, whole or not: the memory of one batch, but for the grid.
+def write_stream(out: Path, stream: Stream, count: int, names: Sequence[str] = ()) -> None:
+    """Write a stream of `count` samples where the suffix says, whole or not: in a batch's memory, but for the grid.
 
     names: of the classes, for the grid's margin; without them it has none, and the images stand in their order.
     """
@@ -288,7 +277,7 @@ def write_stream(out: Path, stream: Stream, shape: Shape, names: Sequence[str] =
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_beside(out)
     try:
-        write(temporary, stream, shape)
+        write(temporary, stream, count)
     except BaseException:  # Ctrl-C too: half of a large file is no use to anyone
         temporary_beside(out)
         raise
@@ -302,4 +291,4 @@ def write_images(out: Path, images: Tensor, labels: Tensor, names: Sequence[str]
     """
     if check_output(out) not in ARRAYS:
         require_pictures(images.shape[1:], images.dtype, f"out={out}")
-    write_stream(out, [(images, labels)], tuple(images.shape), names)
+    write_stream(out, [(images, labels)], len(images), names)

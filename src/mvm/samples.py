@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,8 +40,8 @@ from mvm.untrusted import read_json, refusal, whole_numbers
 SAMPLES = "samples.json"
 
 
-class Cost(NamedTuple):
-    """What is kept beside a part: the labels of its images, and what one of them cost."""
+class PartCost(NamedTuple):
+    """What is stored with a part: the labels of its images, and what one of them cost."""
 
     labels: list[int]
     nfe: int
@@ -50,7 +50,7 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True)
 class Parts:
-    """A folder of finished parts: part-000000.npy ..., of images uint8 NHWC, one file per batch, and samples.json.
+    """A folder of parts: part-000000.npy ..., of images uint8 NHWC, one file per batch, and samples.json.
 
     count: images; shape: (C, *space) of one; nfe, passes: what one cost, the mean; values: uint8 or float, see
     mvm.pictures.as_array.
@@ -59,121 +59,102 @@ class Parts:
     folder: Path
     count: int
     shape: tuple[int, ...]
-    nfe: int
-    passes: int
+    nfe: int = 0
+    passes: int = 0
     values: str = "uint8"
 
     @property
     def store(self) -> ArrayStore:
-        """Return its files."""
-        return _store(self.folder)
+        other = "ask for the same to go on, remove that folder to begin again, or name another"
+        return ArrayStore(self.folder, "samples", "remove this file, and sample again: the other parts are kept", other)
+
+    def cost(self, number: int) -> PartCost:
+        """Return labels and cost of a part."""
+        table = self.store.table(f"{_stem(number)}.json")
+        with self.store.reading(f"{_stem(number)}.json"):
+            cost = PartCost(**table)
+            whole_numbers(cost.nfe, cost.passes, *cost.labels)
+            if not isinstance(cost.labels, list) or not cost.labels:
+                raise TypeError("labels must be a list")
+        return cost
+
+    def array(self, number: int, count: int) -> np.ndarray:
+        """Return the samples of a part as they are stored."""
+        dtype, kind = (torch.uint8, np.uint8) if self.values == "uint8" else (torch.float32, np.float32)
+        return self.store.array(f"{_stem(number)}.npy", (count, *stored_shape(self.shape, dtype)), kind)
+
+    def has(self, number: int, labels: Tensor) -> bool:
+        """Return whether a part is there with all its bytes; one that is damaged is made again."""
+        try:
+            self.array(number, len(labels))
+            return self.cost(number).labels == labels.tolist()
+        except (OSError, ValueError):
+            return False
+
+    def with_cost(self, parts: int) -> "Parts":
+        """Return the same with the mean cost of so many parts."""
+        costs = (self.cost(number) for number in range(parts))
+        nfe, passes = mean_cost((len(cost.labels), cost.nfe, cost.passes) for cost in costs)
+        return replace(self, nfe=nfe, passes=passes)
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield images (B, C, *space) and labels (B,) in order, one part in memory at a time."""
         number = seen = 0
         while seen < self.count:
-            labels = _read_cost(self.store, number).labels
-            yield from_array(_array(self.store, number, len(labels), self.shape, self.values)), torch.tensor(labels)
+            labels = self.cost(number).labels
+            yield from_array(self.array(number, len(labels))), torch.tensor(labels)
             number, seen = number + 1, seen + len(labels)
+
+    def stored_provenance(self) -> dict[str, Any]:
+        """Return all that decided the images."""
+        path = self.folder / SAMPLES
+        try:
+            return read_json(path)
+        except (OSError, ValueError):
+            raise ValueError(f"{path} is missing or damaged; remove {self.folder}, or name another folder") from None
 
     def provenance(self) -> dict[str, Any]:
         """Return all that decided the images, and what they cost."""
-        made = {"images": self.count, "nfe": self.nfe, "passes": self.passes}
-        return {**_read_provenance(self.folder), **made}
+        return {**self.stored_provenance(), "images": self.count, "nfe": self.nfe, "passes": self.passes}
+
+    def open(self, provenance: Mapping[str, Any]) -> None:
+        """Make the folder ready for parts with this provenance; parts of another one are refused."""
+        if any(self.folder.glob("part-*.npy")):
+            there = self.stored_provenance()
+            if there.get("settings") != provenance["settings"]:  # by which the solver's numbers change, too
+                there = {**there, "solver": provenance["solver"]}
+            self.store.require_same(there, provenance)
+        else:
+            self.store.require_own(rf"{re.escape(SAMPLES)}.*|part-.*|\..*")
+            self.store.write_table(SAMPLES, provenance)
+
+    def remove_if_empty(self) -> None:
+        """Remove a folder in which no part was made: what was asked for was impossible, or stopped at once."""
+        if any(self.folder.glob("part-*.npy")):
+            return
+        for pattern in (SAMPLES, "part-*", ".part-*", f".{SAMPLES}*"):
+            for path in self.folder.glob(pattern):
+                path.unlink()
+        with suppress(OSError):  # someone else's files stay, and so does the folder
+            self.folder.rmdir()
 
 
-def _store(folder: Path) -> ArrayStore:
-    other = "ask for the same to go on, remove that folder to begin again, or name another"
-    return ArrayStore(folder, "samples", "remove this file, and sample again: the other parts are kept", other)
-
-
-def _part(number: int) -> str:
-    return f"part-{number:06d}.npy"
-
-
-def _cost(number: int) -> str:
-    return f"part-{number:06d}.json"
-
-
-def _read_cost(store: ArrayStore, number: int) -> Cost:
-    table = store.table(_cost(number))
-    with store.reading(_cost(number)):
-        cost = Cost(**table)
-        whole_numbers(cost.nfe, cost.passes, *cost.labels)
-        if not isinstance(cost.labels, list) or not cost.labels:
-            raise TypeError("labels must be a list")
-    return cost
-
-
-def _array(store: ArrayStore, number: int, count: int, shape: Sequence[int], values: str) -> np.ndarray:
-    """Return the samples of a part as they are stored."""
-    dtype, kind = (torch.uint8, np.uint8) if values == "uint8" else (torch.float32, np.float32)
-    return store.array(_part(number), (count, *stored_shape(shape, dtype)), kind)
-
-
-def _is_whole(store: ArrayStore, number: int, labels: Tensor, shape: Sequence[int], values: str) -> bool:
-    """Return whether a part is there with all its bytes; one that is damaged is made again."""
-    try:
-        _array(store, number, len(labels), shape, values)
-        return _read_cost(store, number).labels == labels.tolist()
-    except (OSError, ValueError):
-        return False
-
-
-def _read_provenance(folder: Path) -> dict[str, Any]:
-    path = folder / SAMPLES
-    try:
-        return read_json(path)
-    except (OSError, ValueError):
-        raise ValueError(f"{path} is missing or damaged; remove {folder}, or name another folder") from None
-
-
-def _provenance(
-    sampler: Sampler, draw: Draw, settings: SampleConfig, origin: Mapping[str, Any], conditions: Condition
-) -> dict[str, Any]:
-    """Return what decides every bit of the images, as JSON has it."""
-    model = sampler.model
-    how = {**sampler.facts(), "device": model.device.type}
-    weights = {**model.origin, **origin}
-    found = {"mvm": __version__, "origin": weights, "draw": asdict(draw), "settings": asdict(settings), **how}
-    given = {} if conditions is None else {"condition": checksum(conditions)}
-    return as_json({**found, "solver": solver_record(model, settings), "shape": model.recipe.data.shape, **given})
+def _stem(number: int) -> str:
+    return f"part-{number:06d}"
 
 
 def checksum(condition: Condition) -> str:
     """Return the sha256 of all tensors of a condition, with their names and shapes."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
 
     def add(name: str, tensor: Tensor) -> Tensor:
         array = tensor.cpu().numpy()
-        found.update(f"{name} {array.dtype} {array.shape}".encode())
-        found.update(np.ascontiguousarray(array).data)
+        digest.update(f"{name} {array.dtype} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).data)
         return tensor
 
     map_tensors(add, condition)
-    return found.hexdigest()
-
-
-def _open(store: ArrayStore, provenance: Mapping[str, Any]) -> None:
-    """Make the folder ready for parts with this provenance; parts of another one are refused."""
-    if any(store.folder.glob("part-*.npy")):
-        there = _read_provenance(store.folder)
-        if there.get("settings") != provenance["settings"]:  # by which the solver's numbers change, too
-            there = {**there, "solver": provenance["solver"]}
-        store.require_same(there, provenance)
-    else:
-        store.require_own(rf"{re.escape(SAMPLES)}.*|part-.*|\..*")
-        store.write_table(SAMPLES, provenance)
-
-
-def _remove_if_empty(folder: Path) -> None:
-    """Remove a folder in which no part was made: what was asked for was impossible, or stopped at once."""
-    if any(folder.glob("part-*.npy")):
-        return
-    for path in [folder / SAMPLES, *folder.glob("part-*"), *folder.glob(".part-*"), *folder.glob(f".{SAMPLES}*")]:
-        path.unlink(missing_ok=True)
-    with suppress(OSError):  # someone else's files stay, and so does the folder
-        folder.rmdir()
+    return digest.hexdigest()
 
 
 def sample_parts(
@@ -183,7 +164,6 @@ def sample_parts(
     folder: Path,
     *,
     place: Processes | None = None,
-    origin: Mapping[str, Any] | None = None,
     progress: bool = True,
     condition: Condition = None,
     captions: Sequence[str] = (),
@@ -192,51 +172,46 @@ def sample_parts(
     """Return the folder with all parts of a draw; those already there are kept, the others shared by the processes.
 
     A call that was interrupted, made again, ends with the same bytes, whatever the number of processes; at most the
-    batches in flight are lost. origin: where the weights came from, beside what `mvm.load` noted. Every process must
-    call, and all see the same folder. condition, captions, encoder: of a model that has another condition than class
-    labels; a draw goes round their rows.
+    batches in flight are lost. Every process must call, and all see the same folder. condition, captions, encoder: of
+    a model that has another condition than class labels; a draw goes round their rows.
     """
-    model = sampler.model
-    place, shape, values, spans = place or Processes(), model.recipe.data.shape, model.recipe.data.values, draw.spans()
+    model, place, spans = sampler.model, place or Processes(), draw.spans()
+    parts = Parts(folder, draw.num, model.recipe.data.shape, values=model.recipe.data.values)
     check_settings(model, settings)
     (labels, conditions), seeds = asked_conditions(model, draw, condition, captions, encoder), draw.chosen_seeds()
-    provenance = _provenance(sampler, draw, settings, origin or {}, conditions)
-    store, missing = _store(folder), list[int]()
+    how = {**sampler.facts(), "device": model.device.type, "solver": solver_record(model, settings)}
+    drawn = {"origin": model.origin, "draw": asdict(draw), "settings": asdict(settings)}
+    given_condition = {} if conditions is None else {"condition": checksum(conditions)}
+    provenance = as_json({"mvm": __version__, **drawn, **how, "shape": parts.shape, **given_condition})
+    store, missing = parts.store, list[int]()
     with ExitStack() as stack:
         with place.main_first():
             if place.main:
                 folder.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(store.lock())
                 temporary_beside(folder)  # a crash may have left half of an earlier set, on its way out
-                _open(store, provenance)
-                stack.callback(_remove_if_empty, folder)
-                missing = [n for n, span in enumerate(spans) if not _is_whole(store, n, labels[span], shape, values)]
+                parts.open(provenance)
+                stack.callback(parts.remove_if_empty)
+                missing = [number for number, span in enumerate(spans) if not parts.has(number, labels[span])]
         missing = place.broadcast(missing)
         mine = missing[place.rank :: place.world]
         there = draw.num - sum(spans[number].stop - spans[number].start for number in missing)
-        shown = progress and place.main
-        if shown and there:
+        progress = progress and place.main
+        if progress and there:
             print(f"mvm: {there} of {draw.num} images are there already, in {folder}", file=sys.stderr)
         # the main process's bar takes the others to be as quick
-        with tqdm(total=draw.num, initial=there, desc="sample", unit="image", disable=not shown) as bar:
+        with tqdm(total=draw.num, initial=there, desc="sample", unit="image", disable=not progress) as bar:
             filled = (draw.filled(spans[number], settings) for number in mine)
             asked = ((given(model, labels[i], conditions), seeds[i]) for i in filled)
             made = sampler.batches(asked, settings, steps_of(bar))
             for number, batch in zip(mine, made, strict=True):
-                size = spans[number].stop - spans[number].start
-                cost = Cost(labels[spans[number]].tolist(), batch.nfe, batch.passes)
+                cost = PartCost(labels[spans[number]].tolist(), batch.nfe, batch.passes)
                 # the array comes last: a part with an array is whole
-                store.write_table(_cost(number), cost._asdict(), indent=None)
-                store.write(_part(number), as_array(batch.images[:size]))
+                store.write_table(f"{_stem(number)}.json", cost._asdict(), indent=None)
+                store.write(f"{_stem(number)}.npy", as_array(batch.images[: len(cost.labels)]))
                 bar.update(min(len(batch.labels) * place.world, draw.num - bar.n))
         place.any(False)  # past this, all processes have written theirs
-        return place.broadcast(_read(folder, draw.num, len(spans), shape, values) if place.main else None)
-
-
-def _read(folder: Path, count: int, parts: int, shape: tuple[int, ...], values: str = "uint8") -> Parts:
-    costs = (_read_cost(_store(folder), number) for number in range(parts))
-    nfe, passes = mean_cost((len(cost.labels), cost.nfe, cost.passes) for cost in costs)
-    return Parts(folder, count, shape, nfe, passes, values)
+        return place.broadcast(parts.with_cost(len(spans)) if place.main else parts)
 
 
 def read_condition(path: Path) -> Condition:
@@ -285,12 +260,10 @@ def check_set(out: Path, count: int) -> None:
     kind, note = check_output(out, count), note_beside(out)
     if kind == ".png" or not note.exists():
         return
-    try:
-        ours = {"mvm", "draw"} <= read_json(note).keys()
-    except (OSError, ValueError):
-        ours = False
-    if not ours:
-        raise ValueError(f"out={out}: its provenance goes to {note}, which is another file; give another name")
+    with suppress(OSError, ValueError):
+        if {"mvm", "draw"} <= read_json(note).keys():
+            return
+    raise ValueError(f"out={out}: its provenance goes to {note}, which is another file; give another name")
 
 
 def _is_written(out: Path, count: int) -> bool:
@@ -313,7 +286,7 @@ def write_set(parts: Parts, out: Path, *, names: Sequence[str] = (), progress: b
     note, provenance, grid = note_beside(out), parts.provenance(), out.suffix.lower() == ".png"
     with parts.store.lock():
         if not _is_written(out, parts.count):
-            write_stream(out, _counted(parts, progress), (parts.count, *parts.shape), names)
+            write_stream(out, _counted(parts, progress), parts.count, names)
         if not grid:
             write_text(note, json.dumps(provenance, indent=2) + "\n")
 

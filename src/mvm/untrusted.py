@@ -58,11 +58,11 @@ def read_text(path: Path, most: int = MOST_TEXT) -> str:
     if path.exists() and not path.is_file():
         raise ValueError(f"'{path}' is no plain file")  # a pipe would be waited for, a device has no end
     with path.open("rb") as file:
-        found = file.read(min(os.fstat(file.fileno()).st_size, most) + 1)  # as much memory is taken at once
-    if len(found) > most:
+        content = file.read(min(os.fstat(file.fileno()).st_size, most) + 1)  # as much memory is taken at once
+    if len(content) > most:
         raise ValueError(f"'{path}' is larger than {most:,} bytes")
     try:
-        return found.decode()
+        return content.decode()
     except UnicodeDecodeError as error:
         raise ValueError(f"'{path}' is no UTF-8 text ({error.reason} at byte {error.start:,})") from None
 
@@ -77,17 +77,17 @@ def parse_json(text: str | bytes, **hooks: Any) -> Any:
 
 def read_json(path: Path, most: int = MOST_TEXT, **hooks: Any) -> dict[str, Any]:
     """Return the table in a JSON file; ValueError where there is none; hooks: those of json.loads."""
-    found = parse_json(read_text(path, most), **hooks)
-    if not isinstance(found, dict):
-        raise ValueError(f"a table is needed, not {cut(type(found).__name__)}")
-    return found
+    table = parse_json(read_text(path, most), **hooks)
+    if not isinstance(table, dict):
+        raise ValueError(f"a table is needed, not {cut(type(table).__name__)}")
+    return table
 
 
 def plain_name(name: object) -> str:
     """Return the name of a file in a folder; ValueError where it leads elsewhere."""
-    if not isinstance(name, str) or name != os.path.basename(name) or not LONGEST_NAME >= len(os.fsencode(name)) > 0:
+    if not isinstance(name, str) or name in ("", ".", "..") or name != os.path.basename(name):
         raise ValueError(f"{cut(repr(name))} is no name of a file in this folder")
-    if name in (".", "..") or not name.isprintable():
+    if not name.isprintable() or len(os.fsencode(name)) > LONGEST_NAME:
         raise ValueError(f"{cut(repr(name))} is no name of a file in this folder")
     return name
 
@@ -130,16 +130,14 @@ def is_named_tensor(item: tuple[object, object]) -> bool:
     name, value = item
     if not isinstance(name, str) or not isinstance(value, torch.Tensor) or value.layout != torch.strided:
         return False
-    if value.device.type != "cpu" or value.is_complex() or value.is_quantized:
-        return False
-    return value.numel() * value.element_size() <= value.untyped_storage().nbytes()
-
-
-Opened = tuple[IO[bytes], tuple[int, ...], np.dtype]
+    plain = value.device.type == "cpu" and not value.is_complex() and not value.is_quantized
+    return plain and value.numel() * value.element_size() <= value.untyped_storage().nbytes()
 
 
 @contextmanager
-def open_npy(path: Path, key: str = "", fortran: bool = False) -> Generator[Opened]:
+def open_npy(
+    path: Path, key: str = "", fortran: bool = False
+) -> Generator[tuple[IO[bytes], tuple[int, ...], np.dtype]]:
     """Open the array `key` of an .npz, or an .npy (key ""); yields the stream behind the header, shape and type.
 
     fortran: whether an array in Fortran order is read, too; its shape is then reversed.

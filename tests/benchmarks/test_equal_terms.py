@@ -124,8 +124,7 @@ def test_runs_on_other_terms_are_not_compared(terms, tmp_path, other, names):
 
 def test_terms_are_all_but_a_method_s_own(terms, tmp_path):
     from mvm import load
-    from mvm.evaluation.evaluate import open_side
-    from mvm.evaluation.gather import Judge
+    from mvm.evaluation.evaluate import Judge, open_side
     from mvm.evaluation.sweep import Sweep
     from mvm.generate import Draw, Sampler
 
@@ -157,8 +156,8 @@ def test_runs_from_before_an_option_was_there_had_it_off(terms, tmp_path):
 
 
 def test_a_reference_is_known_by_what_it_is_made_of(terms, tmp_path):
-    from mvm.evaluation.evaluate import Side, open_side, write_statistics
-    from mvm.evaluation.gather import Judge
+    from mvm.evaluation.evaluate import ComparedSet as Side
+    from mvm.evaluation.evaluate import Judge, open_side, write_statistics
     from mvm.evaluation.images import of_tensor
 
     told = []

@@ -45,7 +45,7 @@ def test_the_page_of_the_larger_model_has_the_losses_that_were_logged(study):
     ],
 )
 def test_the_page_says_what_other_guidance_costs(study, file, best, other):
-    from mvm.evaluation.sweep_findings import gap, reading
+    from mvm.evaluation.sweep_report import gap, reading
 
     results = study.read_results([RESULTS / f"{file}.json"])
     cells = {(r.settings.cfg, r.settings.low, r.settings.high): r for r in results}
@@ -94,7 +94,7 @@ def test_the_page_of_the_solvers_has_the_errors_that_were_measured():
 
 @pytest.mark.parametrize("name", ["cifar10", "second", "cifar10-guided", "cifar10-sde"])
 def test_the_page_of_the_solvers_has_the_fids_that_were_measured(study, name):
-    from mvm.evaluation.sweep_findings import gap, in_words, reading
+    from mvm.evaluation.sweep_report import gap, in_words, reading
 
     page, cells = (RESULTS / "solvers.md").read_text("utf-8"), study.read_results([SOLVERS / f"fid-{name}.json"])
     rho = 1.0 if name == "cifar10-sde" else 0.0  # the table of the other rho is tested below
@@ -110,7 +110,7 @@ def test_the_page_of_the_solvers_has_the_fids_that_were_measured(study, name):
 
 
 def test_the_page_of_the_solvers_has_the_fids_by_noise_and_of_tuned_times(study):
-    from mvm.evaluation.sweep_findings import gap, in_words, reading
+    from mvm.evaluation.sweep_report import gap, in_words, reading
 
     page = (RESULTS / "solvers.md").read_text("utf-8")
     files = [SOLVERS / f"fid-{name}.json" for name in ("cifar10", "cifar10-sde", "cifar10-tuned")]
@@ -128,7 +128,7 @@ def test_the_page_of_the_solvers_has_the_fids_by_noise_and_of_tuned_times(study)
 
 def test_the_page_of_the_solvers_has_the_digits_that_were_measured(study):
     from mvm.evaluation.cells import Result
-    from mvm.evaluation.sweep_findings import gap, reading
+    from mvm.evaluation.sweep_report import gap, reading
 
     told = json.loads((SOLVERS / "digits.json").read_text("utf-8"))["results"]
     found = {(r["solver"], r["rho"], r["nfe"]): reading(Result.read(r), "fd-pixels") for r in told}

@@ -5,7 +5,7 @@ import torch
 from closed_form import betas
 
 from mvm.bridge import BetaTable, VarianceExploding
-from mvm.bridge.paths import FlowConvention
+from mvm.bridge.incoming import FlowConvention
 
 TABLES = [BetaTable.from_betas(betas(name)) for name in ("linear", "scaled_linear", "squaredcos_cap_v2")]
 ZERO = BetaTable((0.99, 0.6, 0.3, 0.0))

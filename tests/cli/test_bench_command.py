@@ -7,6 +7,7 @@ import pytest
 from mvm.network import multiply_adds, parameters
 from mvm.recipes import load_recipe, override
 
+SAMPLING = {"images", "nfe", "rho", "share", "batches", "seconds", "spread", "images_per_second"}
 SPEED = {"warm_up_s", "step_ms", "spread", "images_per_second"}
 CHANGES = ["as it is", "resolution x 2", "depth x 2", "batch x 2"]
 
@@ -47,16 +48,7 @@ def test_figures_of_a_recipe(quick, tmp_path, done):
     assert found["machine"].keys() == {"device", "torch", "python"}
     assert found["training"].keys() >= SPEED
     assert found["training"]["images_per_second"] == pytest.approx(8000 / found["training"]["step_ms"])
-    assert found["sampling"].keys() == {
-        "images",
-        "nfe",
-        "rho",
-        "share",
-        "batches",
-        "seconds",
-        "spread",
-        "images_per_second",
-    }
+    assert found["sampling"].keys() == SAMPLING
     assert (found["sampling"]["images"], found["sampling"]["nfe"]) == (4, 26)
     assert found["sampling"]["images_per_second"] == pytest.approx(4 / found["sampling"]["seconds"])
     assert [row["change"] for row in found["growth"]] == CHANGES

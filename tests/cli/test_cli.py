@@ -99,7 +99,7 @@ def test_version(capsys):
     [
         (["smple", "x"], "sample"),
         (["trainn"], "train"),
-        (["qqqq"], "Available commands: data, eval, demo, verify, recipes, "),
+        (["qqqq"], "Available commands: data, eval, sweep, compare, demo, "),
         (["evla", "x"], 'Did you mean "eval"'),
         (["compar", "x", "y"], 'Did you mean "compare"'),
         (["data", "stat"], 'Did you mean "stats"'),
@@ -273,7 +273,7 @@ def test_divergence_is_a_message(tmp_path, refused, small):
 def test_an_output_that_cannot_be_made_is_a_message(command, tmp_path, monkeypatch, small, averaged, pictures):
     """A file stands where a folder is needed: like a full disk or a folder without permission, no traceback."""
     monkeypatch.setattr(verify, "ALL", (verify.theorems.check_score,))
-    monkeypatch.setattr(demo, "QUICK", demo.Size(1, 100, (2,), 1, 2))
+    monkeypatch.setattr(demo, "QUICK", demo.DemoSize(1, 100, (2,), 1, 2))
     (tmp_path / "file").write_text("mine")
     out = tmp_path / "file" / "x"
     tokens = {

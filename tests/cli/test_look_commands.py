@@ -71,7 +71,7 @@ def test_demo_leaves_a_run_to_sample_from(quick_demo, tmp_path):
 
 
 def test_demo_replaces_a_demo_and_nothing_else(tmp_path, monkeypatch, refused):
-    monkeypatch.setattr(demo, "QUICK", demo.Size(1, 100, (2,), 1, 2))
+    monkeypatch.setattr(demo, "QUICK", demo.DemoSize(1, 100, (2,), 1, 2))
     monkeypatch.setattr(demo, "others_shipped", dict)
     out = tmp_path / "out"
     out.mkdir()

@@ -29,7 +29,7 @@ def test_options(trained, tmp_path, done, refused):
     assert (source.weights, source.step, source.dtype) == ("model", 10, "float32")
     assert "Hand-made." in (out / "README.md").read_text()
     assert "--card nowhere cannot be read" in refused("export", trained, "--out", out, "--card", "nowhere")
-    assert "--figures nowhere tells nothing" in refused("export", trained, "--out", out, "--figures", "nowhere")
+    assert "--figures nowhere holds no figures" in refused("export", trained, "--out", out, "--figures", "nowhere")
     assert "is neither a run directory" in refused("export", tmp_path, "--out", tmp_path / "new")
     assert "dtype='int8' is unknown" in refused("export", trained, "--out", out, "--dtype", "int8")
 

@@ -8,12 +8,19 @@ import scipy.stats
 import torch
 
 from mvm.data import digits
-from mvm.evaluation.compare import Comparison, Difference, as_table, compare, student_95, write
-from mvm.evaluation.evaluate import Side
-from mvm.evaluation.gather import Judge, block_of
+from mvm.evaluation.evaluate import (
+    ComparedSet,
+    Comparison,
+    Difference,
+    Judge,
+    block_of,
+    compare,
+    comparison_table,
+    write_comparison,
+)
 from mvm.evaluation.images import of_model, of_tensor
 from mvm.generate import Draw, Sampler
-from mvm.metrics.distances import frechet_distance, kernel_leaving, moments, shrunken_features
+from mvm.metrics.distances import frechet_distance, kernel_leave_one_out, moments, shrunken_features, student_95
 from mvm.model import load
 from mvm.recipes import SampleConfig
 
@@ -28,7 +35,7 @@ def noisy(count, seed, brightness=128.0, side=4):
 
 def compared(a, b, reference, names=BOTH, blocks=10, **options):
     judge = Judge(blocks=blocks, progress=False, **options)
-    target = Side("ref", of_tensor(reference, "ref"))
+    target = ComparedSet("ref", of_tensor(reference, "ref"))
     return compare(judge, of_tensor(a, "a"), of_tensor(b, "b"), target, names).differences
 
 
@@ -47,7 +54,7 @@ def test_figures_are_those_of_the_sets_alone():
     assert fd.a == pytest.approx(frechet_distance(moments(features[0]), target), rel=1e-9)
     assert fd.b == pytest.approx(frechet_distance(moments(features[1]), target), rel=1e-9)
     dealt = torch.zeros(200, dtype=torch.int64)
-    assert kd.b == pytest.approx(kernel_leaving(features[1].float(), features[2].float(), dealt).value, rel=1e-9)
+    assert kd.b == pytest.approx(kernel_leave_one_out(features[1].float(), features[2].float(), dealt).value, rel=1e-9)
     assert fd.difference == fd.b - fd.a
     assert fd.low == pytest.approx(fd.difference - student_95(10) * fd.error)
     assert fd.high == pytest.approx(fd.difference + student_95(10) * fd.error)
@@ -134,7 +141,7 @@ def sampled(model, **settings):
 
 
 def test_settings_of_a_model_are_told_apart(model):
-    reference = Side("digits", of_tensor(digits("train").images, "digits"))
+    reference = ComparedSet("digits", of_tensor(digits("train").images, "digits"))
     judge = Judge(blocks=8, progress=False)
     (row,) = compare(judge, sampled(model, nfe=1), sampled(model, nfe=12), reference, ("fd-pixels",)).differences
     assert row.significant
@@ -150,7 +157,7 @@ ROWS = [Difference("fid", 3.25, 3.0, -0.25, 0.05, -0.348, -0.152), Difference("k
 
 
 def test_the_table():
-    assert as_table(ROWS).splitlines() == [
+    assert comparison_table(ROWS).splitlines() == [
         "| figure | A | B | B - A | 95 % interval | |",
         "|---|---|---|---|---|---|",
         "| fid | 3.25 | 3 | -0.25 | -0.348 to -0.152 | differs |",
@@ -159,7 +166,7 @@ def test_the_table():
 
 
 def test_the_file(tmp_path):
-    write(tmp_path / "x.json", Comparison(ROWS, {"a": {"name": "run"}}))
+    write_comparison(tmp_path / "x.json", Comparison(ROWS, {"a": {"name": "run"}}))
     found = json.loads((tmp_path / "x.json").read_text())
     assert found["a"] == {"name": "run"}
     assert [row["differs"] for row in found["differences"]] == [True, False]

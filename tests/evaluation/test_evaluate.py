@@ -14,15 +14,23 @@ from test_images import KINDS, as_tensor, pictures, save
 
 from mvm import noise
 from mvm.distributed.processes import Processes
-from mvm.evaluation import gather
-from mvm.evaluation.evaluate import Reference, Side, evaluate, look, open_side, write_statistics
-from mvm.evaluation.gather import Judge, block_of
+from mvm.evaluation import evaluate as module
+from mvm.evaluation.evaluate import (
+    ComparedSet,
+    Judge,
+    Reference,
+    block_of,
+    evaluate,
+    gather_features,
+    open_side,
+    write_statistics,
+)
 from mvm.evaluation.images import of_tensor
 from mvm.files import sha256
 from mvm.metrics import extractors
 from mvm.metrics.distances import frechet_distance, kernel_distance, moments, sampling_bias, shrunken_features
 from mvm.metrics.extractors import EXTRACTORS, Extractor
-from mvm.metrics.measures import Key, keys_of
+from mvm.metrics.measures import Key, feature_keys
 from mvm.metrics.moments import Accumulator, load_moments, save_moments
 from threads import in_threads
 
@@ -38,7 +46,7 @@ def judged(a, b, names=BOTH, **options):
 
 
 def side(arrays, name="x"):
-    return Side(name, of_tensor(as_tensor(arrays), name))
+    return ComparedSet(name, of_tensor(as_tensor(arrays), name))
 
 
 def values(found):
@@ -189,8 +197,8 @@ def test_blocks_hold_what_was_dealt_to_them_and_merge_to_the_whole():
 
 def test_a_frechet_distance_keeps_no_features():
     judge = Judge(progress=False)
-    assert judge.gather(of_tensor(as_tensor(A)), keys_of(["fd-pixels"])).features == {}
-    kept = judge.gather(of_tensor(as_tensor(A)), keys_of(BOTH)).features[PIXELS]
+    assert judge.gather(of_tensor(as_tensor(A)), feature_keys(["fd-pixels"])).features == {}
+    kept = judge.gather(of_tensor(as_tensor(A)), feature_keys(BOTH)).features[PIXELS]
     assert torch.equal(kept, shrunken_features(as_tensor(A)).float())
 
 
@@ -220,7 +228,7 @@ def test_a_large_batch_goes_through_a_network_in_parts(monkeypatch):
     seen, judge = [], Judge(batch=40, progress=False)
     inner = judge.extractor("pixels")
     judge.opened["pixels"] = replace(inner, compute=lambda images: seen.append(len(images)) or inner.compute(images))
-    monkeypatch.setattr(gather, "MOST", 15)
+    monkeypatch.setattr(module, "MOST", 15)
     found = judge.gather(of_tensor(as_tensor(A)), {PIXELS: True}, 3)
     assert seen == [15, 15, 10]
     monkeypatch.undo()
@@ -258,7 +266,7 @@ def test_a_reference_is_gathered_once(inception):
 
 
 def test_the_reference_gathers_nothing_for_figures_of_images_alone(inception):
-    found, _ = look(Judge(progress=False), side(B), ("is", "fid"), reference=True)
+    found, _ = gather_features(Judge(progress=False), side(B), ("is", "fid"), reference=True)
     assert set(found.blocks) == {Key("inception", "pool")}
     found = evaluate(Judge(progress=False), side(A), None, ("is",))
     assert found.metrics["is"].value > 1
@@ -309,14 +317,10 @@ def test_moments_alone_refuse_what_needs_images(inception, tmp_path):
     assert set(values(judged(side(A), reference, ("fid", "sfid")))) == {"fid", "sfid"}
     with pytest.raises(ValueError, match=r"'b\.npz'.*kid.*images"):
         judged(side(A), reference, ("kid", "sfid"))
+    with pytest.raises(ValueError, match="holds moments alone, and kid needs the images"):
+        judged(side(A), reference, ("fid", "kid"))
     with pytest.raises(ValueError, match=r"'b\.npz' holds moments already; name images"):
         write_statistics(Judge(progress=False), reference, "inception", tmp_path / "c.npz")
-
-
-def test_only_figures_that_need_images_are_named(inception, tmp_path):
-    write_statistics(Judge(progress=False), side(B), "inception", tmp_path / "b.npz")
-    with pytest.raises(ValueError, match=r"holds moments alone, and kid needs the images"):
-        judged(side(A), open_side(str(tmp_path / "b.npz")), ("fid", "kid"))
 
 
 def test_moments_of_another_network_are_refused(inception, tmp_path, monkeypatch):
@@ -352,7 +356,7 @@ def test_other_shapes_are_refused_before_the_images_are_read(other, tmp_path):
         raise AssertionError("read")
 
     found = of_tensor(as_tensor(A))
-    unread = Side("x", type(found)(found.shape, found.facts, chunks))
+    unread = ComparedSet("x", type(found)(found.shape, found.facts, chunks))
     shape = "x".join(map(str, as_tensor(other).shape[1:]))
     with pytest.raises(ValueError, match=rf"3x16x16.*{shape}"):
         judged(unread, side(other))
@@ -402,7 +406,7 @@ def test_few_images_are_told_with_the_size_of_the_bias():
 
 def test_the_size_of_the_bias_is_computed_once_for_a_reference(monkeypatch):
     calls = []
-    monkeypatch.setattr("mvm.metrics.measures.sampling_bias", lambda *given: calls.append(given) or 80.0)
+    monkeypatch.setattr("mvm.metrics.distances.sampling_bias", lambda *given: calls.append(given) or 80.0)
     target = Reference(Judge(progress=False), side(B), ("fd-pixels",))
     for arrays in (A, A[:20]):
         told = judged(side(arrays), target, ("fd-pixels",)).warnings
@@ -413,7 +417,7 @@ def test_the_size_of_the_bias_is_computed_once_for_a_reference(monkeypatch):
 def test_moments_of_a_file_are_kept_where_features_are_computed(tmp_path):
     write_statistics(Judge(progress=False), side(B), "pixels", tmp_path / "b.npz")
     judge = Judge(place=Processes(device=torch.device("meta")), progress=False)  # stands for a GPU
-    found, _ = look(judge, open_side(str(tmp_path / "b.npz")), ("fd-pixels",), reference=True)
+    found, _ = gather_features(judge, open_side(str(tmp_path / "b.npz")), ("fd-pixels",), reference=True)
     known = found.moments(PIXELS)
     assert (known.mean.device.type, known.covariance.device.type) == ("meta", "meta")
 

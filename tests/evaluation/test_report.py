@@ -11,7 +11,7 @@ from PIL import Image
 
 from mvm import files
 from mvm.evaluation import report
-from mvm.evaluation.report import Axes, Curve, Html, Page, bullets, paragraph, picture, plot_svg, provenance, table
+from mvm.evaluation.report import Curve, Html, Page, PlotAxes, bullets, paragraph, picture, plot_svg, provenance, table
 
 NASTY = "<script>alert('x')</script> & \"quoted\" {title} ² \\1"
 
@@ -23,14 +23,14 @@ def outside_requests(text):
     return [address for address in loads if not address.strip("\"'").startswith(("#", "data:"))]
 
 
-class Balance(HTMLParser):
-    """Checks that every tag opened is closed, in order."""
+class Texts(HTMLParser):
+    """What a reader sees, by the tag it stands in; every tag that is opened must be closed, in order."""
 
     VOID = frozenset(("meta", "link", "img", "br", "path", "use", "rect"))
 
     def __init__(self):
         super().__init__()
-        self.open, self.texts, self.seen = [], [], []
+        self.open, self.pairs, self.seen = [], [], []
 
     def handle_starttag(self, tag, attrs):
         self.seen.append(tag)
@@ -45,11 +45,22 @@ class Balance(HTMLParser):
             assert self.open.pop() == tag
 
     def handle_data(self, data):
-        self.texts.append(data)
+        self.pairs.append((self.open[-1] if self.open else "", data))
+
+    @property
+    def texts(self):
+        return [text for _, text in self.pairs]
+
+    @property
+    def text(self):
+        return " ".join(" ".join(self.texts).split())
+
+    def of(self, tag):
+        return [text for kind, text in self.pairs if kind == tag]
 
 
 def read(text):
-    reader = Balance()
+    reader = Texts()
     reader.feed(text)
     assert reader.open == []
     return reader
@@ -63,7 +74,9 @@ def image():
 @pytest.fixture
 def page(image):
     made = Page(NASTY, NASTY)
-    axes = Axes(NASTY.replace("\\1", ""), "y", log_x=True, log_y=True, markers=True, level=("level", 0.3), ticks=(1, 3))
+    axes = PlotAxes(
+        NASTY.replace("\\1", ""), "y", log_x=True, log_y=True, markers=True, level=("level", 0.3), ticks=(1, 3)
+    )
     curves = [Curve("a <b> & c", [1, 2, 3], [0.5, 0.4, 0.1]), Curve("other", [1, 2, 3], [0.6, 0.2, 0.3])]
     made.section(NASTY, paragraph(NASTY), plot_svg(curves, axes), picture(image, NASTY, width=80))
     made.section("plain", table(["name", NASTY], [[NASTY, 0.123456], ["n", 7]]))
@@ -117,7 +130,7 @@ def test_table():
 
 
 def test_plot_shows_labels_and_points():
-    svg = plot_svg([Curve("alpha", [1, 2], [3, 4]), Curve("beta", [1, 2], [4, 3])], Axes("horizontal", "vertical"))
+    svg = plot_svg([Curve("alpha", [1, 2], [3, 4]), Curve("beta", [1, 2], [4, 3])], PlotAxes("horizontal", "vertical"))
     assert svg.startswith("<svg")
     assert svg.rstrip().endswith("</svg>")
     assert outside_requests(svg) == []
@@ -126,13 +139,13 @@ def test_plot_shows_labels_and_points():
 
 
 def test_plot_of_one_point_and_of_many_curves():
-    assert "<svg" in plot_svg([Curve("one", [1], [2])], Axes("x", "y", log_x=True, log_y=True, markers=True))
-    assert "<svg" in plot_svg([Curve(str(i), [1, 2], [i, i]) for i in range(12)], Axes("x", "y"))
+    assert "<svg" in plot_svg([Curve("one", [1], [2])], PlotAxes("x", "y", log_x=True, log_y=True, markers=True))
+    assert "<svg" in plot_svg([Curve(str(i), [1, 2], [i, i]) for i in range(12)], PlotAxes("x", "y"))
 
 
 def test_a_plot_with_errors_gaps_and_dollars_is_the_same_twice():
     curve = Curve("$\\bad{$", [1, 2, 3], [3, float("nan"), 4], errors=[0.1, float("nan"), 0.3])
-    axes = Axes("$x", "y$ and $", markers=True, ticks_y=(3, 4), range_y=(2, 5), title="$t$")
+    axes = PlotAxes("$x", "y$ and $", markers=True, ticks_y=(3, 4), range_y=(2, 5), title="$t$")
     assert plot_svg([curve], axes) == plot_svg([curve], axes)
     assert plot_svg([curve], axes) != plot_svg([Curve(curve.label, curve.x, curve.y)], axes)
 
@@ -149,7 +162,7 @@ def test_missing_matplotlib_says_what_to_install(monkeypatch):
 
     monkeypatch.setattr(report.importlib, "import_module", missing)
     with pytest.raises(ValueError, match=r"pip install 'mean-velocity-matching\[plots\]'"):
-        plot_svg([Curve("a", [1], [1])], Axes("x", "y"))
+        plot_svg([Curve("a", [1], [1])], PlotAxes("x", "y"))
 
 
 def test_a_crash_leaves_the_old_report(page, tmp_path, monkeypatch):

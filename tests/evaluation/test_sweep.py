@@ -12,12 +12,10 @@ from PIL import Image
 from mvm.data import digits
 from mvm.evaluation import sweep as module
 from mvm.evaluation.cells import Result, combinations, file_name
-from mvm.evaluation.compare import compare
-from mvm.evaluation.evaluate import Side, evaluate, open_side, write_statistics
-from mvm.evaluation.gather import Judge
+from mvm.evaluation.evaluate import ComparedSet, Judge, compare, evaluate, open_side, write_statistics
 from mvm.evaluation.images import of_model, of_tensor
 from mvm.evaluation.sweep import Sweep, check_cells
-from mvm.evaluation.sweep_findings import gap, reading
+from mvm.evaluation.sweep_report import gap, reading
 from mvm.files import locked
 from mvm.generate import Draw, Sampler
 from mvm.metrics.distances import shrunken_features
@@ -38,7 +36,7 @@ def model():
 
 
 def side():
-    return Side("digits", of_tensor(digits("held-out").images[:80], "digits", count=80))
+    return ComparedSet("digits", of_tensor(digits("held-out").images[:80], "digits", count=80))
 
 
 def sweep(model, folder, *, metrics=("fd-pixels",), draw=DRAW, reference=None, judge=None, precision="fp32", **more):
@@ -145,7 +143,7 @@ def test_an_impossible_cell_is_refused_before_any_work(model, tmp_path, made):
 
 
 def test_a_reference_that_does_not_fit_is_refused_before_any_work(model, tmp_path, made):
-    other = Side("other", of_tensor(torch.zeros(20, 3, 16, 16, dtype=torch.uint8), "other"))
+    other = ComparedSet("other", of_tensor(torch.zeros(20, 3, 16, 16, dtype=torch.uint8), "other"))
     with pytest.raises(ValueError, match="1x8x8 and 3x16x16"):
         sweep(model, tmp_path / "out", reference=other).run(CELLS)
     assert made == []
@@ -185,7 +183,9 @@ def test_results_are_returned_and_kept(model, finished, made):
 
 def test_a_cell_is_what_an_evaluation_gives(model, finished):
     settings = SampleConfig(nfe=2, rho=0.5)
-    want = evaluate(Judge(progress=False), Side("x", of_model(Sampler(model), DRAW, settings)), side(), ("fd-pixels",))
+    want = evaluate(
+        Judge(progress=False), ComparedSet("x", of_model(Sampler(model), DRAW, settings)), side(), ("fd-pixels",)
+    )
     found = kept(finished)["adams-nfe2-rho0.5"]["fd-pixels"]["value"]
     assert found == pytest.approx(want.metrics["fd-pixels"].value, rel=0.02)  # batches differ in their last bits
 
@@ -315,7 +315,7 @@ def test_seconds_are_those_of_sampling_though_images_were_there(model, tmp_path)
 
 # ---- another sweep in the same folder
 
-OTHER = Side("digits", of_tensor(digits("train").images, "digits", count=1400))
+OTHER = ComparedSet("digits", of_tensor(digits("train").images, "digits", count=1400))
 
 
 @pytest.mark.parametrize(
@@ -325,7 +325,7 @@ OTHER = Side("digits", of_tensor(digits("train").images, "digits", count=1400))
         ({"draw": replace(DRAW, seed=5)}, r"draw.seed \(4, now 5\)"),
         ({"draw": replace(DRAW, labels="random")}, r"draw.labels \(balanced, now random\)"),
         (
-            {"reference": Side("digits", of_tensor(digits("train").images, "digits", count=1400))},
+            {"reference": ComparedSet("digits", of_tensor(digits("train").images, "digits", count=1400))},
             r"reference.count \(80, now 1400\)",
         ),
         ({"repeats": 2}, r"repeats \(1, now 2\)"),

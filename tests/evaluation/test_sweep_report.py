@@ -12,10 +12,9 @@ import scipy.stats
 from PIL import Image
 from test_report import outside_requests, read
 
-from mvm.evaluation import sweep_findings as findings
+from mvm.evaluation import sweep_report as findings
 from mvm.evaluation.cells import Result
-from mvm.evaluation.sweep_curves import scale_of
-from mvm.evaluation.sweep_report import curves_figure, file_names, flatten, write_report
+from mvm.evaluation.sweep_report import curves_figure, file_names, flatten, scale_of, write_report
 from mvm.settings import SampleConfig
 
 NASTY = "<script>alert('x')</script> & $\\frac{$ \"q\""

@@ -35,7 +35,7 @@ TRAIN = {
     "sample.nfe": "2",
 }
 STOPPED = 7  # a step after a checkpoint and two snapshots: the second of them is written again
-DEMO = demo.Size(steps=4, samples=20, nfes=(3,), likelihood_images=2, likelihood_steps=2)
+DEMO = demo.DemoSize(steps=4, samples=20, nfes=(3,), likelihood_images=2, likelihood_steps=2)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from mvm.latent.rae import load_decoder_only
 from mvm.metrics import weights
 from mvm.metrics.moments import load_moments, provenance_of
 from mvm.published import check_tables, open_model, open_stored, read_codec, read_config, read_weights
-from mvm.published.card import read_figures
+from mvm.published.write import read_figures
 from mvm.recipes import load_recipe
 from mvm.training import logs, rundir
 from text_encoders import tiny_encoder

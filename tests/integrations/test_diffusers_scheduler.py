@@ -307,7 +307,7 @@ def test_half_precision_samples_lose_nothing_between_steps():
     exact = walk(planned(), x)[-1]
     x = x.bfloat16()
     for t in scheduler.timesteps:
-        inner = x.float() if scheduler._trail is None else scheduler._trail.states[-1].x
+        inner = x.float() if scheduler._run is None else scheduler._run.states[-1].x
         x = scheduler.step(predict(scheduler, inner, t), t, x).prev_sample
         assert x.dtype == torch.bfloat16
     assert float((x.float() - exact).abs().max()) < 0.02

@@ -27,13 +27,22 @@ from mvm.metrics.distances import (
     precision_recall,
     shrunken_features,
 )
-from mvm.metrics.moments import Accumulator, accumulate_blocks, random_blocks
+from mvm.metrics.moments import Accumulator, random_blocks
 
 
 def draw(count, d, seed, scale=1.0, shift=0.0):
     generator = torch.Generator().manual_seed(seed)
     mix = torch.randn(d, d, generator=generator, dtype=torch.float64)
     return torch.randn(count, d, generator=generator, dtype=torch.float64) @ mix * scale + shift
+
+
+def accumulate_blocks(features, blocks, seed=0):
+    """Accumulators of features dealt into random blocks."""
+    parts = []
+    for rows in random_blocks(len(features), blocks, seed):
+        parts.append(Accumulator(features.shape[1]))
+        parts[-1].add(features[rows])
+    return parts
 
 
 def by_sqrtm(a, b):
@@ -493,7 +502,7 @@ def test_kernel_distances_without_each_block():
     draw = torch.Generator().manual_seed(0)
     a, b = torch.randn(37, 5, generator=draw), torch.randn(29, 5, generator=draw) + 0.2
     dealt = torch.arange(37) % 4
-    found = metrics.kernel_leaving(a, b, dealt)
+    found = metrics.kernel_leave_one_out(a, b, dealt)
 
     def plain(x):
         """Every pair, one by one."""

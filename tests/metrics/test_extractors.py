@@ -8,7 +8,7 @@ from torch.nn.functional import interpolate
 from mvm.metrics import extractors
 from mvm.metrics.distances import shrunken_features
 from mvm.metrics.extractors import EXTRACTORS, Extractor, Sources, open_extractor
-from mvm.metrics.inception import Features, fingerprint
+from mvm.metrics.inception import InceptionFeatures, fingerprint
 from mvm.network import efficientnet
 from mvm.network.pretrained import IMAGENET, ConvTokens, Encoder, load_encoder
 
@@ -86,7 +86,7 @@ class StandIn(nn.Module):
 
     def forward(self, images):
         flat = images.flatten(1).float()
-        return Features(flat[:, :8], flat[:, 8:14], flat[:, :5] if self.classifier else None)
+        return InceptionFeatures(flat[:, :8], flat[:, 8:14], flat[:, :5] if self.classifier else None)
 
 
 @pytest.mark.parametrize("classifier", [True, False])

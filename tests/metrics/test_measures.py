@@ -11,14 +11,14 @@ import torch
 from mvm.metrics import distances as metrics
 from mvm.metrics import measures
 from mvm.metrics.distances import (
-    Leaving,
+    LeaveOneOut,
     frechet_distance,
     jackknife_error,
     moments,
     paired_difference,
     sampling_bias,
 )
-from mvm.metrics.measures import MEASURES, Figure, Gathered, Key, figures, keys_of, parse_metrics
+from mvm.metrics.measures import MEASURES, Figure, Gathered, Key, feature_keys, figures, parse_metrics
 from mvm.metrics.moments import SPATIAL, Accumulator, Moments, load_moments, save_moments
 
 POOL, PIXELS = Key("inception", "pool"), Key("pixels", "pool")
@@ -52,9 +52,9 @@ def test_names_are_parsed_once_each_in_order():
 
 
 def test_what_each_figure_needs():
-    assert keys_of(["fid", "sfid"]) == {POOL: False, Key("inception", "spatial"): False}
-    assert keys_of(["fid", "kid"]) == keys_of(["kid", "fid"]) == {POOL: True}
-    assert keys_of(["fd-pixels", "kd-dino"]) == {PIXELS: False, Key("dino", "pool"): True}
+    assert feature_keys(["fid", "sfid"]) == {POOL: False, Key("inception", "spatial"): False}
+    assert feature_keys(["fid", "kid"]) == feature_keys(["kid", "fid"]) == {POOL: True}
+    assert feature_keys(["fd-pixels", "kd-dino"]) == {PIXELS: False, Key("dino", "pool"): True}
     assert [name for name, measure in MEASURES.items() if measure.alone] == ["is"]
     assert set(MEASURES) == {
         "fid", "sfid", "kid", "precision", "recall", "density", "coverage", "is",
@@ -120,15 +120,6 @@ def test_published_defaults():
 # ---- jackknife of unequal blocks
 
 
-def test_jackknife_of_a_mean_is_its_standard_error():
-    """Of blocks of one the jackknife is exact: s / sqrt(n), and no bias."""
-    x = np.random.default_rng(0).normal(size=30)
-    left = [(x.sum() - value) / 29 for value in x]
-    found = jackknife_error(float(x.mean()), left, [1] * 30)
-    assert found.error == pytest.approx(x.std(ddof=1) / 30**0.5, rel=1e-12)
-    assert found.corrected == pytest.approx(x.mean(), rel=1e-12)
-
-
 def test_parts_of_an_error_give_that_of_a_difference():
     """As if the blocks had been left out of both sets at once, sizes of blocks being what they are."""
     draws, sizes = np.random.default_rng(2), [3, 8, 20, 9, 14, 6]
@@ -137,7 +128,7 @@ def test_parts_of_an_error_give_that_of_a_difference():
     sides = []
     for y in (x, np.exp(0.3 * x) + 0.1 * draws.normal(size=60)):
         left = [float(np.delete(y, np.s_[a:b]).var()) for a, b in pairwise(bounds)]
-        sides.append(Leaving(float(y.var()), left))
+        sides.append(LeaveOneOut(float(y.var()), left))
     a, b = (jackknife_error(*side, sizes) for side in sides)
     want = paired_difference(*sides, sizes).error
     assert np.linalg.norm(np.subtract(b.parts, a.parts)) == pytest.approx(want, rel=1e-12)

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from mvm.evaluation.evaluate import Side, evaluate
-from mvm.evaluation.gather import Judge
+from mvm.evaluation.evaluate import ComparedSet, Judge, evaluate
 from mvm.evaluation.images import of_tensor
 from mvm.metrics.distances import kernel_distance
 from mvm.metrics.extractors import EXTRACTORS, Extractor
@@ -74,7 +73,9 @@ def check(network, a, b, batch, within):
         mean, covariance = their_moments(theirs, real)
         assert torch.allclose(ours.mean, mean, rtol=1e-6, atol=1e-6)
         assert torch.allclose(ours.covariance, covariance, rtol=1e-6, atol=1e-6)
-    found = evaluate(judge, Side("a", of_tensor(a)), Side("b", of_tensor(b)), ("fid",)).metrics["fid"].value
+    found = (
+        evaluate(judge, ComparedSet("a", of_tensor(a)), ComparedSet("b", of_tensor(b)), ("fid",)).metrics["fid"].value
+    )
     assert found == pytest.approx(float(theirs.compute()), abs=within)
 
 

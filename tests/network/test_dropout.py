@@ -7,9 +7,8 @@ import torch
 
 from mvm import noise
 from mvm.network import DDTConfig, DiT, DiTConfig
-from mvm.network.extras import drop
 from mvm.network.fast import recompute
-from mvm.network.layers import modulate, patchify
+from mvm.network.layers import drop, modulate, patchify
 
 SMALL = {"size": "tiny", "depth": 3, "width": 16, "heads": 2, "patch": 2}
 SEEDS = torch.tensor([5, 1, 2**40, 7])
@@ -81,7 +80,7 @@ def test_the_network_by_hand(changes):
     c = torch.nn.functional.silu(network.level(level) + network.label(labels))
     condition = c if network.shared is None else network.shared(c)
     for n, block in enumerate(network.blocks):
-        shift, scale, gate, shift_m, scale_m, gate_m = block.modulated(condition).chunk(6, dim=-1)
+        shift, scale, gate, shift_m, scale_m, gate_m = block.modulations(condition, None)
         seen = kept[:, n, :1] * modulate(tokens, shift, scale, block.centred)
         tokens = tokens + gate * block.attention(seen, network.cos, network.sin)
         seen = kept[:, n, 1:] * modulate(tokens, shift_m, scale_m, block.centred)
@@ -113,9 +112,9 @@ def test_channels_are_dropped_of_all_tokens_and_others_in_every_branch():
 
 def test_a_mask_depends_on_the_seed_alone():
     network = shaken(dropout=0.4)
-    together = torch.stack(list(network.kept(SEEDS)))
+    together = torch.stack(list(network.dropout_masks(SEEDS)))
     for place, seed in enumerate(SEEDS):
-        assert torch.equal(torch.stack(list(network.kept(seed[None])))[:, 0], together[:, place])
+        assert torch.equal(torch.stack(list(network.dropout_masks(seed[None])))[:, 0], together[:, place])
     given = inputs()
     want = network(*given, seeds=SEEDS).prediction
     order = torch.tensor([2, 0, 3])

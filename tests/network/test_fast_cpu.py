@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from mvm.network import DDTConfig, DiTConfig, build_network
-from mvm.network.blocks import Block, Head
-from mvm.network.extras import Local
+from mvm.network.extras import DESIGNS, Local
 from mvm.network.fast import cpu, int8, swap
-from mvm.network.layers import RotaryAttention, SwiGLU, modulate, norm_rotate, rotary_table, rotary_waves
+from mvm.network.layers import Block, Head, RotaryAttention, SwiGLU, modulate, norm_rotate, rotary_table, rotary_waves
 from mvm.precision import arithmetic
 
 CPU = torch.device("cpu")
@@ -60,7 +59,7 @@ def layer_calls():
     waves = rotary_waves(rotary_table((6, 6), 8))
     return {
         "block": (Block(32, 4), (x, each, *waves)),
-        "block, classic": (Block(32, 4, "classic"), (x, each, *waves)),
+        "block, classic": (Block(32, 4, DESIGNS["classic"]), (x, each, *waves)),
         "block by token": (Block(32, 4), (x, every, *waves)),
         "block, dropout": (Block(32, 4), (x, each, *waves, draw(3, 2, 32, seed=3).relu())),
         "head": (Head(32, 12), (x, each)),

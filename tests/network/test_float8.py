@@ -9,10 +9,9 @@ from torch import nn
 from torch.nn.functional import linear
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mvm.network.blocks import Block
 from mvm.network.fast import float8, gpu
 from mvm.network.fast.float8 import GRADIENTS, GRANULARITY, ONE_SCALE, VALUES, products
-from mvm.network.layers import rotary_table, rotary_waves
+from mvm.network.layers import Block, rotary_table, rotary_waves
 
 LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
 TO_THE_BIT = {"rtol": 0, "atol": 0}

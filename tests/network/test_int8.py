@@ -58,9 +58,9 @@ def test_a_weight_is_rounded_again_only_when_it_changed():
 
 
 def test_a_weight_that_is_gone_is_forgotten():
-    before = len(int8._kept)
+    before = len(int8._rounded_weights)
     layer = nn.Linear(8, 8)
     rounded_weight(layer.weight)
-    assert len(int8._kept) == before + 1
+    assert len(int8._rounded_weights) == before + 1
     del layer
-    assert len(int8._kept) == before
+    assert len(int8._rounded_weights) == before

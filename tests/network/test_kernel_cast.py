@@ -8,7 +8,8 @@ from kernel_code import NAMED_GPU, run
 CODE = """
 import torch
 from mvm.network.fast import float8
-from mvm.network.fast.kernels import cast, rounded_both_ways
+from mvm.network.fast.kernels import cast
+from mvm.network.fast.kernels.cast import rounded_both_ways
 
 def compare(x, factor, dtype):
     before = x.clone()

@@ -7,9 +7,8 @@ from kernel_code import run
 from stand_ins import Counted, StandIns
 
 from mvm.network import DDT, DDTConfig, DiT, DiTConfig
-from mvm.network.blocks import Block
 from mvm.network.fast import gpu, recompute
-from mvm.network.layers import rotary_table, rotary_waves
+from mvm.network.layers import Block, rotary_table, rotary_waves
 
 CODE = """
 import torch

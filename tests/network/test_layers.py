@@ -13,7 +13,6 @@ from mvm.network.extras import GELU, Local, PlainAttention, sine_positions
 from mvm.network.layers import (
     NORM_EPS,
     LevelEmbedding,
-    RMSNorm,
     RotaryAttention,
     SwiGLU,
     modulate,
@@ -76,13 +75,9 @@ def test_rotation_keeps_length_and_leaves_the_origin_alone():
     assert not torch.allclose(turned[1:], x[1:], atol=1e-2)
 
 
-def test_rms_norm_and_modulate():
+def test_modulate():
     x = draw(2, 3, 8)
-    norm = RMSNorm(8).double()
-    with torch.no_grad():
-        norm.weight.copy_(torch.arange(1.0, 9.0))
     normal = x / torch.sqrt((x**2).mean(-1, keepdim=True) + NORM_EPS)
-    assert torch.allclose(norm(x), normal * torch.arange(1.0, 9.0), atol=1e-12)
     shift, scale = draw(2, 1, 8, seed=1), draw(2, 1, 8, seed=2)
     assert torch.allclose(modulate(x, shift, scale), normal * (1 + scale) + shift, atol=1e-12)
     centred = x - x.mean(-1, keepdim=True)

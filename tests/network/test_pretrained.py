@@ -232,7 +232,7 @@ def test_same_padding_puts_the_extra_row_below_and_right():
 
 def test_block_formula():
     """expand, depthwise, project, each normalised by its running statistics with eps 1e-3; ReLU6 but at the end."""
-    block = stirred(efficientnet.Block(3, 3, 3, 1, 2))
+    block = stirred(efficientnet.InvertedResidual(3, 3, 3, 1, 2))
     norms = (block.bn0, block.bn1, block.bn2)
     for norm in norms:
         norm.running_var.fill_(0.004)

@@ -14,8 +14,8 @@ import mvm
 from mvm import checkpoint
 from mvm.generate import Sampler
 from mvm.published import export, open_model, read_config, shipped_folder, write
-from mvm.published.card import read_card
 from mvm.published.diffusers import misfit
+from mvm.published.write import read_card
 from mvm.recipes import SampleConfig
 from mvm.solver import SOLVERS
 
@@ -154,12 +154,12 @@ def test_figures_of_these_weights_alone(run, tmp_path):
     no_number["metrics"]["fid"]["value"] = None
     for text in ("[]", "{}", "{", '{"results": []}', json.dumps(no_table), json.dumps(no_number)):
         file.write_text(text)
-        with pytest.raises(ValueError, match="tells nothing of a sampled model"):
+        with pytest.raises(ValueError, match="holds no figures of a sampled model"):
             export(run, folder, figures=file)
     assert row in (folder / "README.md").read_text()  # none of them replaced what was there
 
 
-@pytest.mark.parametrize("stop", ["save_file", "_source", "card", "check_all", "put_in_place"])
+@pytest.mark.parametrize("stop", ["save_file", "_source", "_card", "check_all", "put_in_place"])
 @pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()])
 def test_an_interrupted_export_leaves_what_was_there(run, tmp_path, monkeypatch, stop, error):
     def fail(*args, **options):
@@ -305,10 +305,14 @@ def test_a_model_that_diffusers_cannot_sample_says_so(run, tmp_path):
 
 
 def test_solvers_that_fit_are_those_of_the_scheduler():
-    course = pytest.importorskip("mvm.integrations.course")
+    plans = pytest.importorskip("mvm.integrations.plans")
     recipe = mvm.load("digits").recipe
-    fitting = [name for name in SOLVERS if not misfit(replace(recipe, sample=SampleConfig(solver=name)))]
-    assert fitting == course.fitting_solvers()
+    for name in SOLVERS:
+        if misfit(replace(recipe, sample=SampleConfig(solver=name))):
+            with pytest.raises(ValueError, match=f"solver='{re.escape(name)}' does not evaluate the network once"):
+                plans.build_solver(name, {})
+        else:
+            assert plans.build_solver(name, {}).name == name
 
 
 def test_two_exports_at_once_do_not_lose_one(run, tmp_path):

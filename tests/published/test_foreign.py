@@ -21,9 +21,16 @@ from mvm.cli import run
 from mvm.network import build_network
 from mvm.path import LinearFlow, VariancePreserving
 from mvm.path.betas import ddpm
-from mvm.published.foreign import FORMATS, Options, convert, convert_decoder, read_tensors
-from mvm.published.foreign.networks import HEADS
-from mvm.published.foreign.tensors import Tensors, pick
+from mvm.published.foreign import (
+    FORMATS,
+    HEADS,
+    ForeignTensors,
+    Options,
+    convert,
+    convert_decoder,
+    read_tensors,
+    state_dict_in,
+)
 from mvm.solver import Heun
 from mvm.solver.guidance import ClassifierFree, Internal
 
@@ -43,7 +50,7 @@ def write(path, state, **around):
 
 def converted(format, state, **options):
     """The network in float64, and what was found."""
-    found = FORMATS[format].convert(Tensors(state, "'x'"), Options(**options))
+    found = FORMATS[format].convert(ForeignTensors(state, "'x'"), Options(**options))
     network = build_network(found.network, found.shape, found.classes).double()
     network.load_state_dict(found.weights)
     return network.eval().requires_grad_(False), found
@@ -392,7 +399,7 @@ def test_files_that_declare_more_than_they_hold(tmp_path):
         convert("sit", tmp_path / "x.safetensors")
     for found in ([], {}, {"a": 1}, {"ema": {}}, {"ema": {1: torch.ones(1)}}):
         with pytest.raises(ValueError, match="something other than named tensors"):
-            pick(found, "x")
+            state_dict_in(found, "x")
 
 
 # --- folders ------------------------------------------------------------------------------------------------------

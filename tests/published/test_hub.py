@@ -194,10 +194,10 @@ def test_push_errors(folder, api, error, words):
 
 def test_prepare_says_what_would_be_sent(folder, api):
     (folder / "LICENSE").write_text("mine")  # lies beside the format, and is not sent
-    found, asked = prepare(folder, "owner/name", private=True), api()
+    found, asked = prepare(folder, "owner/name"), api()
     push(folder, "owner/name", private=True)
     assert found.files == {name: len(data) for name, data in asked.sent.items()}
-    assert (found.repo, found.revision, found.private) == ("owner/name", None, True)
+    assert (found.repo, found.revision) == ("owner/name", None)
     for name, revision, words in (
         ("name", None, "'name' is no hub id"),
         ("owner/a--b", None, "the hub does not take the name"),

@@ -15,19 +15,21 @@ from mvm.oracle import gaussian, mixture
 from mvm.path import LinearFlow, MeanVelocity, VariancePreserving, full_time
 from mvm.solver import SOLVERS, run, sample, solve, solver_named
 from mvm.solver.peers import (
+    PEERS,
     SA_NOISE,
     SigmaGrid,
     as_grid,
     deis,
     dpm,
+    edm_churn,
     er_sde,
     ipndm,
     moments,
     sa_official,
     sde_dpm,
+    seeds,
     unipc,
 )
-from mvm.solver.peers_staged import PEERS, edm_churn, seeds
 from mvm.solver.table import TO_DATA
 
 diffusers = pytest.importorskip("diffusers")

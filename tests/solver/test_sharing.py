@@ -8,7 +8,7 @@ import torch
 from mvm.network import DDT, DDTConfig
 from mvm.path import MeanVelocity, to_x0
 from mvm.solver import ClassifierFree, Internal, Interval, sample, solve
-from mvm.solver.sharing import SharedRun, SharingPlan, best_steps, shared, similarity, uniform_steps
+from mvm.solver.sharing import SharedRun, SharingPlan, best_steps, shared, similarity
 
 MV = MeanVelocity()
 LABELS = torch.tensor([0, 2, 3])
@@ -108,27 +108,13 @@ def test_best_steps_find_where_the_tokens_change():
     plateau = torch.tensor([0] * 5 + [1] + [2] * 4)
     matrix = (plateau[:, None] == plateau[None]).double()
     assert best_steps(matrix, 3) == (0, 5, 6)
-    assert uniform_steps(10, 3) == (0, 3, 6)
-    assert total(matrix, (0, 5, 6)) == 10 > total(matrix, uniform_steps(10, 3))
-
-
-def test_uniform_steps_are_evenly_spread():
-    assert uniform_steps(6, 3) == (0, 2, 4)
-    assert uniform_steps(90, 45) == tuple(range(0, 90, 2))
-    for n in range(1, 12):
-        for k in range(1, n + 1):
-            steps = uniform_steps(n, k)
-            gaps = {b - a for a, b in zip(steps, (*steps[1:], n), strict=True)}
-            assert steps[0] == 0
-            assert len(steps) == k
-            assert max(gaps) - min(gaps) <= 1
+    assert total(matrix, (0, 5, 6)) == 10 > total(matrix, (0, 3, 6))
 
 
 @pytest.mark.parametrize("count", [0, 7, -1])
 def test_a_count_out_of_range_is_named(count):
-    for call in (lambda: uniform_steps(6, count), lambda: best_steps(torch.eye(6), count)):
-        with pytest.raises(ValueError, match=rf"count={count}.*\[1, 6\]"):
-            call()
+    with pytest.raises(ValueError, match=rf"count={count}.*\[1, 6\]"):
+        best_steps(torch.eye(6), count)
 
 
 @pytest.mark.parametrize("bad", [torch.ones(3, 4), torch.ones(3), torch.full((2, 2), torch.nan)], ids=["4", "1", "nan"])

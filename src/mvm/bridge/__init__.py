@@ -5,27 +5,13 @@ Incoming: `from_diffusers`, `from_flow`, `from_edm`, `from_model`. Outgoing: `as
 """
 
 from mvm.bridge.diffusers import SCHEDULERS, beta_table, from_diffusers
-from mvm.bridge.incoming import PATHS, BridgedField, from_edm, from_flow, from_model
+from mvm.bridge.incoming import PATHS, BridgedField, VarianceExploding, from_edm, from_flow, from_model
 from mvm.bridge.k_diffusion import mvm_sigmas, sample_mvm
 from mvm.bridge.outgoing import as_denoiser, as_eps, as_flow, as_v
-from mvm.bridge.paths import VarianceExploding
 from mvm.path.betas import BetaTable
 
 __all__ = [
-    "PATHS",
-    "SCHEDULERS",
-    "BetaTable",
-    "BridgedField",
-    "VarianceExploding",
-    "as_denoiser",
-    "as_eps",
-    "as_flow",
-    "as_v",
-    "beta_table",
-    "from_diffusers",
-    "from_edm",
-    "from_flow",
-    "from_model",
-    "mvm_sigmas",
-    "sample_mvm",
-]
+    "PATHS", "SCHEDULERS", "BetaTable", "BridgedField", "VarianceExploding",
+    "as_denoiser", "as_eps", "as_flow", "as_v", "beta_table",
+    "from_diffusers", "from_edm", "from_flow", "from_model", "mvm_sigmas", "sample_mvm",
+]  # fmt: skip

@@ -15,24 +15,11 @@ from mvm.path.condition import map_tensors
 
 # A table of betas; how a scheduler steps through it is no matter of the model.
 BETA_SCHEDULERS = (
-    "DDPMScheduler",
-    "DDPMParallelScheduler",
-    "DDIMScheduler",
-    "DDIMParallelScheduler",
-    "PNDMScheduler",
-    "DEISMultistepScheduler",
-    "DPMSolverMultistepScheduler",
-    "DPMSolverSinglestepScheduler",
-    "DPMSolverSDEScheduler",
-    "UniPCMultistepScheduler",
-    "SASolverScheduler",
-    "EulerDiscreteScheduler",
-    "EulerAncestralDiscreteScheduler",
-    "HeunDiscreteScheduler",
-    "LMSDiscreteScheduler",
-    "KDPM2DiscreteScheduler",
-    "KDPM2AncestralDiscreteScheduler",
-)
+    "DDPMScheduler", "DDPMParallelScheduler", "DDIMScheduler", "DDIMParallelScheduler", "PNDMScheduler",
+    "DEISMultistepScheduler", "DPMSolverMultistepScheduler", "DPMSolverSinglestepScheduler", "DPMSolverSDEScheduler",
+    "UniPCMultistepScheduler", "SASolverScheduler", "EulerDiscreteScheduler", "EulerAncestralDiscreteScheduler",
+    "HeunDiscreteScheduler", "LMSDiscreteScheduler", "KDPM2DiscreteScheduler", "KDPM2AncestralDiscreteScheduler",
+)  # fmt: skip
 FLOW_SCHEDULERS = ("FlowMatchEulerDiscreteScheduler", "FlowMatchHeunDiscreteScheduler")
 EDM_SCHEDULERS = ("EDMEulerScheduler", "EDMDPMSolverMultistepScheduler")
 
@@ -41,12 +28,9 @@ EDM_SIGNS = {"epsilon": 1, "v_prediction": -1}  # of c_out
 
 # Networks that take a timestep in [0, 1] and multiply it by 1000 themselves: their pipelines divide the scheduler's.
 UNIT_TIME = (
-    "FluxTransformer2DModel",
-    "Flux2Transformer2DModel",
-    "ChromaTransformer2DModel",
-    "LongCatImageTransformer2DModel",
+    "FluxTransformer2DModel", "Flux2Transformer2DModel", "ChromaTransformer2DModel", "LongCatImageTransformer2DModel",
     "OvisImageTransformer2DModel",
-)
+)  # fmt: skip
 UNIT = 1000
 
 TEXT = "encoder_hidden_states"  # what networks of diffusers call the embedded text
@@ -89,13 +73,6 @@ def _unpacked(pipe_or_model: Any, scheduler: Any) -> tuple[nn.Module, Any]:
     return networks[0], scheduler if scheduler is not None else parts["scheduler"]
 
 
-def _classes(config: Mapping[str, Any]) -> tuple[int, int | None]:
-    """Return the number of classes and the null label: DiT's stands behind its classes, a UNet has none."""
-    if config.get("norm_type") == "ada_norm_zero":
-        return int(config["num_embeds_ada_norm"]), int(config["num_embeds_ada_norm"])
-    return int(config.get("num_class_embeds") or 0), None
-
-
 def _network(model: Any, arguments: Mapping[str, Any], num_classes: int, rounded: bool) -> Network:
     """Return (x, timestep, condition) -> prediction, all in the model's dtype; learned variances are left out.
 
@@ -133,8 +110,9 @@ def _by_log_sigma(scheduler: Any) -> bool:
     return scheduler.config.get("timestep_type", "discrete") == "continuous"
 
 
-def _preconditioned(network: Network, sigma_data: float, sign: int) -> Network:
-    """Return EDM's D(x; sigma) = c_skip x + c_out F(c_in x; log(sigma)/4)."""
+def _from_preconditioned(network: Network, config: Any, sigma_data: float, **options: Any) -> BridgedField:
+    """Return the field of EDM's D(x; sigma) = c_skip x + c_out F(c_in x; log(sigma)/4)."""
+    sign = choose("prediction_type", config.prediction_type, EDM_SIGNS)
 
     def denoise(x: Tensor, sigma: Tensor, /, *condition: Condition, **named: Any) -> Tensor:
         square = sigma**2 + sigma_data**2
@@ -142,7 +120,7 @@ def _preconditioned(network: Network, sigma_data: float, sign: int) -> Network:
         answer = network(x * like(c_in, x), torch.log(sigma) / 4, *condition, **named)
         return like(c_skip, x) * x + like(c_out, x) * answer
 
-    return denoise
+    return from_edm(denoise, sigma_min=config.sigma_min, sigma_max=config.sigma_max, **options)
 
 
 def _from_beta_scheduler(network: Network, scheduler: Any, **options: Any) -> BridgedField:
@@ -153,8 +131,7 @@ def _from_beta_scheduler(network: Network, scheduler: Any, **options: Any) -> Br
     if _by_log_sigma(scheduler):
         if config.prediction_type != "v_prediction" or not (config.sigma_min and config.sigma_max):
             raise ValueError("timestep_type='continuous' needs prediction_type='v_prediction', sigma_min and sigma_max")
-        denoiser = _preconditioned(network, 1.0, EDM_SIGNS["v_prediction"])
-        return from_edm(denoiser, sigma_min=config.sigma_min, sigma_max=config.sigma_max, **options)
+        return _from_preconditioned(network, config, 1.0, **options)
     if kind == "flow":
         raise ValueError("prediction_type='flow_prediction' is of the straight path; set use_flow_sigmas=True with it")
     return from_model(network, beta_table(scheduler), kind, **options)
@@ -166,10 +143,7 @@ def _from_flow_scheduler(network: Network, scheduler: Any, **options: Any) -> Br
 
 
 def _from_edm_scheduler(network: Network, scheduler: Any, **options: Any) -> BridgedField:
-    config = scheduler.config
-    sign = choose("prediction_type", config.prediction_type, EDM_SIGNS)
-    denoiser = _preconditioned(network, config.sigma_data, sign)
-    return from_edm(denoiser, sigma_min=config.sigma_min, sigma_max=config.sigma_max, **options)
+    return _from_preconditioned(network, scheduler.config, scheduler.config.sigma_data, **options)
 
 
 SCHEDULERS: dict[str, Callable[..., BridgedField]] = {
@@ -207,16 +181,13 @@ def from_diffusers(
         raise ValueError(f"{type(model).__name__} is no network of diffusers (it has no config); use from_model")
     if round_timesteps and (build is _from_edm_scheduler or _by_log_sigma(scheduler)):
         raise ValueError("round_timesteps=True: this scheduler gives its network log(sigma)/4; leave it False")
-    found, null = _classes(config)
-    num_classes = found if num_classes is None else num_classes
+    if config.get("norm_type") == "ada_norm_zero":  # DiT's null label stands behind its classes
+        known = null = int(config["num_embeds_ada_norm"])
+    else:
+        known, null = int(config.get("num_class_embeds") or 0), None
+    num_classes = known if num_classes is None else num_classes
     if null_label is None and null_arguments is None:
         null_label = null
-    return build(
-        _network(model.eval(), dict(arguments or {}), num_classes, round_timesteps),
-        scheduler,
-        num_classes=num_classes,
-        null_label=null_label,
-        null_arguments=null_arguments,
-        joined=joined,
-        path=path,
-    )
+    options = {"null_label": null_label, "null_arguments": null_arguments, "joined": joined, "path": path}
+    network = _network(model.eval(), dict(arguments or {}), num_classes, round_timesteps)
+    return build(network, scheduler, num_classes=num_classes, **options)

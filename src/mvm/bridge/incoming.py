@@ -20,12 +20,11 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from mvm.bridge.paths import FlowConvention, VarianceExploding
 from mvm.options import at_least, choose
 from mvm.path import (
     KINDS,
@@ -36,12 +35,14 @@ from mvm.path import (
     LinearFlow,
     MeanVelocity,
     Schedule,
+    as_time,
     equal_snr_time,
     like,
     to_x0,
 )
 from mvm.path.betas import BetaTable
 from mvm.path.condition import batched, cat, check_labels, require_finite
+from mvm.path.schedule import Time
 from mvm.solver import Multistep, adams
 
 # (x, timestep (B,)) and the condition -> a prediction of x's shape. Labels (B,), None where there are classes but no
@@ -51,6 +52,82 @@ Clock = Callable[[Tensor], Tensor]
 
 PATHS = {"mvm": "MVM's path, by equal log-SNR", "own": "the model's own path"}
 WEAKEST_SIGNAL = 2.0**-8  # alpha/sigma below which eps is not asked: in x0_hat its error grows by the inverse
+
+
+@dataclass(frozen=True)
+class VarianceExploding(Schedule):
+    """x = x0 + t eps: EDM and k-diffusion, whose sigma is the time; it ends at sigma_max."""
+
+    sigma_max: float = 80.0
+    sigma_power: ClassVar[float] = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.sigma_max < float("inf"):
+            raise ValueError(f"sigma_max={self.sigma_max} is out of range; it must be positive and finite")
+
+    @property
+    def end(self) -> float:
+        return self.sigma_max
+
+    def alpha(self, t: Time) -> Tensor:
+        return torch.ones_like(as_time(t))
+
+    def sigma(self, t: Time) -> Tensor:
+        return as_time(t)
+
+    def alpha_rate(self, t: Time) -> Tensor:
+        return torch.zeros_like(as_time(t))
+
+    def variance_rate(self, t: Time) -> Tensor:
+        return 2 * as_time(t)
+
+    def sigma_rate(self, t: Time) -> Tensor:
+        return torch.ones_like(as_time(t))  # at t = 0 too
+
+    def lam(self, t: Time) -> Tensor:
+        return -torch.log(as_time(t))
+
+    def t_from_lam(self, lam: Time) -> Tensor:
+        return torch.exp(-as_time(lam)).clamp_max(self.sigma_max)
+
+
+VELOCITIES = {"noise": 1, "data": -1}
+
+
+@dataclass(frozen=True)
+class FlowConvention:
+    """The convention of a flow model for time and velocity.
+
+    data_at: the end of its time at which data stands, 0 or 1. velocity_to: "noise" (eps - x0) or "data" (x0 - eps);
+    None: dx/dt in its own time, so "noise" with data at 0 and "data" with data at 1. time_scale: its time at the far
+    end, 1000 for most of diffusers.
+    """
+
+    data_at: int = 0
+    velocity_to: str | None = None
+    time_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.data_at not in (0, 1):
+            raise ValueError(f"data_at={self.data_at!r} is unknown; allowed: 0, 1")
+        if self.velocity_to is not None:
+            choose("velocity_to", self.velocity_to, VELOCITIES)
+        if not 0 < self.time_scale < float("inf"):
+            raise ValueError(f"time_scale={self.time_scale} is out of range; it must be positive and finite")
+
+    @property
+    def sign(self) -> int:
+        """Return +1 where its velocity is eps - x0, -1 where x0 - eps."""
+        return 1 - 2 * self.data_at if self.velocity_to is None else VELOCITIES[self.velocity_to]
+
+    def timestep(self, t: Tensor) -> Tensor:
+        """Return its time at t of LinearFlow."""
+        return self.time_scale * (1 - t if self.data_at else t)
+
+    def time(self, timestep: Tensor) -> Tensor:
+        """Return t of LinearFlow at its time."""
+        t = timestep / self.time_scale
+        return 1 - t if self.data_at else t
 
 
 @dataclass(frozen=True)
@@ -97,10 +174,9 @@ class BridgedField:
         condition = self._null(x) if condition is None else batched(condition, x)
         if isinstance(condition, Mapping):
             value = self.network(seen, self.clock(level), **condition)
-        elif self.num_classes or condition is not None:
-            value = self.network(seen, self.clock(level), condition)
         else:
-            value = self.network(seen, self.clock(level))
+            third = (condition,) if self.num_classes or condition is not None else ()
+            value = self.network(seen, self.clock(level), *third)
         if value.shape != x.shape:
             raise ValueError(f"the model answers with shape {tuple(value.shape)} to a state of {tuple(x.shape)}")
         return to_x0(self.kind, value.to(x.dtype), seen, level, self.own)
@@ -184,19 +260,12 @@ def from_model(
         raise ValueError(f"null_label={null_label}: a model without classes takes no label; set num_classes")
     if null_label is not None and null_arguments is not None:
         raise ValueError(f"null_label={null_label} and null_arguments are two unconditional branches; give one")
+    last = float(schedule.t_from_lam(math.log(WEAKEST_SIGNAL))) if kind in NOISE_KINDS else schedule.end
+    field_path = MEAN_VELOCITY if path == "mvm" else schedule
     return BridgedField(
-        _fitted(network),
-        own=schedule,
-        kind=kind,
-        schedule=MEAN_VELOCITY if path == "mvm" else schedule,
-        clock=timestep or clock,
-        first=first,
-        last=float(schedule.t_from_lam(math.log(WEAKEST_SIGNAL))) if kind in NOISE_KINDS else schedule.end,
-        num_classes=num_classes,
-        null_label=null_label,
-        null_arguments=null_arguments,
-        joined=joined,
-    )
+        _fitted(network), schedule, kind, field_path, timestep or clock, first, last,
+        num_classes, null_label, null_arguments, joined,
+    )  # fmt: skip
 
 
 def from_flow(

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from mvm.bridge.paths import VarianceExploding
+from mvm.bridge.incoming import VarianceExploding
 from mvm.noise import as_seeds
 from mvm.options import at_least, between, choose
 from mvm.path import MEAN_VELOCITY, LinearFlow, Schedule, equal_snr_scale, equal_snr_time
 from mvm.solver import MAX_RHO, SOLVERS, Multistep, run
-from mvm.solver.sampling import solver_named, step_noise
+from mvm.solver.sampling import step_noise
+from mvm.solver.variants import solver_named
 
 SAME = 1e-5  # relative: sigmas this close are one level, written twice or rounded
 NOISIEST = 1e9  # of x0 + sigma eps: beyond it two levels may be one time in float64
@@ -76,18 +77,15 @@ def mvm_sigmas(
 
 
 def _levels(sigmas: Sequence[float], end: float) -> list[int]:
-    """Return the places of the levels among sigmas that fall; one that repeats the level before it is left out."""
-    kept: list[int] = []
+    """Return the indices of the levels among sigmas that fall; one that repeats the level before it is left out."""
+    levels: list[int] = []
     for i, sigma in enumerate(sigmas):
-        before = sigmas[kept[-1]] if kept else end
+        before, whose = (sigmas[levels[-1]], "below the one before") if levels else (end, "the path")
         if not 0 <= sigma <= before * (1 + SAME):
-            raise ValueError(
-                f"sigmas[{i}]={sigma:g} must lie in [0, {before:g}], {'below the one before' if kept else 'the path'}; "
-                "give sigmas that fall"
-            )
-        if not kept or sigma < before * (1 - SAME):
-            kept.append(i)
-    return kept
+            raise ValueError(f"sigmas[{i}]={sigma:g} must lie in [0, {before:g}], {whose}; give sigmas that fall")
+        if not levels or sigma < before * (1 - SAME):
+            levels.append(i)
+    return levels
 
 
 @torch.no_grad()
@@ -118,35 +116,35 @@ def sample_mvm(
     if noise_sampler is not None and seeds is not None:
         raise ValueError("noise_sampler and seeds both say the noise of the SDE; give one of the two")
     sigmas = torch.as_tensor(sigmas)
-    kept = _levels(sigmas.tolist(), end)
-    if len(kept) < 2:
+    used = _levels(sigmas.tolist(), end)
+    if len(used) < 2:
         return x
-    levels = sigmas[kept].cpu().double().clamp_max(end)
+    levels = sigmas[used].cpu().double().clamp_max(end)
     times = equal_snr_time(levels, own, MEAN_VELOCITY)
     scales = (1 / equal_snr_scale(levels, own, MEAN_VELOCITY)).tolist()  # of the path's states, against the solver's
-    place = {t: k for k, t in enumerate(times.tolist())}
+    index = {t: k for k, t in enumerate(times.tolist())}
     try:
-        plan = chosen.for_size(x[0].numel()).plan_times(own, tuple(place), rho)
+        plan = chosen.for_size(x[0].numel()).plan_times(own, tuple(index), rho)
     except ValueError as error:
         raise ValueError(
             f"sigmas from {float(levels[0]):g}: {error}; or take mvm_sigmas(n, path='{path}', solver='{chosen.name}')"
         ) from error
 
     def evaluate(state: Tensor, t: float) -> Tensor:
-        k = place[t]
-        seen, sigma = (state * scales[k]).to(x.dtype), sigmas[kept[k]]
+        k = index[t]
+        seen, sigma = (state * scales[k]).to(x.dtype), sigmas[used[k]]
         denoised = model(seen, state.new_full((len(x),), float(levels[k])), **(extra_args or {}))
         if denoised.shape != x.shape:
             raise ValueError(f"model answers x of shape {tuple(x.shape)} with {tuple(denoised.shape)}; it must be x's")
         if callback is not None:
-            callback({"x": seen, "i": kept[k], "sigma": sigma, "sigma_hat": sigma, "denoised": denoised})
+            callback({"x": seen, "i": used[k], "sigma": sigma, "sigma_hat": sigma, "denoised": denoised})
         bar.update()
         return denoised.to(torch.promote_types(denoised.dtype, state.dtype))
 
     def drawn(step: int) -> Tensor:
         if noise_sampler is None:
             return torch.randn_like(start)
-        return noise_sampler(sigmas[kept[step]], sigmas[kept[step + 1]]).to(start)
+        return noise_sampler(sigmas[used[step]], sigmas[used[step + 1]]).to(start)
 
     start = (x if x.dtype == torch.float64 else x.float()) / scales[0]
     noise = drawn if seeds is None else step_noise(as_seeds(seeds, len(x), x.device), start)

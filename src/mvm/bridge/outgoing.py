@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from mvm.bridge.diffusers import beta_table
-from mvm.bridge.incoming import Clock
-from mvm.bridge.paths import FlowConvention, VarianceExploding
+from mvm.bridge.incoming import Clock, FlowConvention, VarianceExploding
 from mvm.path import MEAN_VELOCITY, Condition, Field, LinearFlow, Schedule, TrainedField, as_time, convert, equal_snr
 from mvm.path.betas import BetaTable
 from mvm.path.condition import batched
@@ -53,9 +52,9 @@ def _outgoing(
     return Outgoing(equal_snr(field, source or known, path), path, kind, clock, end, sign)
 
 
-def _path_and_clock(scheduler: Any) -> tuple[Schedule, Clock]:
+def _of_scheduler(field: Field, scheduler: Any, kind: str, schedule: Schedule | None) -> Outgoing:
     path = scheduler if isinstance(scheduler, Schedule) else beta_table(scheduler)
-    return path, path.time if isinstance(path, BetaTable) else torch.clone
+    return _outgoing(field, schedule, path, kind, path.time if isinstance(path, BetaTable) else torch.clone)
 
 
 def as_eps(field: Field, scheduler: Any, *, schedule: Schedule | None = None) -> Outgoing:
@@ -64,14 +63,12 @@ def as_eps(field: Field, scheduler: Any, *, schedule: Schedule | None = None) ->
     scheduler: such a scheduler, or the Schedule itself: of a BetaTable times are training steps, of another its own t.
     x is what the scheduler's scale_model_input gives. schedule: the field's path; default: the model's own, or MVM's.
     """
-    path, clock = _path_and_clock(scheduler)
-    return _outgoing(field, schedule, path, "eps", clock)
+    return _of_scheduler(field, scheduler, "eps", schedule)
 
 
 def as_v(field: Field, scheduler: Any, *, schedule: Schedule | None = None) -> Outgoing:
     """Return (x, timestep, condition=None) -> alpha eps - sigma x0, v-prediction; arguments as of `as_eps`."""
-    path, clock = _path_and_clock(scheduler)
-    return _outgoing(field, schedule, path, "diffusion_v", clock)
+    return _of_scheduler(field, scheduler, "diffusion_v", schedule)
 
 
 def as_flow(

@@ -7,7 +7,7 @@ import sys
 
 from cyclopts import CycloptsError, UnknownOptionError, UnusedCliTokensError
 
-from mvm.cli import data, judge, look, publish, sample, sweep, train, tune  # noqa: F401 (their commands)
+from mvm.cli import data, judge, look, publish, sample, train  # noqa: F401 (their commands)
 from mvm.cli.app import INTERRUPTED, USAGE_ERROR, Overrides, app
 from mvm.process import keep_freed_memory, share_cores
 
@@ -22,7 +22,7 @@ def split_overrides(tokens: list[str]) -> tuple[list[str], Overrides]:
         if tokens[i - 1].endswith(",") and not tokens[i].startswith("-"):
             tokens[i - 1 : i + 1] = [tokens[i - 1] + tokens[i]]
     rest: list[str] = []
-    found: Overrides = {}
+    overrides: Overrides = {}
     waiting = iter(tokens)
     for token in waiting:
         name, equals, value = token.removeprefix("--").partition("=")
@@ -32,8 +32,8 @@ def split_overrides(tokens: list[str]) -> tuple[list[str], Overrides]:
         value = value if equals else next(waiting, None)
         if value is None or (not equals and value.startswith("--")):  # the next option, not a value
             raise ValueError(f"--{name} needs a value, as in --{name} VALUE")
-        found[name] = value
-    return rest, found
+        overrides[name] = value
+    return rest, overrides
 
 
 # messages of torch's CUDA allocator and of its CPU one, which raises a plain RuntimeError
@@ -41,12 +41,10 @@ OUT_OF_MEMORY = re.compile("out of memory|can't allocate memory|not enough memor
 LESS_MEMORY = {"train": "try --engine.accumulate 4, or a smaller recipe", "bench": "try --engine.accumulate 4"}
 FEWER = "try a smaller --batch"
 REMEDIES = {
-    errno.EEXIST: "a file is in the way; name another path",
-    errno.ENOTDIR: "a file is in the way; name another path",
+    **dict.fromkeys((errno.EEXIST, errno.ENOTDIR), "a file is in the way; name another path"),
     errno.EISDIR: "a folder is in the way; name another path",
     errno.ENOENT: "check the path, and that files can be made there",
-    errno.EACCES: "name another path, or ask for the right to use it",
-    errno.EPERM: "name another path, or ask for the right to use it",
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "name another path, or ask for the right to use it"),
     errno.EROFS: "name another path",
     errno.ENOSPC: "make room, and run it again",
 }

@@ -1,8 +1,10 @@
 """The application and the kinds of argument that its commands share."""
 
+import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -10,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from cyclopts import App, Parameter, Token
 
 import mvm
+from mvm.files import write_text
 from mvm.options import meanings
 from mvm.process import INTERRUPTED as INTERRUPTED
 from mvm.settings import NEEDS, OPTIONS, SampleConfig
@@ -39,6 +42,7 @@ def _whole(kind: type, tokens: Sequence[Token]) -> int:
 
 
 Whole = Annotated[int, Parameter(converter=_whole)]
+Num = Annotated[Whole, Parameter(alias="-n")]
 Device = Annotated[str, Parameter(help="cpu, cuda, or auto: cuda where there is one.")]
 JsonFile = Annotated[Path | None, Parameter(name="--json", help="Write the figures there as well.")]
 
@@ -47,10 +51,35 @@ Overrides = dict[str, str]
 Dotted = Annotated[Overrides | None, Parameter(parse=False)]
 
 
+def is_first() -> bool:
+    """Return whether this is the first of several processes of torchrun, or the only one."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def say_from_first(text: str, *, error: bool = False) -> None:
     """Print, in the first of several processes alone."""
-    if os.environ.get("RANK", "0") == "0":
+    if is_first():
         print(text, file=sys.stderr if error else sys.stdout)
+
+
+def warn_from_first(text: str) -> None:
+    """Print a warning, in the first of several processes alone."""
+    say_from_first(f"mvm: {text}", error=True)
+
+
+def on_device(name: str) -> "AbstractContextManager[Processes]":
+    """Return the processes that share the work, on a device by its name."""
+    from mvm.distributed.processes import processes
+    from mvm.model import choose_device
+
+    return processes(choose_device(name))
+
+
+def json_writer(path: Path | None) -> Callable[[object], None]:
+    """Return what writes figures as JSON, if a file is named; its folder is made at once: it fails before the work."""
+    if path is not None:
+        path.resolve().parent.mkdir(parents=True, exist_ok=True)
+    return lambda figures: None if path is None else write_text(path, json.dumps(figures, indent=2) + "\n")
 
 
 def parse_interval(text: str) -> tuple[float, float]:
@@ -73,12 +102,12 @@ def with_sampler_options(kinds: Mapping[str, Any]) -> Callable[[type[T]], type[T
     """Return a decorator that adds options for sampler settings, of these kinds; one that is not given is None."""
 
     def add(cls: type[T]) -> type[T]:
-        entries: list[Any] = []
+        options: list[Any] = []
         for name in filter(kinds.__contains__, OPTIONS):
             kind: Any = Annotated[kinds[name] | None, Parameter(help=_HELP[name])]  # ty: ignore[invalid-type-form]
-            entries.append((name, kind, None))
+            options.append((name, kind, None))
         module = {"__module__": cls.__module__}
-        made: Any = make_dataclass(cls.__name__, entries, bases=(cls,), frozen=True, namespace=module)
+        made: Any = make_dataclass(cls.__name__, options, bases=(cls,), frozen=True, namespace=module)
         return made
 
     return add
@@ -102,9 +131,13 @@ def require_used(given: Mapping[str, Any], cells: Sequence[SampleConfig]) -> Non
 class GivenOptions:
     """Sampler options of a command: those that are not given are the recipe's."""
 
+    def given(self) -> dict[str, Any]:
+        """Return the options that the command line has."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
     def settings(self, recipes: SampleConfig) -> SampleConfig:
         """Return the recipe's settings with what was asked for; an option that would have no effect is an error."""
-        given = {name: value for name, value in vars(self).items() if value is not None}
+        given = self.given()
         pair = {"interval": parse_interval(given["interval"])} if "interval" in given else {}
         settings = recipes.asked(**{**given, **pair})
         require_used(given, [settings])
@@ -115,6 +148,53 @@ class GivenOptions:
 @with_sampler_options(KINDS | {"nfe": Whole})
 class SamplerOptions(GivenOptions):
     """All of them."""
+
+
+@Parameter(name="*", group="Sampler")
+@with_sampler_options({name: KINDS[name] for name in ("cfg", "interval")})
+class GuidanceOptions(GivenOptions):
+    """The options of guidance."""
+
+
+def _values(option: str, text: str, kind: Callable[[str], T]) -> tuple[T, ...]:
+    """Return the values in "a,b,c"."""
+    try:
+        values = tuple(kind(part.strip()) for part in text.split(",") if part.strip())
+    except ValueError:
+        values = ()
+    if not values:
+        raise ValueError(f"--{option} {text}: values separated by commas are needed, e.g. 13,26")
+    return values
+
+
+_AXES = dict.fromkeys(OPTIONS, str) | {
+    "solver": Annotated[str, Parameter(name=("--solvers", "--solver"))],
+    "interval": Annotated[tuple[str, ...], Parameter(negative="")],
+}
+
+
+@Parameter(name="*", group="Sampler")
+@with_sampler_options(_AXES)
+class SweepAxes(GivenOptions):
+    """The axes of a sweep: of each sampler option the values that are tried, None where the sweep's own are."""
+
+    def cells(self) -> list[SampleConfig]:
+        """Return the settings of every cell; an option that would have no effect on any of them is an error."""
+        from mvm.evaluation.cells import combinations
+
+        given = self.given()
+        option_names = {"solver": "solvers", "t_min": "t-min"}
+        axes = {
+            name: _values(option_names.get(name, name), value, KINDS[name])
+            for name, value in given.items()
+            if name != "interval"
+        }
+        if "interval" in given:
+            axes["interval"] = tuple(map(parse_interval, given["interval"]))
+            given["interval"] = " ".join(given["interval"])
+        cells = combinations(**axes)
+        require_used(given, cells)
+        return cells
 
 
 @Parameter(name="*")

@@ -1,6 +1,7 @@
 """mvm data prepare, mvm data info."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 from typing import Annotated
@@ -28,33 +29,13 @@ def _size(kind: type, tokens: Sequence[Token]) -> int | tuple[int, int]:
 Pixels = Annotated[int | tuple[int, int] | None, Parameter(converter=_size, n_tokens=1)]
 
 
-@data.command
-def prepare(
-    source: Path,
-    /,
-    *,
-    out: Path,
-    size: Pixels = None,
-    resize: str = "auto",
-    channels: Whole | None = None,
-    values: str = "",
-    condition: str = "",
-    split: str = "",
-    classes: Whole | None = None,
-    workers: Whole | None = None,
-    strict: bool = False,
-) -> int:
-    """Read images of any common kind, resize them, write shards that training reads; restarts where it was stopped.
-
-    Arrays (N, C, *space) of other things, such as signals and volumes, are kept as they are.
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Preparation:
+    """How images are read and stored.
 
     Parameters
     ----------
-    source
-        A folder of images, a zip or a tar of it, parquet files (hub layout), webdataset tars, .npz or .npy arrays, or
-        the published CIFAR and downsampled-ImageNet batches. HEIC pictures need pillow-heif.
-    out
-        Folder to write.
     size
         Pixels: the side of square images, or HEIGHTxWIDTH. Without it the rows of an .npz or .npy are kept.
     resize
@@ -77,26 +58,40 @@ def prepare(
     strict
         A picture that cannot be read, or a class without images, is an error; else it is named and left out.
     """
+
+    size: Pixels = None
+    resize: str = "auto"
+    channels: Whole | None = None
+    values: str = ""
+    condition: str = ""
+    split: str = ""
+    classes: Whole | None = None
+    workers: Whole | None = None
+    strict: bool = False
+
+
+@data.command
+def prepare(source: Path, /, *, out: Path, options: Preparation = Preparation()) -> int:
+    """Read images of any common kind, resize them, write shards that training reads; restarts where it was stopped.
+
+    Arrays (N, C, *space) of other things, such as signals and volumes, are kept as they are.
+
+    Parameters
+    ----------
+    source
+        A folder of images, a zip or a tar of it, parquet files (hub layout), webdataset tars, .npz or .npy arrays, or
+        the published CIFAR and downsampled-ImageNet batches. HEIC pictures need pillow-heif.
+    out
+        Folder to write.
+    """
     from mvm.data.prepare import left_out
     from mvm.data.prepare import prepare as run_prepare
 
-    made = run_prepare(
-        source,
-        out,
-        size=size,
-        resize=resize,
-        channels=channels,
-        values=values,
-        condition=condition,
-        split=split,
-        workers=workers,
-        strict=strict,
-        classes=classes,
-    )
-    skipped = made.skipped["count"]
+    prepared = run_prepare(source, out, **vars(options))
+    skipped = prepared.skipped["count"]
     see = f"see: mvm data info {quote(str(out))}"
-    print(f"{out}: {made.count} images of {len(made.classes)} classes, {skipped} skipped; {see}")
-    for line in left_out(made, named=5):
+    print(f"{out}: {prepared.count} images of {len(prepared.classes)} classes, {skipped} skipped; {see}")
+    for line in left_out(prepared, named=5):
         print(line)
     return 0
 
@@ -112,6 +107,6 @@ def info(folder: Path, /) -> int:
     """
     from mvm.data.prepare import describe
 
-    text, good = describe(folder)
+    text, whole = describe(folder)
     print(text)
-    return 0 if good else 1
+    return 0 if whole else 1

@@ -1,25 +1,39 @@
-"""mvm eval, mvm data stats."""
+"""mvm eval, mvm data stats, mvm sweep, mvm compare."""
 
-import json
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from cyclopts import Parameter
 
-from mvm.cli.app import Device, Drawing, JsonFile, SamplerOptions, Whole, app, say_from_first
+from mvm.cli.app import (
+    INTERRUPTED,
+    Device,
+    Drawing,
+    JsonFile,
+    Num,
+    SamplerOptions,
+    SweepAxes,
+    Whole,
+    app,
+    json_writer,
+    on_device,
+    say_from_first,
+    warn_from_first,
+)
 from mvm.cli.data import data
+from mvm.options import at_least, choose, nearest
 
 if TYPE_CHECKING:
     from mvm.distributed.processes import Processes
-    from mvm.evaluation.evaluate import Evaluation, Side
-    from mvm.evaluation.gather import Judge
+    from mvm.evaluation.evaluate import ComparedSet, Evaluation, Judge
     from mvm.model import Model
 
 
 @Parameter(name="*")
 @dataclass(frozen=True)
-class Features:
+class FeatureOptions:
     """The networks whose features are compared.
 
     Parameters
@@ -35,7 +49,7 @@ class Features:
 
     def judge(self, place: "Processes", batch: int, **how: Any) -> "Judge":
         """Return what gathers the features."""
-        from mvm.evaluation.gather import Judge
+        from mvm.evaluation.evaluate import Judge
         from mvm.metrics.extractors import DINO, Sources
 
         return Judge(Sources(self.inception, self.encoder or DINO), place, batch, **how)
@@ -43,7 +57,7 @@ class Features:
 
 @Parameter(name="*")
 @dataclass(frozen=True)
-class Judging(Features):
+class Judging(FeatureOptions):
     """The figures, and what images are compared with.
 
     Parameters
@@ -65,24 +79,24 @@ class Judging(Features):
 
         return parse_metrics(self.metrics or usual_metric(channels))
 
-    def reference(self, model: "Model") -> "Side":
+    def reference(self, model: "Model") -> "ComparedSet":
         """Return the asked reference, or the images that a model was trained on."""
         from mvm.evaluation.evaluate import open_side
 
         return open_side(self.ref) if self.ref else training_side(model)
 
 
-def training_side(model: "Model") -> "Side":
+def training_side(model: "Model") -> "ComparedSet":
     """Return the images that a model was trained on."""
-    from mvm.evaluation.evaluate import Side
+    from mvm.evaluation.evaluate import ComparedSet
     from mvm.evaluation.images import of_training
 
-    return Side(model.recipe.data.name, of_training(model))
+    return ComparedSet(model.recipe.data.name, of_training(model))
 
 
 @Parameter(name="*")
 @dataclass(frozen=True)
-class Pictures:
+class PictureOptions:
     """How stored pictures are read.
 
     Parameters
@@ -102,94 +116,24 @@ class Pictures:
     channels: Whole = 0
     split: str = ""
 
-    def side(self, name: str) -> "Side":
+    def side(self, name: str) -> "ComparedSet":
         """Return stored images or moments."""
         from mvm.evaluation.evaluate import open_side
 
         return open_side(name, **vars(self))
 
 
-@dataclass(frozen=True)
-class Sides:
-    """What `mvm eval` compares, by name: runs are sampled, stored images read."""
-
-    sampler: SamplerOptions
-    drawing: Drawing
-    pictures: Pictures
-    num: int | None
-    batch: int
-    place: "Processes"
-
-    @property
-    def count(self) -> int:
-        """How many images a run samples."""
-        from mvm.metrics.moments import PUBLISHED
-
-        return PUBLISHED if self.num is None else self.num
-
-    def side(self, name: str, skipped: int = 0) -> "Side":
-        """Return a run, stored images or moments; skipped: how many seeds lie before a run's first image."""
-        from mvm.model import is_model, shipped_models
-        from mvm.options import nearest
-
-        if name in shipped_models() and Path(name).exists():
-            raise ValueError(f"'{name}' is a shipped model and a file here; write ./{name} for the file")
-        if is_model(name):
-            return self._run(name, skipped)
-        if name.isidentifier() and not Path(name).exists() and (hint := nearest(name, shipped_models())):
-            raise ValueError(f"'{name}' is no run, no shipped model and no file{hint}")
-        return self.pictures.side(name)
-
-    def restored(self, name: str, ref: str) -> "Side":
-        """Return what an autoencoder makes of the reference's images."""
-        from mvm.evaluation.evaluate import Side
-        from mvm.evaluation.images import of_restored
-        from mvm.latent import load_rae
-
-        if not ref or (stored := self.side(ref).images) is None:
-            raise ValueError(f"'{name}' is an autoencoder; give images for it to restore: --ref IMAGES")
-        base = Path(name).name
-        return Side(base, of_restored(load_rae(Path(name)).to(self.place.device), stored, base))
-
-    def reference(self, images: "Side", ref: str) -> "Side | None":
-        """Return the asked reference; of a run, by default, the images it was trained on.
-
-        A run as reference has seeds of its own: images of the same noise would be too near.
-        """
-        if ref:
-            return self.side(ref, skipped=self.count)
-        return None if images.model is None else training_side(images.model)
-
-    def _run(self, name: str, skipped: int) -> "Side":
-        """Return a run or a shipped model as images sampled now."""
-        from mvm.evaluation.evaluate import Side
-        from mvm.evaluation.images import of_model
-
-        if self.num is None and self.place.device.type == "cpu":
-            raise ValueError(
-                f"'{name}' would sample {self.count:,} images on a CPU, for hours; say how many, e.g. --num 1000"
-            )
-        if self.num is None:
-            say_from_first(f"mvm: '{name}' samples {self.count:,} images; -n asks for fewer", error=True)
-        base, opened = Path(name).name, self.drawing.open(name, self.place)
-        model = opened.model
-        draw = self.drawing.draw(self.count, self.batch, model.classes)
-        draw, settings = replace(draw, seed=draw.seed + skipped), self.sampler.settings(model.recipe.sample)
-        return Side(base, of_model(opened, draw, settings, name=base), model=model)
-
-
-def _as_text(found: "Evaluation") -> str:
+def _as_text(result: "Evaluation") -> str:
     """Return the figures as a table, and what they compare."""
     lines = []
-    for name, figure in found.metrics.items():
+    for name, figure in result.metrics.items():
         error = "" if figure.error is None else f" ± {figure.error:.2g}"
         lines.append(f"{name:<10} {figure.value:.6g}{error}" + (f"   ({figure.note})" if figure.note else ""))
-    sides = {"images": found.images, "reference": found.reference}
-    for role, facts in sides.items():
+    for role, facts in (("images", result.images), ("reference", result.reference)):
         if facts:
             count = f"{facts['count']:,} images" if facts.get("count") else "the number of images is not recorded"
             lines.append(f"{role:<10} {facts.get('name')}, {count}")
-    lines.append(f"{'seconds':<10} {found.seconds:.1f} on {found.software['device']}")
+    lines.append(f"{'seconds':<10} {result.seconds:.1f} on {result.software['device']}")
     return "\n".join(lines)
 
 
@@ -199,10 +143,10 @@ def evaluate(
     /,
     *,
     judging: Judging = Judging(),
-    num: Annotated[Whole | None, Parameter(alias="-n")] = None,
+    num: Num | None = None,
     sampler: SamplerOptions = SamplerOptions(),
     drawing: Drawing = Drawing(),
-    pictures: Pictures = Pictures(),
+    pictures: PictureOptions = PictureOptions(),
     jackknife: Whole = 0,
     kid_size: Whole = 1000,
     batch: Whole = 250,
@@ -230,40 +174,66 @@ def evaluate(
     batch
         Images at a time.
     """
-    from mvm.distributed.processes import processes
+    from mvm.evaluation.evaluate import ComparedSet
     from mvm.evaluation.evaluate import evaluate as run_evaluation
-    from mvm.files import write_text
-    from mvm.latent import is_rae
-    from mvm.model import choose_device, is_model
-    from mvm.options import at_least, choose
+    from mvm.evaluation.images import of_model, of_restored
+    from mvm.latent import is_rae, load_rae
+    from mvm.metrics.moments import PUBLISHED
+    from mvm.model import is_model, shipped_models
     from mvm.precision import PRECISIONS
 
     judging.names(channels=3)  # refuses what is no figure before the work
-    blocks, ref = jackknife_blocks(jackknife), judging.ref
+    blocks, ref, count = jackknife_blocks(jackknife), judging.ref, PUBLISHED if num is None else num
     at_least("batch", batch, 1)
-    if num is not None:
-        at_least("num", num, 2)  # a covariance needs two
-    asked = {"num": num, **vars(sampler), **vars(drawing)}
+    at_least("num", count, 2)  # a covariance needs two
     usual = {"num": None, **vars(SamplerOptions()), **vars(Drawing())}
-    given = [f"--{name.replace('_', '-')} {value}" for name, value in asked.items() if value != usual[name]]
-    if given and not (is_model(images) or is_model(ref)):
-        raise ValueError(f"{given[0]} says how a run is sampled, and '{images}' is no run; leave it out")
+    for name, value in {"num": num, **vars(sampler), **vars(drawing)}.items():
+        if value != usual[name] and not (is_model(images) or is_model(ref)):
+            option = f"--{name.replace('_', '-')} {value}"
+            raise ValueError(f"{option} says how a run is sampled, and '{images}' is no run; leave it out")
     if pictures.size and is_model(images) and (not ref or is_model(ref)):
         raise ValueError(f"--size {pictures.size} is for pictures in files; runs sample at their own size")
     choose("precision", drawing.precision, PRECISIONS)
-    if json_file is not None:
-        json_file.resolve().parent.mkdir(parents=True, exist_ok=True)  # if that fails, before the work
-    with processes(choose_device(device)) as place:
+    write = json_writer(json_file)
+    with on_device(device) as place:
+
+        def side(name: str, skipped: int = 0) -> ComparedSet:
+            """Return a run or a shipped model as images sampled now, after some seeds, or stored images or moments."""
+            if name in shipped_models() and Path(name).exists():
+                raise ValueError(f"'{name}' is a shipped model and a file here; write ./{name} for the file")
+            if not is_model(name):
+                if name.isidentifier() and not Path(name).exists() and (hint := nearest(name, shipped_models())):
+                    raise ValueError(f"'{name}' is no run, no shipped model and no file{hint}")
+                return pictures.side(name)
+            if num is None and place.device.type == "cpu":
+                raise ValueError(
+                    f"'{name}' would sample {count:,} images on a CPU, for hours; say how many, e.g. --num 1000"
+                )
+            if num is None:
+                warn_from_first(f"'{name}' samples {count:,} images; -n asks for fewer")
+            base, opened = Path(name).name, drawing.open(name, place)
+            draw, settings = drawing.draw(count, batch, opened.model.classes), opened.model.recipe.sample
+            draw = replace(draw, seed=draw.seed + skipped)
+            return ComparedSet(base, of_model(opened, draw, sampler.settings(settings), name=base), model=opened.model)
+
         judge = judging.judge(place, batch, blocks=blocks, kid_size=kid_size)
-        sides = Sides(sampler, drawing, pictures, num, batch, place)
-        side = sides.restored(images, ref) if is_rae(Path(images)) else sides.side(images)
-        names = judging.names(side.images.shape[0] if side.images else 3)
-        found = run_evaluation(judge, side, sides.reference(side, ref), names)
-        for warning in found.warnings:
-            say_from_first(f"mvm: {warning}", error=True)
-        say_from_first(_as_text(found))
-        if json_file is not None and place.main:
-            write_text(json_file, json.dumps(found.as_dict(), indent=2) + "\n")
+        if is_rae(Path(images)):  # it restores the reference's images
+            if not ref or (stored := side(ref).images) is None:
+                raise ValueError(f"'{images}' is an autoencoder; give images for it to restore: --ref IMAGES")
+            base, autoencoder = Path(images).name, load_rae(Path(images)).to(place.device)
+            judged = ComparedSet(base, of_restored(autoencoder, stored, base))
+        else:
+            judged = side(images)
+        names = judging.names(judged.images.shape[0] if judged.images else 3)
+        reference = None if judged.model is None else training_side(judged.model)
+        if ref:  # a run as reference has seeds of its own: images of the same noise would be too near
+            reference = side(ref, skipped=count)
+        result = run_evaluation(judge, judged, reference, names)
+        for warning in result.warnings:
+            warn_from_first(warning)
+        say_from_first(_as_text(result))
+        if place.main:
+            write(result.as_dict())
     return 0
 
 
@@ -281,8 +251,8 @@ def stats(
     *,
     out: Path,
     features: str = "inception",
-    networks: Features = Features(),
-    pictures: Pictures = Pictures(),
+    networks: FeatureOptions = FeatureOptions(),
+    pictures: PictureOptions = PictureOptions(),
     batch: Whole = 250,
     device: Device = "auto",
 ) -> int:
@@ -299,9 +269,8 @@ def stats(
     batch
         Images at a time.
     """
-    from mvm.distributed.processes import processes
     from mvm.evaluation.evaluate import write_statistics
-    from mvm.model import choose_device, is_model
+    from mvm.model import is_model
 
     if out.suffix != ".npz":
         raise ValueError(f"--out {out}: moments are kept in an .npz file; end the name with .npz")
@@ -309,10 +278,130 @@ def stats(
         raise ValueError(f"'{source}' is a run or a shipped model; moments are made of stored images, e.g. data:digits")
     if out.resolve() == Path(source).resolve():
         raise ValueError(f"--out {out} is the source; its images would be lost: give another name")
-    with processes(choose_device(device)) as place:
-        made = write_statistics(networks.judge(place, batch), pictures.side(source), features, out)
-    if made["warning"]:
-        say_from_first(f"mvm: {made['warning']}", error=True)
-    count, seconds = made["images"]["count"], made["seconds"]
+    with on_device(device) as place:
+        facts = write_statistics(networks.judge(place, batch), pictures.side(source), features, out)
+    if facts["warning"]:
+        warn_from_first(facts["warning"])
+    count, seconds = facts["images"]["count"], facts["seconds"]
     say_from_first(f"{out}: moments of {count:,} images by {features}, in {seconds:.1f} s")
+    return 0
+
+
+@app.command
+def sweep(
+    model: str,
+    /,
+    *,
+    axes: SweepAxes = SweepAxes(),
+    drawing: Drawing = Drawing(),
+    judging: Judging = Judging(),
+    num: Num = 1000,
+    repeats: Whole = 1,
+    jackknife: Whole = 0,
+    batch: Whole = 250,
+    keep_images: bool = False,
+    device: Device = "auto",
+    out: Path | None = None,
+) -> int:
+    """Sample a model by many samplers on common seeds and labels, judge every cell, write one report.
+
+    Sampler options are lists of values, e.g. --nfe 13,26 --rho 0,0.75,1; --interval can be given several times. A cell
+    is a combination; not given: adams at --nfe 8,13,26 --rho 0,1 without guidance, with the times of mvm tune where the
+    model has some. Where --rho has 0, solvers of the ODE alone have cells of 0 alone.
+
+    Made again after an interruption it goes on where it was; cells already computed are not computed again, so that
+    axes and metrics can be added to an old sweep. Under torchrun the processes share the work.
+
+    Parameters
+    ----------
+    model
+        A run directory, or the name of a shipped model.
+    num
+        Images in each cell.
+    repeats
+        Sample every cell so many times on seeds of their own: the mean, and its error.
+    jackknife
+        Blocks to estimate the error of Frechet distances with, and of differences between cells, e.g. 20; 0: no error.
+    batch
+        Images at a time: what an interruption loses.
+    keep_images
+        Keep the images of every cell in OUT/work; else they go once they are judged.
+    out
+        Folder of the sweep; default runs/sweep-MODEL.
+    """
+    from mvm.evaluation.sweep import Sweep
+
+    at_least("repeats", repeats, 1)
+    at_least("num", num, 2)  # a covariance needs two
+    cells = axes.cells()
+    drawing.draw(num, batch)  # refuses what it can before the model is read
+    folder = out or Path("runs") / f"sweep-{Path(model).name}"
+    with on_device(device) as place:
+        sampler = drawing.open(model, place)
+        loaded = sampler.model
+        draw, names = drawing.draw(num, batch, loaded.classes), judging.names(loaded.recipe.data.shape[0])
+        judge = judging.judge(place, batch, blocks=jackknife_blocks(jackknife))
+        command = " ".join(["mvm", *sys.argv[1:]])  # without where the program lies
+        work = Sweep(sampler, draw, judge, judging.reference(loaded), names, folder, repeats, keep_images, command)
+        try:
+            work.run(cells)
+        except KeyboardInterrupt:
+            say_from_first("\nmvm: stopped; the same command goes on where it was", error=True)
+            return INTERRUPTED
+    say_from_first(f"wrote {folder / 'report.html'}: {len(cells)} cells of {num:,} images")
+    return 0
+
+
+@app.command
+def compare(
+    model_a: str,
+    model_b: str,
+    /,
+    *,
+    sampler: SamplerOptions = SamplerOptions(),
+    drawing: Drawing = Drawing(),
+    judging: Judging = Judging(),
+    num: Num = 1000,
+    blocks: Whole = 20,
+    batch: Whole = 250,
+    device: Device = "auto",
+    json_file: JsonFile = None,
+) -> int:
+    """Compare two models on the same seeds and labels: figures of both, differences with 95 % intervals.
+
+    Sampler options are of both models; not given: each recipe's own.
+
+    Parameters
+    ----------
+    model_a
+        A run directory, or the name of a shipped model. By default both are compared with the images it was trained on.
+    model_b
+        Another, of the same image shape and classes.
+    num
+        Images of each.
+    blocks
+        Into which pairs are dealt for the intervals.
+    batch
+        Images at a time.
+    """
+    from mvm.evaluation.evaluate import compare, comparison_table, write_comparison
+    from mvm.evaluation.images import of_model
+
+    at_least("blocks", blocks, 2)
+    if json_file is not None:
+        json_file.resolve().parent.mkdir(parents=True, exist_ok=True)  # if that fails, before the work
+    with on_device(device) as place:
+        opened = {name: drawing.open(name, place) for name in dict.fromkeys((model_a, model_b))}
+        sets = []
+        for name in (model_a, model_b):
+            model = opened[name].model
+            draw, settings = drawing.draw(num, batch, model.classes), sampler.settings(model.recipe.sample)
+            sets.append(of_model(opened[name], draw, settings, name=Path(name).name))
+        judge, names = judging.judge(place, batch, blocks=blocks), judging.names(sets[0].shape[0])
+        result = compare(judge, *sets, judging.reference(opened[model_a].model), names)
+        for warning in result.facts["warnings"]:
+            warn_from_first(warning)
+        say_from_first(comparison_table(result.differences))
+        if json_file is not None and place.main:
+            write_comparison(json_file, result)
     return 0

@@ -1,13 +1,13 @@
 """Commands that show: demo, verify, recipes, options, report, app, bench."""
 
-import json
 import sys
 import textwrap
 import time
 from dataclasses import replace
 from pathlib import Path
 
-from mvm.cli.app import Device, Dotted, JsonFile, SamplerOptions, Whole, app, say_from_first
+from mvm.cli.app import Device, Dotted, JsonFile, SamplerOptions, Whole, app, json_writer, on_device, say_from_first
+from mvm.options import at_least, between, closest, needs
 
 MOST_PORT = 65_535
 
@@ -36,19 +36,15 @@ def demo(*, out: Path = Path("runs/demo"), quick: bool = False, seed: Whole = 0)
 @app.command
 def verify(*, json_file: JsonFile = None) -> int:
     """Check the mathematics on exact oracles, on the CPU, in under a minute; exit code 1 if a check fails."""
-    from mvm.files import write_text
     from mvm.verify import as_json
     from mvm.verify import verify as run_checks
 
-    if json_file is not None:
-        json_file.resolve().parent.mkdir(parents=True, exist_ok=True)  # if that fails, before the work
-    results = run_checks()
+    write, results = json_writer(json_file), run_checks()
     for check in results:
         sign = ">=" if check.at_least else "<="
         print(f"{'pass' if check.passed else 'FAIL'}  {check.value:10.3g} {sign} {check.limit:<8.3g} {check.name}")
     summary = as_json(results)
-    if json_file is not None:
-        write_text(json_file, json.dumps(summary, indent=2) + "\n")
+    write(summary)
     failed = sum(not check.passed for check in results)
     print(f"{len(results) - failed} of {len(results)} checks passed")
     return 0 if summary["passed"] else 1
@@ -95,7 +91,6 @@ def options(*pattern: str, recipe: str = "cifar10") -> int:
     recipe
         Whose options and values: a shipped recipe, a .toml file or RUN/recipe.json.
     """
-    from mvm.options import closest
     from mvm.recipes import load_recipe
     from mvm.recipes import options as values_of
     from mvm.recipes.docs import as_typed, meant, option_docs, table_docs
@@ -105,8 +100,8 @@ def options(*pattern: str, recipe: str = "cifar10") -> int:
     chosen = load_recipe(recipe)
     values = values_of(chosen)
     docs = {name: doc for name, doc in option_docs(chosen).items() if name not in ("name", "description")}
-    found = [name for name, doc in docs.items() if all(word in f"--{name} {doc.meaning}".lower() for word in words)]
-    if not found:
+    matching = [name for name, doc in docs.items() if all(word in f"--{name} {doc.meaning}".lower() for word in words)]
+    if not matching:
         leaves = {name.rpartition(".")[2]: name for name in docs}
         near = [option for word in words for option, _ in meant(word, docs)]
         near = near or [leaves[leaf] for word in words for leaf in closest(word, leaves)]
@@ -114,7 +109,7 @@ def options(*pattern: str, recipe: str = "cifar10") -> int:
         print(f"mvm: {printable(said)}{', '.join(near)}", file=sys.stderr)
         return 1
     for number, (table, about) in enumerate(table_docs(chosen).items()):
-        here = [name for name in found if name.rpartition(".")[0] == table]
+        here = [name for name in matching if name.rpartition(".")[0] == table]
         if not words:
             print("\n" * bool(number) + (f"[{table}] {about}" if table else f"Options of {printable(chosen.name)}"))
         for name in here:
@@ -170,7 +165,6 @@ def web(
     """
     from mvm.app.service import Shelf, offered
     from mvm.model import choose_device
-    from mvm.options import at_least, between, needs
 
     at_least("queue", queue, 1)
     if port is not None:
@@ -216,10 +210,6 @@ def bench(
     """
     from mvm.bench import bench as run_bench
     from mvm.bench import growth, table
-    from mvm.distributed.processes import processes
-    from mvm.files import write_text
-    from mvm.model import choose_device
-    from mvm.options import at_least
     from mvm.recipes import load_recipe, override, require_field_recipe
     from mvm.training.data import completed
 
@@ -227,20 +217,19 @@ def bench(
     at_least("samples", samples, 0)
     chosen = completed(override(require_field_recipe(load_recipe(recipe), recipe), overrides or {}))
     chosen = replace(chosen, sample=sampler.settings(chosen.sample))
-    if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)  # if that fails, before the work
-    with processes(choose_device(device)) as place:
-        found = run_bench(chosen, place, steps=steps, num=samples, progress=place.main)
+    write = json_writer(json_file)
+    with on_device(device) as place:
+        figures = run_bench(chosen, place, steps=steps, num=samples, progress=place.main)
         if steps:
-            say_from_first(table([{"training": chosen.name, **found["training"]}], "training"))
-        memory = found["memory_estimate_gb"]
+            say_from_first(table([{"training": chosen.name, **figures["training"]}], "training"))
+        memory = figures["memory_estimate_gb"]
         say_from_first(f"memory estimated beforehand: {memory:.4g} GB (bf16, compiled, on one GPU)")
         if samples:
-            made = found["sampling"]
-            say_from_first(f"sampling: {made['images_per_second']:.4g} images/s at {made['nfe']} evaluations")
+            sampling = figures["sampling"]
+            say_from_first(f"sampling: {sampling['images_per_second']:.4g} images/s at {sampling['nfe']} evaluations")
         if grow:
-            found["growth"] = growth(chosen, place, progress=place.main)
-            say_from_first(table(found["growth"], "change"))
-    if json_file is not None and place.main:
-        write_text(json_file, json.dumps(found, indent=2) + "\n")
+            figures["growth"] = growth(chosen, place, progress=place.main)
+            say_from_first(table(figures["growth"], "change"))
+    if place.main:
+        write(figures)
     return 0

@@ -149,31 +149,29 @@ def _draw(folder: Path) -> bytes | None:
     from mvm.network.own import is_own
     from mvm.pictures import png_bytes, sample_grid
     from mvm.published import read_config
-    from mvm.published.card import SAMPLES
+    from mvm.published.write import SAMPLES
 
     config, device = read_config(folder), choose_device("auto")
     recipe, count = config.recipe, len(config.classes)
-    if is_own(recipe.network.kind):
-        print("mvm: the card has no samples: its network is not part of mvm", file=sys.stderr)
-        return None
     passes = recipe.sample.nfe * (1 if recipe.sample.cfg == 1 else 2)
-    work = SAMPLES * passes * recipe.multiply_adds
-    if work > MOST_WORK * (GPU if device.type == "cuda" else 1):
+    reason = ""
+    if is_own(recipe.network.kind):
+        reason = "its network is not part of mvm"
+    elif (work := SAMPLES * passes * recipe.multiply_adds) > MOST_WORK * (GPU if device.type == "cuda" else 1):
         where = "this GPU" if device.type == "cuda" else "a CPU"
-        why = f"{SAMPLES} images take {work / 1e12:,.0f} T multiply-adds, too many for {where}"
-        print(f"mvm: the card has no samples: {why}", file=sys.stderr)
-        return None
-    if not recipe.data.pictured or not (recipe.condition.kind in ("labels", "none") or recipe.objective.has_null):
-        print("mvm: the card has no samples: they are no pictures, or need a condition", file=sys.stderr)
+        reason = f"{SAMPLES} images take {work / 1e12:,.0f} T multiply-adds, too many for {where}"
+    elif not recipe.data.pictured or not (recipe.condition.kind in ("labels", "none") or recipe.objective.has_null):
+        reason = "they are no pictures, or need a condition"
+    if reason:
+        print(f"mvm: the card has no samples: {reason}", file=sys.stderr)
         return None
     seeds = torch.arange(SAMPLES)
     model = load(folder).to(device)
     labels = seeds * count // SAMPLES if model.labelled else None  # all over the classes
     settings = recipe.sample if model.labelled else replace(recipe.sample, cfg=1.0)
-    made = Sampler(model).images(labels, seeds, settings)
-    return png_bytes(
-        sample_grid(made.images, made.labels, config.classes if recipe.objective.conditional else (), SAMPLES // 2)
-    )
+    samples = Sampler(model).images(labels, seeds, settings)
+    names = config.classes if recipe.objective.conditional else ()
+    return png_bytes(sample_grid(samples.images, samples.labels, names, SAMPLES // 2))
 
 
 def _megabytes(folder: Path) -> float:
@@ -239,12 +237,12 @@ def push(
     from mvm.published.hub import push as send
 
     if dry_run:
-        found = prepare(folder, name, private=private, revision=revision)
+        upload = prepare(folder, name, revision=revision)
         whose = "private" if private else "public, unless it is there already and private"
-        print(f"would send {folder} to {found.repo}, branch {revision or 'main'} ({whose}):")
-        for file, size in found.files.items():
+        print(f"would send {folder} to {upload.repo}, branch {revision or 'main'} ({whose}):")
+        for file, size in upload.files.items():
             print(f"{size:>15,}  {file}")
-        total = f"{sum(found.files.values()):>15,}  bytes in {len(found.files)} files"
+        total = f"{sum(upload.files.values()):>15,}  bytes in {len(upload.files)} files"
         print(f"{total}; nothing was sent, and name and rights were not checked with the hub")
         return 0
     address = send(folder, name, private=private, revision=revision)
@@ -262,6 +260,6 @@ def models() -> int:
     for name in names:
         config = read_config(shipped_folder(name))
         size = f"{_megabytes(shipped_folder(name)):5.1f} MB"
-        shown = ", ".join(config.classes[:10]) + (", ..." if len(config.classes) > 10 else "")
-        print(f"{name:{width}s} {size}  {config.recipe.description}; classes: {shown}; licence: {config.license}")
+        classes = ", ".join(config.classes[:10]) + (", ..." if len(config.classes) > 10 else "")
+        print(f"{name:{width}s} {size}  {config.recipe.description}; classes: {classes}; licence: {config.license}")
     return 0

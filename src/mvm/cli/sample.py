@@ -1,11 +1,11 @@
 """mvm sample."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
-from cyclopts import Parameter
-
-from mvm.cli.app import INTERRUPTED, Device, Drawing, SamplerOptions, Whole, app, say_from_first
+from mvm.cli.app import Device, Drawing, Num, SamplerOptions, Whole, app, on_device, say_from_first
+from mvm.files import remove
+from mvm.process import INTERRUPTED
 
 MANY = 5000  # evaluations whose plan takes a second and more
 
@@ -15,7 +15,7 @@ def sample(
     model: str,
     /,
     *,
-    num: Annotated[Whole, Parameter(alias="-n")] = 16,
+    num: Num = 16,
     options: SamplerOptions = SamplerOptions(),
     drawing: Drawing = Drawing(),
     batch: Whole = 256,
@@ -49,19 +49,16 @@ def sample(
         X.png is one grid, a class a row; X.npz and X.npy are uint8 NHWC; X.parquet, X.zip or a folder holds PNG files.
         Float arrays go to X.npz or X.npy, as the data had them.
     """
-    from mvm.distributed.processes import processes
-    from mvm.files import remove
     from mvm.generate import takes_tuned_times
-    from mvm.model import choose_device
     from mvm.samples import check_set, parts_beside, read_condition, require_written, sample_parts, write_set
 
     check_set(out, num)
-    given = None if condition is None else read_condition(condition)
+    rows = None if condition is None else read_condition(condition)
     out.resolve().parent.mkdir(parents=True, exist_ok=True)  # if that fails, before the work
     drawing.draw(num, batch)  # refuses what it can before the model is read
     parts_folder = parts_beside(out)
     try:
-        with processes(choose_device(device)) as place:
+        with on_device(device) as place:
             sampler = drawing.open(model, place)
             loaded = sampler.model
             require_written(out, loaded)
@@ -70,16 +67,8 @@ def sample(
             if settings.nfe >= MANY and settings.takes_nfe:
                 say_from_first(f"mvm: {settings.nfe:,} evaluations an image; planning them takes a while", error=True)
             tuned = takes_tuned_times(loaded, settings)
-            parts = sample_parts(
-                sampler,
-                draw,
-                settings,
-                parts_folder,
-                place=place,
-                condition=given,
-                captions=caption or (),
-                encoder=encoder,
-            )
+            text: dict[str, Any] = {"captions": caption or (), "encoder": encoder}
+            parts = sample_parts(sampler, draw, settings, parts_folder, place=place, condition=rows, **text)
         if place.main:  # the others need not wait
             write_set(parts, out, names=loaded.classes if loaded.labelled else caption or ())
             remove(parts_folder)

@@ -1,13 +1,14 @@
-"""mvm train, mvm ema."""
+"""mvm train, mvm tune, mvm ema."""
 
-import os
 import shlex
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
-from mvm.cli.app import INTERRUPTED, Dotted, Whole, app
+from cyclopts import Parameter
+
+from mvm.cli.app import INTERRUPTED, Dotted, GuidanceOptions, Whole, app, is_first, say_from_first, warn_from_first
+from mvm.options import at_least
 
 if TYPE_CHECKING:
     from mvm.recipes import AnyRecipe
@@ -82,42 +83,33 @@ def train(
         raise ValueError(f"--resume: there is no run in {folder}; check the path, or leave --resume out to start one")
     if init_from is None and init_weights != "ema":
         raise ValueError(f"--init-weights {init_weights} belongs to --init-from RUN")
-    main = os.environ.get("RANK", "0") == "0"  # of torchrun's processes the first alone speaks
-    say: Callable[..., None] = print if main else lambda *words, file=None: None
     if resume and not (folder / RECIPE).is_file():
-        say(f"mvm: {folder} was stopped before its first step; starting it anew", file=sys.stderr)
+        warn_from_first(f"{folder} was stopped before its first step; starting it anew")
     quoted = shlex.quote(str(folder))
     own = " --network.kind " + changes["network.kind"] if changes.get("network.kind", "").startswith("module:") else ""
     go_on = f"continue with: mvm train --resume {quoted}{own}"
     try:
-        run_training(
-            chosen,
-            folder,
-            resume=resume or (auto_resume and folder.is_dir()),
-            allow_change=allow_change,
-            until=until,
-            device=choose_device(device),
-            init=None if init_from is None else (init_from, init_weights),
-            track=track,
-        )
+        begun = resume or (auto_resume and folder.is_dir())
+        init = None if init_from is None else (init_from, init_weights)
+        how: dict[str, Any] = {"resume": begun, "allow_change": allow_change, "until": until, "init": init}
+        run_training(chosen, folder, device=choose_device(device), track=track, **how)
     except KeyboardInterrupt as stop:
-        begun = (folder / RECIPE).is_file()
-        then = go_on if begun else "it had not begun, and nothing was written"
-        say(f"\nmvm: stopped; {then}", file=sys.stderr)
+        then = go_on if (folder / RECIPE).is_file() else "it had not begun, and nothing was written"
+        say_from_first(f"\nmvm: stopped; {then}", error=True)
         return 0 if isinstance(stop, Terminated) else INTERRUPTED
     newest = checkpoint.latest(folder)  # --until may lie behind it
     step = checkpoint.read_manifest(newest)["step"] if newest is not None else 0
-    if report and main:
+    if report and is_first():
         from mvm.evaluation.run_report import write_run_report
 
         try:
-            say(f"wrote {write_run_report(folder)}; open it in a browser")
+            print(f"wrote {write_run_report(folder)}; open it in a browser")
         except (ValueError, OSError) as error:  # the run is done, whatever comes of its report
-            say(f"mvm: no report: {error}", file=sys.stderr)
+            warn_from_first(f"no report: {error}")
     done = step >= chosen.train.steps
     written = run_recipe(folder) if (folder / RECIPE).is_file() else chosen  # with what its data are
-    now = [*([] if done else [go_on]), written.usage(quoted, done)]
-    say(f"{folder} is at step {step} of {chosen.train.steps}; {'; '.join(filter(None, now))}")
+    advice = "; ".join(filter(None, ["" if done else go_on, written.usage(quoted, done)]))
+    say_from_first(f"{folder} is at step {step} of {chosen.train.steps}; {advice}")
     return 0
 
 
@@ -180,4 +172,100 @@ def ema(run: Path, /, *, width: float, out: Path, step: Whole | None = None) -> 
 
     error = export_average(run, out, width, step)
     print(f"wrote {out}: power-function average of width {width:g}, its profile met within {100 * error:.2g} %")
+    return 0
+
+
+@app.command
+def tune(
+    model: str,
+    /,
+    *,
+    nfe: str = "8",
+    guidance: GuidanceOptions = GuidanceOptions(),
+    num: Whole = 16,
+    rounds: Whole = 6,
+    long: Annotated[Whole, Parameter(name="--reference-nfe")] = 100,
+    seed: int = 0,
+    device: str = "auto",
+) -> int:
+    """Fit the default solver's times to a model, on its own trajectories, and store them with it.
+
+    From then on they are used wherever the model is sampled as an ODE with that number of evaluations and guidance,
+    and no solver is named. The command takes (nfe + 4) nfe evaluations of NUM images a round: minutes on a CPU for a
+    small model.
+
+    Parameters
+    ----------
+    model
+        A run directory or an exported model. One that ships in the package is exported first.
+    nfe
+        Numbers of evaluations to fit times for, separated by commas.
+    num
+        Images that the times are fitted to; as many others judge them.
+    rounds
+        Steps of the fit at most.
+    long
+        Evaluations of the run that counts as exact.
+    seed
+        Seed of the images.
+    device
+        cpu, cuda, or auto: cuda where there is one.
+    """
+    import torch
+    from tqdm import tqdm
+
+    from mvm import noise
+    from mvm.generate import cycle_labels
+    from mvm.model import choose_device, load
+    from mvm.published import is_published
+    from mvm.published.tuned import Entry, read_tuned, write_tuned
+    from mvm.recipes import RECIPE
+    from mvm.solver import adams, sample
+    from mvm.solver.tune import tune as fit
+
+    folder = Path(model)
+    if not (folder / RECIPE).is_file() and not is_published(folder):
+        raise ValueError(f"'{model}' is no folder to store times in; first: mvm export {model} --out DIR")
+    counts = [int(part) for part in nfe.split(",") if part.strip().isdigit()]
+    if not counts:
+        raise ValueError(f"--nfe {nfe}: whole numbers separated by commas are needed, e.g. 5,8,13")
+    at_least("num", num, 1)
+    loaded = load(model).to(choose_device(device))
+    settings = loaded.recipe.sample
+    if not settings.unnamed:
+        raise ValueError(
+            f"'{model}' is sampled by '{settings.solver}' with sample.tuned={settings.tuned}, as its recipe says, and "
+            "fitted times are for adams alone; sample it with --solver adams instead"
+        )
+    settings = guidance.settings(settings).canonical()
+    loaded.recipe.require_guidance("cfg", settings.cfg)
+    loaded.require_labels("mvm tune")
+    labels = cycle_labels((), 2 * num, loaded.num_classes).to(loaded.device)
+    x = noise.initial(noise.derive(seed, torch.arange(2 * num)).to(loaded.device), loaded.sample_shape)
+    entries, weights = read_tuned(folder, loaded.origin["sha256"]), loaded.origin["sha256"]
+    for count in counts:
+        how: dict[str, Any] = {"schedule": loaded.schedule, "guidance": settings.guidance()}
+        with tqdm(total=2 + rounds * (count + 4), desc=f"tune, {count} evaluations", unit="run") as bar:
+
+            def on_solve(_: int, rmse: float, bar: tqdm = bar) -> None:
+                bar.update()
+                bar.set_postfix_str(f"RMSE {rmse:.4f}")
+
+            limits: dict[str, Any] = {"reference_nfe": long, "rounds": rounds}
+            fitted = fit(loaded, x[:num], count, condition=labels[:num], on_solve=on_solve, **limits, **how)
+        cells = ((long, adams()), (count, adams()), (count, fitted.solver))
+        exact, *approximate = (
+            sample(loaded, x[num:], nfe=nfe, solver=solver, condition=labels[num:], **how) for nfe, solver in cells
+        )
+        default, tuned = (float((images - exact).square().mean().sqrt()) for images in approximate)
+        print(f"nfe {count}: RMSE to {long} evaluations, {num} images not fitted to: {default:.4f} -> {tuned:.4f}")
+        if tuned >= default:
+            print(f"nfe {count}: the default is as good; nothing is stored for it")
+            continue
+        entry = Entry(
+            count, settings.cfg, settings.low, settings.high, settings.internal, fitted.solver, default, tuned
+        )
+        entries[entry.key] = entry
+        write_tuned(folder, weights, entries)
+        print(f"stored in {folder / 'tuned.json'}; mvm sample {model} --nfe {count} uses it")
     return 0

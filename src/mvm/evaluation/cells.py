@@ -18,13 +18,13 @@ def combinations(**given: Sequence[Any]) -> list[SampleConfig]:
     """
     axes = {**dict.fromkeys(OPTIONS, (None,)), **USUAL, **given}
     names = sorted(axes, key=lambda name: (name == "nfe", name == "rho"))  # those vary fastest, the solver slowest
-    found = []
+    cells = []
     for values in product(*(axes[name] for name in names)):
         settings = SampleConfig().asked(**dict(zip(names, values, strict=True)))
         if settings.rho and 0 in axes["rho"] and not settings.takes_noise:
             continue
-        found.append(settings.canonical())
-    return list(dict.fromkeys(found))
+        cells.append(settings.canonical())
+    return list(dict.fromkeys(cells))
 
 
 def file_name(settings: SampleConfig, tuned: bool = False) -> str:
@@ -57,18 +57,18 @@ def solver_name(settings: SampleConfig, tuned: bool = False) -> str:
 def _read_solver(name: str) -> dict[str, Any]:
     """Return the settings in a solver's name, "tuned" among them."""
     solver, *remarks = name.split(", ")
-    found: dict[str, Any] = {"solver": solver.removesuffix("-tuned"), "tuned": solver.endswith("-tuned")}
+    settings: dict[str, Any] = {"solver": solver.removesuffix("-tuned"), "tuned": solver.endswith("-tuned")}
     for remark in remarks:
         match remark.split(" "):
             case ["tuned"]:
-                found["tuned"] = True
+                settings["tuned"] = True
             case [percent, "shared"]:
-                found["share"] = float(percent.removesuffix("%")) / 100
+                settings["share"] = float(percent.removesuffix("%")) / 100
             case [field, value]:
-                found[field] = float(value)
+                settings[field] = float(value)
             case _:
                 raise ValueError(f"solver='{name}': '{remark}' is no setting")
-    return found
+    return settings
 
 
 _COLUMNS = ("nfe", "rho", "cfg", "internal", "low", "high")  # settings in files; others are in the solver's name
@@ -109,5 +109,4 @@ class Result:
         named = _read_solver(flat["solver"])
         settings = {name: flat[name] for name in _COLUMNS if name in flat}
         own = {name: value for name, value in flat.items() if name not in ("solver", *_COLUMNS)}
-        tuned = named.pop("tuned")
-        return cls(SampleConfig(**named, **settings, tuned=tuned), **own, tuned=tuned)
+        return cls(SampleConfig(**named, **settings), **own, tuned=named["tuned"])

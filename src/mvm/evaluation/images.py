@@ -61,8 +61,10 @@ class ImageSet:
             yield torch.arange(start, start + len(images)), images
 
 
-def _facts(kind: str, name: str, shape: Shape, **more: Any) -> dict[str, Any]:
-    return {"kind": kind, "name": name, "shape": list(shape), **more}
+def _image_set(
+    kind: str, name: str, shape: Shape, chunks: Callable[[int, Wanted], Iterator[Chunk]], **facts: Any
+) -> ImageSet:
+    return ImageSet(shape, {"kind": kind, "name": name, "shape": list(shape), **facts}, chunks)
 
 
 def _spans(count: int, batch: int, wanted: Wanted) -> Iterator[tuple[int, int]]:
@@ -71,17 +73,15 @@ def _spans(count: int, batch: int, wanted: Wanted) -> Iterator[tuple[int, int]]:
             yield start, min(start + batch, count)
 
 
-def of_tensor(images: Tensor, name: str = "images", **more: Any) -> ImageSet:
+def of_tensor(images: Tensor, name: str = "images", **facts: Any) -> ImageSet:
     """Return uint8 images (N, C, H, W) in memory as a set."""
     if images.dtype != torch.uint8 or images.ndim != 4:
         raise ValueError(f"images are {images.dtype} of shape {tuple(images.shape)}; uint8 (N, C, H, W) is needed")
 
     def chunks(batch: int, wanted: Wanted) -> Iterator[Chunk]:
-        for start, stop in _spans(len(images), batch, wanted):
-            yield start, images[start:stop]
+        return ((start, images[start:stop]) for start, stop in _spans(len(images), batch, wanted))
 
-    shape = (images.shape[1], images.shape[2], images.shape[3])
-    return ImageSet(shape, _facts("tensor", name, shape, **more), chunks)
+    return _image_set("tensor", name, tuple(images.shape[1:]), chunks, **facts)
 
 
 def of_prepared(prepared: Prepared) -> ImageSet:
@@ -91,8 +91,6 @@ def of_prepared(prepared: Prepared) -> ImageSet:
             f"'{prepared.folder}' holds {prepared.values} samples of shape {prepared.shape}; images (C, H, W) in uint8 "
             "are needed"
         )
-    channels, height, width = prepared.shape
-    shape = (channels, height, width)
 
     def chunks(batch: int, wanted: Wanted) -> Iterator[Chunk]:
         mapped = prepared.mapped()
@@ -100,8 +98,8 @@ def of_prepared(prepared: Prepared) -> ImageSet:
             yield start, mapped.gather(torch.arange(start, stop))[0]
 
     source = {"resize": prepared.resize, "source": prepared.source["name"], "stamp": prepared.stamp}
-    facts = _facts("prepared", prepared.folder.name, shape, count=prepared.count, **source)
-    return ImageSet(shape, facts, chunks)
+    shape = tuple(prepared.shape)
+    return _image_set("prepared", prepared.folder.name, shape, chunks, count=prepared.count, **source)
 
 
 def of_array(path: Path) -> ImageSet:
@@ -109,7 +107,6 @@ def of_array(path: Path) -> ImageSet:
     key = keys_of(path)[0] if path.suffix == ".npz" else ""
     stored, dtype = shape_of(path, key)
     height, width, channels = layout(stored, dtype, f"'{path}'")
-    shape = (channels, height, width)
 
     def chunks(batch: int, wanted: Wanted) -> Iterator[Chunk]:
         for number, rows in enumerate(stream_rows(path, key, batch)):
@@ -117,28 +114,8 @@ def of_array(path: Path) -> ImageSet:
                 pixels = channels_last(rows, f"'{path}'").transpose(0, 3, 1, 2)
                 yield number * batch, torch.from_numpy(pixels.copy())  # torch takes no read-only memory
 
-    return ImageSet(shape, _facts("numpy", path.name, shape, count=stored[0], stamp=sha256(path)[:16]), chunks)
-
-
-@dataclass(frozen=True)
-class Fit:
-    """What every picture is made: its channels, its side and how it is resized (size 0: left as it is).
-
-    greying: whether colours may become grey; unless asked for, a colour picture among grey ones is an error.
-    """
-
-    channels: int
-    size: int = 0
-    resize: str = "none"
-    greying: bool = False
-
-    def __call__(self, record: Record) -> np.ndarray:
-        """Return uint8 pixels (C, H, W)."""
-        with _naming(record):
-            if not self.greying and self.channels < _channels(record):
-                raise ValueError("is in colour, and the first picture is grey; give --channels 3 or sort them out")
-            image = decode(record.image, self.channels)
-            return planes(RESIZES[self.resize](image, self.size) if self.size else image)
+    facts = {"count": stored[0], "stamp": sha256(path)[:16]}
+    return _image_set("numpy", path.name, (channels, height, width), chunks, **facts)
 
 
 @contextmanager
@@ -146,10 +123,9 @@ def _naming(record: Record) -> Generator[None]:
     """Let a ValueError about a picture name it."""
     try:
         yield
-    except BadImage as error:
-        raise ValueError(f"'{record.name}' cannot be read ({error}); repair or remove it") from None
     except ValueError as error:
-        raise ValueError(f"'{record.name}' {error}") from None
+        problem = f"cannot be read ({error}); repair or remove it" if isinstance(error, BadImage) else error
+        raise ValueError(f"'{record.name}' {problem}") from None
 
 
 def _channels(record: Record) -> int:
@@ -160,45 +136,49 @@ def _channels(record: Record) -> int:
         return 1 if image.mode in GREY else 3
 
 
-def _records(source: Source) -> Iterator[Record]:
-    for part in source.parts:
-        yield from part.read()
-
-
-def _stacked(records: list[Record], pixels: list[np.ndarray], shape: Shape) -> Tensor:
-    """Return pictures as one tensor; one of another size is named."""
-    for record, picture in zip(records, pixels, strict=True):
-        if picture.shape != shape:
-            found, first = ("x".join(map(str, s)) for s in (picture.shape, shape))
-            raise ValueError(
-                f"'{record.name}' is {found} (channels x height x width), the first picture {first}; "
-                "images of one size are needed: mvm data prepare makes them, or --size PIXELS of eval and data stats"
-            )
-    return torch.from_numpy(np.stack(pixels))
-
-
 def of_source(source: Source, *, size: int = 0, resize: str = "auto", channels: int = 0) -> ImageSet:
-    """Return pictures in a folder, zip, parquet, tar... as a set; without `size` all must have one size."""
-    first = next(_records(source))
+    """Return pictures in a folder, zip, parquet, tar... as a set; without `size` all must have one size.
+
+    A colour picture among grey ones is an error, unless channels=1 asks for grey ones.
+    """
+    first = next(record for part in source.parts for record in part.read())
     with _naming(first):
         count = channels or _channels(first)
-    fit = Fit(count, size, resolve(resize, size) if size else "none", greying=channels == 1)
-    height, width = fit(first).shape[1:]
-    shape = (fit.channels, height, width)
+    resize = resolve(resize, size) if size else "none"
+
+    def fitted(record: Record) -> np.ndarray:
+        """Return uint8 pixels (C, H, W)."""
+        with _naming(record):
+            if channels != 1 and count < _channels(record):
+                raise ValueError("is in colour, and the first picture is grey; give --channels 3 or sort them out")
+            image = decode(record.image, count)
+            return planes(RESIZES[resize](image, size) if size else image)
+
+    shape = (count, *fitted(first).shape[1:])
+
+    def of_one_size(record: Record) -> np.ndarray:
+        pixels = fitted(record)
+        if pixels.shape != shape:
+            other, one = ("x".join(map(str, sides)) for sides in (pixels.shape, shape))
+            raise ValueError(
+                f"'{record.name}' is {other} (channels x height x width), the first picture {one}; "
+                "images of one size are needed: mvm data prepare makes them, or --size PIXELS of eval and data stats"
+            )
+        return pixels
 
     def chunks(batch: int, wanted: Wanted) -> Iterator[Chunk]:
-        records, start, number = _records(source), 0, 0
+        records, start = (record for part in source.parts for record in part.read()), 0
         with ThreadPoolExecutor(DECODERS) as pool:
             while some := list(islice(records, batch)):
-                if wanted(number):
-                    yield start, _stacked(some, list(pool.map(fit, some)), shape)
-                start, number = start + len(some), number + 1
+                if wanted(start // batch):
+                    yield start, torch.from_numpy(np.stack(list(pool.map(of_one_size, some))))
+                start += len(some)
 
     stamp = stamp_of([(part.name, part.stamp) for part in source.parts])
-    return ImageSet(shape, _facts(source.kind, source.name, shape, resize=fit.resize, stamp=stamp), chunks)
+    return _image_set(source.kind, source.name, shape, chunks, resize=resize, stamp=stamp)
 
 
-def of_parts(parts: Parts, **more: Any) -> ImageSet:
+def of_parts(parts: Parts) -> ImageSet:
     """Return what `sample_parts` wrote as a set; its batches are the parts."""
 
     def chunks(batch: int, wanted: Wanted) -> Iterator[Chunk]:
@@ -208,7 +188,7 @@ def of_parts(parts: Parts, **more: Any) -> ImageSet:
                 yield start, images
             start += len(images)
 
-    return ImageSet(parts.shape, _facts("samples", parts.folder.name, parts.shape, count=parts.count, **more), chunks)
+    return _image_set("samples", parts.folder.name, parts.shape, chunks, count=parts.count)
 
 
 def require_judged(model: Model) -> None:
@@ -219,7 +199,7 @@ def require_judged(model: Model) -> None:
 
 
 def judged_condition(model: Model) -> Condition:
-    """Return the conditions of images that are judged, where they are no labels: of samples it was trained on."""
+    """Return the conditions of images that are judged, where they are no labels: of training samples."""
     if model.recipe.condition.kind in ("labels", "none"):
         return None
     try:
@@ -234,7 +214,7 @@ def judged_condition(model: Model) -> Condition:
 
 
 def of_model(sampler: Sampler, draw: Draw, settings: SampleConfig | None = None, *, name: str = "model") -> ImageSet:
-    """Return images that are sampled as they are read; nothing is kept."""
+    """Return images that are sampled as they are read, and not stored."""
     model = sampler.model
     settings = settings or model.recipe.sample
     require_judged(model)
@@ -244,20 +224,13 @@ def of_model(sampler: Sampler, draw: Draw, settings: SampleConfig | None = None,
     def chunks(batch: int, wanted: Wanted) -> Iterator[Chunk]:
         spans = list(_spans(draw.num, draw.batch, wanted))
         parts = ((given(model, labels[start:stop], conditions), seeds[start:stop]) for start, stop in spans)
-        for (start, _), made in zip(spans, sampler.batches(parts, settings), strict=True):
-            yield start, made.images
+        for (start, _), generated in zip(spans, sampler.batches(parts, settings), strict=True):
+            yield start, generated.images
 
     how = {**asdict(settings), "tuned": takes_tuned_times(model, settings)}
-    more: dict[str, Any] = {
-        "draw": asdict(draw),
-        "sampler": how,
-        "precision": sampler.precision,
-        "origin": model.origin,
-    }
-    if conditions is not None:
-        more["conditions"] = checksum(conditions)
-    shape = model.recipe.data.shape
-    return ImageSet(shape, _facts("run", name, shape, count=draw.num, **more), chunks)
+    facts = {"draw": asdict(draw), "sampler": how, "precision": sampler.precision, "origin": model.origin}
+    facts |= {} if conditions is None else {"conditions": checksum(conditions)}
+    return _image_set("run", name, model.recipe.data.shape, chunks, count=draw.num, **facts)
 
 
 def of_restored(rae: RAE, images: ImageSet, name: str = "autoencoder") -> ImageSet:
@@ -272,15 +245,15 @@ def of_restored(rae: RAE, images: ImageSet, name: str = "autoencoder") -> ImageS
         for start, part in images.chunks(batch, wanted):
             yield start, to_uint8(rae.reconstruct(part.to(device))).cpu()
 
-    more = {"of": images.facts, "decoder": rae.decoder.fingerprint, "encoder": rae.encoder.fingerprint}
-    return ImageSet(images.shape, _facts("restored", name, images.shape, **more), chunks)
+    facts = {"of": images.facts, "decoder": rae.decoder.fingerprint, "encoder": rae.encoder.fingerprint}
+    return _image_set("restored", name, images.shape, chunks, **facts)
 
 
 def of_known(name: str) -> ImageSet:
     """Return a set that ships in the package: NAME or NAME:SPLIT."""
     name, _, split = name.partition(":")
-    found = choose("data", name, EMBEDDED)(split or "train")
-    return of_tensor(found.images, name, split=split or "train", count=len(found))
+    data = choose("data", name, EMBEDDED)(split or "train")
+    return of_tensor(data.images, name, split=split or "train", count=len(data))
 
 
 def of_training(model: Model) -> ImageSet:
@@ -328,7 +301,7 @@ def open_images(
             if value and value != has:
                 shape = "x".join(map(str, stored.shape))
                 raise ValueError(f"--{option} {value} has no effect on '{name}', which is one set of {shape} images")
-    found = stored or of_source(open_source(path, split), size=size, resize=resize, channels=channels)
-    if found.shape[0] not in MODES:
-        raise ValueError(f"'{name}' has {found.shape[0]} channels; 3 (RGB) or 1 (grey) are needed")
-    return found
+    images = stored or of_source(open_source(path, split), size=size, resize=resize, channels=channels)
+    if images.shape[0] not in MODES:
+        raise ValueError(f"'{name}' has {images.shape[0]} channels; 3 (RGB) or 1 (grey) are needed")
+    return images

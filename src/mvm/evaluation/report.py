@@ -17,7 +17,6 @@ from PIL import Image
 import mvm
 from mvm.files import write_text
 from mvm.options import needs
-from mvm.pictures import png_bytes
 
 TEMPLATE = Path(__file__).with_name("page.html")  # fields: $title, $lead, $body
 # Okabe and Ito's colours but yellow, which colour-blind readers can distinguish; dashes and markers are for grey print
@@ -36,11 +35,6 @@ class Style:
     filled: bool = True
 
 
-def style(i: int) -> Style:
-    """Return the style of the i-th curve, of one that has no style of its own."""
-    return Style(COLOURS[i % len(COLOURS)], DASHES[i % len(DASHES)], MARKERS[i % len(MARKERS)])
-
-
 @dataclass(frozen=True)
 class Curve:
     """One line of a plot; errors as long as y or empty, NaN where there is none."""
@@ -53,7 +47,7 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Axes:
+class PlotAxes:
     """Labels, scales, ticks and ranges of a plot."""
 
     x: str
@@ -82,34 +76,28 @@ def _literal(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def draw(panel: Any, curves: Sequence[Curve], axes: Axes) -> None:
+def draw(panel: Any, curves: Sequence[Curve], axes: PlotAxes) -> None:
     """Draw curves and axes, but no legend, on a matplotlib panel."""
     for i, curve in enumerate(curves):
-        look = curve.style or style(i)
+        style = curve.style or Style(COLOURS[i % len(COLOURS)], DASHES[i % len(DASHES)], MARKERS[i % len(MARKERS)])
         (line,) = panel.plot(curve.x, curve.y, label=_literal(curve.label), linewidth=1.8, markersize=5)
-        line.set(color=look.colour, linestyle=look.dash, marker=look.marker if axes.markers else "")
-        if not look.filled:
+        line.set(color=style.colour, linestyle=style.dash, marker=style.marker if axes.markers else "")
+        if not style.filled:
             line.set(markerfacecolor="white")
         if len(curve.errors):
-            bars = {"ecolor": look.colour, "elinewidth": 1, "capsize": 2.5, "zorder": 1}
+            bars = {"ecolor": style.colour, "elinewidth": 1, "capsize": 2.5, "zorder": 1}
             panel.errorbar(curve.x, curve.y, curve.errors, fmt="none", **bars)
     if axes.level is not None:
         panel.axhline(axes.level[1], color="#666666", linewidth=1, linestyle=(0, (1, 2)), label=_literal(axes.level[0]))
-    if axes.log_x:
-        panel.set_xscale("log")
+    panel.set(xscale="log" if axes.log_x else "linear", yscale="log" if axes.log_y else "linear")
     if axes.log_y:
-        panel.set_yscale("log")
         panel.yaxis.set_major_formatter("{x:g}")
         panel.yaxis.set_minor_formatter("{x:g}")  # a range within one decade has minor ticks alone
     for axis, ticks in ((panel.xaxis, axes.ticks), (panel.yaxis, axes.ticks_y)):
         if len(ticks):
             axis.set_ticks(ticks, [f"{tick:g}" for tick in ticks], minor=False)
             axis.minorticks_off()
-    if axes.range_x:
-        panel.set_xlim(*axes.range_x)
-    if axes.range_y:
-        panel.set_ylim(*axes.range_y)
-    panel.set(xlabel=_literal(axes.x), ylabel=_literal(axes.y))
+    panel.set(xlim=axes.range_x, ylim=axes.range_y, xlabel=_literal(axes.x), ylabel=_literal(axes.y))
     panel.set_title(_literal(axes.title), fontsize="medium", loc="left")
     panel.grid(alpha=0.25)
     panel.spines[["top", "right"]].set_visible(False)
@@ -130,7 +118,7 @@ def legend_rows(curves: Sequence[Curve], width: float) -> int:
     return -(-len(curves) // columns)
 
 
-def figure_of(panels: Sequence[tuple[Sequence[Curve], Axes]], width: float, height: float) -> Any:
+def figure_of(panels: Sequence[tuple[Sequence[Curve], PlotAxes]], width: float, height: float) -> Any:
     """Return a figure with panels side by side, the legend of each below it; width and height of one in inches."""
     figure = require_plots().Figure(figsize=(width * len(panels), height), layout="constrained")
     for part, (curves, axes) in zip(figure.subfigures(1, len(panels), squeeze=False)[0], panels, strict=True):
@@ -141,7 +129,7 @@ def figure_of(panels: Sequence[tuple[Sequence[Curve], Axes]], width: float, heig
     return figure
 
 
-def plot_svg(curves: Sequence[Curve], axes: Axes, size: tuple[float, float] = (7.2, 3.6)) -> str:
+def plot_svg(curves: Sequence[Curve], axes: PlotAxes, size: tuple[float, float] = (7.2, 3.6)) -> str:
     """Return a plot as inline SVG; size: width and height in inches."""
     figure = require_plots().Figure(figsize=size, layout="constrained")
     panel = figure.subplots()
@@ -163,30 +151,22 @@ class Html(str):
     """Text that is HTML already: tables and lists do not escape it."""
 
 
-def embedded(data: bytes, kind: str, caption: str, width: int = 0) -> str:
-    """Return a figure with an embedded picture of MIME type image/KIND; width in CSS pixels, 0 for its own."""
-    size = f' width="{width}"' if width else ""
-    text = html.escape(caption)
-    source = f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+def picture(image: Image.Image, caption: str, width: int = 0, kind: str = "png") -> str:
+    """Return a figure with an embedded picture, PNG or JPEG; width in CSS pixels, 0 for its own."""
+    buffer, text, size = io.BytesIO(), html.escape(caption), f' width="{width}"' if width else ""
+    image.save(buffer, kind, quality=90)  # of which PNG knows nothing
+    source = f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
     return f'<figure><img src="{source}" alt="{text}"{size}><figcaption>{text}</figcaption></figure>'
-
-
-def picture(image: Image.Image, caption: str, width: int = 0) -> str:
-    """Return a figure with an embedded PNG; width in CSS pixels, 0 for its own."""
-    return embedded(png_bytes(image), "png", caption, width)
 
 
 def thumbnail(path: Path, caption: str, width: int) -> str:
     """Return a figure with the picture in a file; a large one is reduced, as a page may hold many."""
-    stored = 2 * width  # pixels kept, for screens of double density
+    stored = 2 * width  # pixels, for screens of double density
     with Image.open(path) as image:
         if image.width <= stored:
             return picture(image, caption, min(image.width, width))
         size = stored, round(image.height * stored / image.width)
-        small = image.convert("RGB").resize(size, Image.Resampling.LANCZOS)
-    buffer = io.BytesIO()
-    small.save(buffer, format="JPEG", quality=90)
-    return embedded(buffer.getvalue(), "jpeg", caption, width)
+        return picture(image.convert("RGB").resize(size, Image.Resampling.LANCZOS), caption, width, "jpeg")
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[Any]], kind: str = "") -> str:
@@ -253,11 +233,8 @@ class Page:
 
     def write(self, path: Path) -> None:
         """Write the page, whole or not at all."""
-        title, lead = html.escape(self.title), html.escape(self.lead)
-        write_text(
-            path,
-            Template(TEMPLATE.read_text(encoding="utf-8")).substitute(title=title, lead=lead, body="".join(self.parts)),
-        )
+        fields = {"title": html.escape(self.title), "lead": html.escape(self.lead), "body": "".join(self.parts)}
+        write_text(path, Template(TEMPLATE.read_text(encoding="utf-8")).substitute(fields))
 
 
 def provenance() -> list[tuple[str, str]]:

@@ -1,15 +1,14 @@
-"""One model, many samplers: every cell on the same seeds and labels, kept when done, resumed where it was stopped.
+"""One model, many samplers: every cell on the same seeds and labels, stored when done, resumed where it was stopped.
 
 OUT/sweep.json      what all cells share: model, images, reference, figures
 OUT/cells/NAME.json a finished cell; NAME.png its first images
-OUT/work/NAME/      images of a cell in the making, removed when its figures are written
+OUT/work/NAME/      images of an unfinished cell, removed when its figures are written
 OUT/results.json, results.csv, report.html, plots/
 """
 
-import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,12 +20,11 @@ from torch import Tensor
 
 from mvm.distributed.processes import Processes
 from mvm.evaluation.cells import Result, file_name
-from mvm.evaluation.evaluate import Evaluation, Reference, Side, check_shapes, check_side, evaluate
-from mvm.evaluation.gather import Judge
+from mvm.evaluation.evaluate import ComparedSet, Evaluation, Judge, Reference, check_shapes, check_side, evaluate
 from mvm.evaluation.images import ImageSet, judged_condition, of_parts, require_judged
 from mvm.evaluation.report import provenance, require_plots
 from mvm.evaluation.sweep_report import REAL, write_report
-from mvm.files import atomic, recover_all, remove, write_text
+from mvm.files import atomic, recover_all, remove
 from mvm.generate import Draw, Sampler, asked_conditions, check_settings, given, solver_record, takes_tuned_times
 from mvm.metrics.measures import Figure
 from mvm.model import Model
@@ -34,13 +32,12 @@ from mvm.path import Condition
 from mvm.pictures import grid, png_bytes
 from mvm.samples import Parts, sample_parts
 from mvm.settings import SampleConfig
-from mvm.store import ArrayStore
+from mvm.store import ArrayStore, as_json
 from mvm.untrusted import read_json
 
-SHOWN = 40  # images in a cell's grid: with balanced labels of ten classes, four rows
-COLUMNS = 10
+GRID_IMAGES, COLUMNS = 40, 10  # of a cell's grid: with balanced labels of ten classes, four rows
 SHARED = "sweep.json"
-CELLS, WORK = "cells", "work"  # folders of results, and of images that are not judged yet
+CELLS, WORK = "cells", "work"  # folders of results, and of images without figures yet
 
 
 def check_cells(cells: Sequence[SampleConfig], model: Model) -> None:
@@ -55,12 +52,12 @@ def check_cells(cells: Sequence[SampleConfig], model: Model) -> None:
 
 @dataclass
 class Sweep:
-    """sweep.run(cells): a model, the images drawn from it, what judges them, and the folder that keeps everything."""
+    """sweep.run(cells): a model, the images drawn from it, what judges them, and the folder that stores everything."""
 
     sampler: Sampler
     draw: Draw
     judge: Judge
-    reference: Side
+    reference: ComparedSet
     metrics: tuple[str, ...]
     folder: Path
     repeats: int = 1  # draws of each cell, on seeds of their own; more than one give an error
@@ -82,23 +79,24 @@ class Sweep:
 
     @cached_property
     def condition(self) -> Condition:
-        """What images are made for, where that is no label."""
+        """What images are generated for, where that is no label."""
         return judged_condition(self.model)
 
     def shared(self) -> dict[str, Any]:
-        """Return what a finished cell must share with the others to stand beside them."""
-        found = {
-            "origin": self.model.origin,
-            "draw": asdict(self.draw),
-            "repeats": self.repeats,
-            "sampling": self.sampler.facts(),
-            "reference": self.reference.facts(),
-            "judge": {"blocks": self.judge.blocks, "kid_size": self.judge.kid_size},
-        }
-        return json.loads(json.dumps(found))
+        """Return what a finished cell must share with the others to be compared with them."""
+        return as_json(
+            {
+                "origin": self.model.origin,
+                "draw": asdict(self.draw),
+                "repeats": self.repeats,
+                "sampling": self.sampler.facts(),
+                "reference": self.reference.facts(),
+                "judge": {"blocks": self.judge.blocks, "kid_size": self.judge.kid_size},
+            }
+        )
 
     def run(self, cells: Sequence[SampleConfig]) -> list[Result]:
-        """Return the results of the asked cells, computing what is missing; the report shows all of the folder."""
+        """Return the results of the asked cells, computing what is missing; the report has all of the folder."""
         require_plots()
         check_cells(cells, self.model)
         if self.folder.is_dir() and not (self.folder / SHARED).is_file():  # a run, among whose files a sweep would lie
@@ -115,25 +113,37 @@ class Sweep:
                         recover_all(folder)
                     self._check_shared(networks)
             self._prepare([settings for settings in cells if not self._path(settings).is_file()])
-            found = []
+            results = []
             for number, settings in enumerate(cells, 1):
                 if self.judge.progress and self.place.main:
                     print(f"cell {number} of {len(cells)}: {self._name(settings)}", flush=True)
-                found.append(self._cell(settings))
+                results.append(Result.read(self._cell(settings)["result"]))
             if self.place.main:
                 self._write()
                 with suppress(OSError):  # images that are kept lie there
                     (self.folder / WORK).rmdir()
             self.place.any(False)  # past this, the report is there
-        return [Result.read(cell["result"]) for cell in found]
+        return results
 
     def _write(self) -> None:
         """Write results.json and the report of all cells in the folder."""
-        found = [cell for path in sorted((self.folder / CELLS).glob("*.json")) if (cell := _read_cell(path))]
-        facts, results = self._facts(found), [cell["result"] for cell in found]
+        cells = [cell for path in sorted((self.folder / CELLS).glob("*.json")) if (cell := _read_cell(path))]
+        first, results = cells[0]["facts"], [cell["result"] for cell in cells]
+        facts = {
+            "warnings": list(dict.fromkeys(warning for cell in cells for warning in cell["facts"]["warnings"])),
+            "command": self.command,
+            "name": self.model.origin.get("run", self.model.recipe.name),
+            "images": self.draw.num,
+            "model": self.model.origin,
+            "draw": {**asdict(self.draw), "repeats": self.repeats},
+            "sampling": self.sampler.facts(),
+            "reference": first["reference"],
+            "networks": {name: known for cell in cells for name, known in cell["facts"]["networks"].items()},
+            "software": {**dict(provenance()), **first["software"]},
+        }
         if self.reference.images is not None and not (self.folder / REAL).is_file():
             _write_grid(self.folder / REAL, _spread(self.reference.images))
-        write_text(self.folder / "results.json", json.dumps({"facts": facts, "results": results}, indent=2) + "\n")
+        _store(self.folder).write_table("results.json", {"facts": facts, "results": results})
         write_report(self.folder, [Result.read(result) for result in results], facts)
 
     def _prepare(self, cells: Sequence[SampleConfig]) -> None:
@@ -155,31 +165,35 @@ class Sweep:
 
     def _check_shared(self, networks: Mapping[str, Any]) -> None:
         """Write what the cells share, or refuse to mix with those of another kind; networks may be added."""
-        path, now = self.folder / SHARED, self.shared()
-        there = _read(path, "networks") or {**now, "networks": {}}
+        store, now = _store(self.folder), self.shared()
+        there = _read(self.folder / SHARED, "networks") or {**now, "networks": {}}
         known = there["networks"]
         before = {**there, "networks": {name: facts for name, facts in known.items() if name in networks}}
         asked = {**now, "networks": {name: facts for name, facts in networks.items() if name in known}}
-        _store(self.folder).require_same(before, asked)
-        write_text(path, json.dumps({**now, "networks": {**known, **networks}}, indent=2) + "\n")
+        store.require_same(before, asked)
+        store.write_table(SHARED, {**now, "networks": {**known, **networks}})
 
     def _cell(self, settings: SampleConfig) -> dict[str, Any]:
-        """Return a cell: what is kept of it, completed by what is missing."""
-        path = self._path(settings)
-        kept = self.place.broadcast(_read_cell(path) if self.place.main else None)
-        solver = solver_record(self.model, settings)
-        if kept and kept.get("solver") != solver:
+        """Return a cell: what is stored of it, completed by what is missing."""
+        path, solver = self._path(settings), solver_record(self.model, settings)
+        stored = self.place.broadcast(_read_cell(path) if self.place.main else None)
+        if stored and stored.get("solver") != solver:
             raise ValueError(
-                f"{path} was made by another solver ({kept.get('solver', 'not recorded')}, now {solver}); "
+                f"{path} was made by another solver ({stored.get('solver', 'not recorded')}, now {solver}); "
                 "remove it, and it is computed again, or give another --out"
             )
-        there = kept["result"]["metrics"] if kept else {}
-        missing = tuple(name for name in self.metrics if name not in there)
-        if kept and not missing:
-            return kept
-        cell = _completed({**self._compute(settings, missing), "solver": solver}, kept)
+        missing = [name for name in self.metrics if not stored or name not in stored["result"]["metrics"]]
+        if stored and not missing:
+            return stored
+        cell: dict[str, Any] = {**self._compute(settings, missing), "solver": solver}
+        if stored:  # the figures it had before, and all that made both
+            result, facts, before = cell["result"], cell["facts"], stored["facts"]
+            result["metrics"] = {**stored["result"]["metrics"], **result["metrics"]}
+            result["seconds"] = stored["result"]["seconds"]
+            facts["networks"] = {**before["networks"], **facts["networks"]}
+            facts["warnings"] = list(dict.fromkeys([*before["warnings"], *facts["warnings"]]))
         if self.place.main:
-            write_text(path, json.dumps(cell, indent=2) + "\n")
+            _store(path.parent).write_table(path.name, cell)
             if not self.keep_images:
                 remove(self.folder / WORK / self._name(settings))
         return cell
@@ -187,8 +201,8 @@ class Sweep:
     def _compute(self, settings: SampleConfig, names: Sequence[str]) -> dict[str, Any]:
         """Return the figures of a cell, the mean over its repeats."""
         rounds = [self._round(settings, names, number) for number in range(self.repeats)]
-        parts, _, judged = rounds[0]
-        picture = f"cells/{self._name(settings)}.png"
+        parts, _, evaluation = rounds[0]
+        picture = f"{CELLS}/{self._name(settings)}.png"
         if self.place.main:
             _write_grid(self.folder / picture, (images for images, _ in parts.batches()))
         result = Result(
@@ -196,59 +210,34 @@ class Sweep:
             evaluations=parts.nfe,
             passes=parts.passes,
             seconds=sum(seconds for _, seconds, _ in rounds) / self.repeats,
-            metrics={name: _mean([r.metrics[name] for _, _, r in rounds])._asdict() for name in names},
+            metrics={name: _mean([each.metrics[name] for _, _, each in rounds])._asdict() for name in names},
             grid=picture,
             tuned=takes_tuned_times(self.model, settings),
         )
-        facts = {**judged.as_dict(), "metrics": None}
+        facts = {**evaluation.as_dict(), "metrics": None}
         return {"settings": asdict(settings), "result": result.as_dict(), "facts": facts}
 
     def _round(self, settings: SampleConfig, names: Sequence[str], number: int) -> tuple[Parts, float, Evaluation]:
         """Return the images of one repeat, the seconds they took, and their figures."""
-        folder = self.folder / WORK / self._name(settings) / str(number)
+        name = self._name(settings)
+        folder = self.folder / WORK / name / str(number)
         draw = replace(self.draw, seed=self.draw.seed + number * self.draw.num)
         there, start = len(list(folder.glob("part-*.npy"))), time.perf_counter()
         how: dict[str, Any] = {"place": self.place, "progress": self.judge.progress, "condition": self.condition}
         parts = sample_parts(self.sampler, draw, settings, folder, **how)
-        # of all images, from those made now: an interrupted call may have left the others
-        now = (time.perf_counter() - start) * len(draw.spans()) / max(1, len(draw.spans()) - there)
-        seconds = self._kept_seconds(folder, now)
-        return parts, seconds, evaluate(self.judge, Side(self._name(settings), of_parts(parts)), self.target, names)
-
-    def _kept_seconds(self, folder: Path, now: float) -> float:
-        """Return the seconds noted beside a folder when its images were finished; note them if this was now."""
-        note = folder.with_name(f"{folder.name}.seconds.json")
+        # of all images, from those sampled now: an interrupted call may have left the others
+        seconds = (time.perf_counter() - start) * len(draw.spans()) / max(1, len(draw.spans()) - there)
+        note = f"{number}.seconds.json"  # the seconds when the images were finished
         if self.place.main:
-            with _damaged(note):
-                now = float((_read(note) or {"seconds": now})["seconds"])
-            write_text(note, json.dumps({"seconds": now}) + "\n")
-        return self.place.broadcast(now)
-
-    def _facts(self, found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the provenance of the report."""
-        first = found[0]["facts"]
-        networks = {name: facts for cell in found for name, facts in cell["facts"]["networks"].items()}
-        warnings = dict.fromkeys(warning for cell in found for warning in cell["facts"]["warnings"])
-        return {
-            "warnings": list(warnings),
-            "command": self.command,
-            "name": self.model.origin.get("run", self.model.recipe.name),
-            "images": self.draw.num,
-            "model": self.model.origin,
-            "draw": {**asdict(self.draw), "repeats": self.repeats},
-            "sampling": self.sampler.facts(),
-            "reference": first["reference"],
-            "networks": networks,
-            "software": {**dict(provenance()), **first["software"]},
-        }
+            with _store(folder.parent).reading(note):
+                seconds = float((_read(folder.parent / note) or {"seconds": seconds})["seconds"])
+            _store(folder.parent).write_table(note, {"seconds": seconds}, indent=None)
+        seconds = self.place.broadcast(seconds)
+        return parts, seconds, evaluate(self.judge, ComparedSet(name, of_parts(parts)), self.target, names)
 
 
 def _store(folder: Path) -> ArrayStore:
     return ArrayStore(folder, "a sweep", "remove it, and it is computed again", "give another --out")
-
-
-def _damaged(path: Path) -> AbstractContextManager[None]:
-    return _store(path.parent).reading(path.name)
 
 
 def _require_tables(stored: Mapping[str, Any], *names: str) -> None:
@@ -260,7 +249,7 @@ def _read(path: Path, *tables: str) -> dict[str, Any] | None:
     """Return a JSON file that holds these tables; None where there is none."""
     if not path.is_file():
         return None
-    with _damaged(path):
+    with _store(path.parent).reading(path.name):
         stored = read_json(path)
         _require_tables(stored, *tables)
         return stored
@@ -270,29 +259,17 @@ def _read_cell(path: Path) -> dict[str, Any] | None:
     """Return a finished cell with all that a report asks of it; None where there is none."""
     stored = _read(path, "result", "facts")
     if stored is not None:
-        with _damaged(path):
+        with _store(path.parent).reading(path.name):
             _require_tables(stored["facts"], "networks", "reference", "software")
             list(stored["facts"]["warnings"])
             _require_tables(Result.read(stored["result"]).metrics, *stored["result"]["metrics"])
     return stored
 
 
-def _completed(made: dict[str, Any], kept: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return a cell with the figures it had before, and all that made both."""
-    if kept is None:
-        return made
-    before, now = kept["facts"], made["facts"]
-    networks = {**before["networks"], **now["networks"]}
-    warnings = list(dict.fromkeys([*before["warnings"], *now["warnings"]]))
-    metrics = {**kept["result"]["metrics"], **made["result"]["metrics"]}
-    result = {**made["result"], "metrics": metrics, "seconds": kept["result"]["seconds"]}
-    return {**made, "result": result, "facts": {**now, "networks": networks, "warnings": warnings}}
-
-
 def _mean(figures: Sequence[Figure]) -> Figure:
     """Return the mean over repeats, its error from their spread; of one repeat, the figure as it is.
 
-    A repeat has its seeds in common with the other cells: what it adds to the error is kept, as a block's is.
+    A repeat has its seeds in common with the other cells: what it adds to the error is stored, as a block's is.
     """
     if len(figures) == 1:
         return figures[0]
@@ -303,19 +280,19 @@ def _mean(figures: Sequence[Figure]) -> Figure:
 
 
 def _write_grid(path: Path, batches: Iterable[Tensor]) -> None:
-    """Write the first SHOWN of images that come in batches, small ones enlarged by whole pixels."""
+    """Write the first GRID_IMAGES of images that come in batches, small ones enlarged by whole pixels."""
     images: list[Tensor] = []
     for batch in batches:
         images.append(batch)
-        if sum(map(len, images)) >= SHOWN:
+        if sum(map(len, images)) >= GRID_IMAGES:
             break
-    picture = grid(torch.cat(images)[:SHOWN], COLUMNS, scale=max(1, 64 // images[0].shape[-1]), gap=2)
+    picture = grid(torch.cat(images)[:GRID_IMAGES], COLUMNS, scale=max(1, 64 // images[0].shape[-1]), gap=2)
     with atomic(path) as temporary:
         temporary.write_bytes(png_bytes(picture))
 
 
 def _spread(images: ImageSet) -> Iterator[Tensor]:
-    """Yield SHOWN images spread evenly over a set whose size is known, else its first: sets are sorted by class."""
-    apart = max(1, images.facts.get("count", 0) // SHOWN)
+    """Yield GRID_IMAGES images spread evenly over a set of known size, else its first: sets are sorted by class."""
+    apart = max(1, images.facts.get("count", 0) // GRID_IMAGES)
     for _, batch in images.chunks(1, lambda number: number % apart == 0):
         yield batch.cpu()

@@ -6,8 +6,6 @@ With the tables a sampler is a loop of a few lines in any language: examples/onn
 import json
 import logging
 import warnings
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from mvm.files import put_in_place, temporary_beside
+from mvm.files import atomic
 from mvm.generate import solver_of
-from mvm.integrations.course import Course, build_solver, course_of
+from mvm.integrations.plans import SchedulePlan, build_solver, plan_on
 from mvm.latent.codec import require_unit_scale
 from mvm.model import Model
 from mvm.network import Own
@@ -47,16 +45,6 @@ class Prediction(nn.Module):
         return self.network(x, level, label).prediction
 
 
-def _example(model: Model) -> tuple[Tensor, Tensor, Tensor]:
-    """Return inputs to trace with; two, as a batch of one would be taken for a constant."""
-    device = model.device
-    return (
-        torch.zeros(2, *model.sample_shape, device=device),
-        torch.full((2,), 0.5, device=device),
-        torch.zeros(2, dtype=torch.int64, device=device),
-    )
-
-
 def export_network(model: Model) -> ExportedProgram:
     """Return the network as a program of torch.export for any batch: (x, level, label) -> prediction.
 
@@ -65,24 +53,28 @@ def export_network(model: Model) -> ExportedProgram:
     if isinstance(model.network, Own):
         raise ValueError("a network of your own is exported by torch.onnx.export itself; mvm onnx takes dit and ddt")
     model.require_labels("an exported network")
-    batch = {0: Dim("batch", min=1)}
-    return torch.export.export(
-        Prediction(model.network).eval(), _example(model), dynamic_shapes=tuple(batch for _ in INPUTS)
+    device, size = model.device, 2  # a batch of one would be taken for a constant
+    example = (
+        torch.zeros(size, *model.sample_shape, device=device),
+        torch.full((size,), 0.5, device=device),
+        torch.zeros(size, dtype=torch.int64, device=device),
     )
+    shapes = ({0: Dim("batch", min=1)},) * len(INPUTS)
+    return torch.export.export(Prediction(model.network).eval(), example, dynamic_shapes=shapes)
 
 
-def _step(model: Model, course: Course, index: int, row: Row, guided: bool) -> dict[str, Any]:
+def _step(model: Model, plan: SchedulePlan, index: int, row: Row, guided: bool) -> dict[str, Any]:
     """Return one evaluation and the step after it, as numbers.
 
     x0_hat is affine in the state and the prediction: its weights are what (1, 0) and (0, 1) give.
     """
-    t = course.times[index]
+    t = plan.times[index]
     one, zero = torch.ones(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
     kind = model.recipe.objective.kind
     return {
         "t": t,
         "level": float(network_time(model.network.time, as_time(t), model.schedule)),
-        "scale": course.scales[index],
+        "scale": plan.scales[index],
         "from_x": float(to_x0(kind, zero, one, t, model.schedule)),
         "from_prediction": float(to_x0(kind, one, zero, t, model.schedule)),
         "guided": guided,
@@ -106,9 +98,9 @@ def sampler_tables(model: Model, settings: SampleConfig) -> dict[str, Any]:
     plan = solver.plan(model.schedule, settings.nfe, settings.rho)
     if not isinstance(plan, TablePlan):
         raise ValueError(f"solver='{settings.solver}' has no table in x0_hat to write; use 'adams', 'sa' or 'dpm++2m'")
-    course = course_of(plan, solver, model.schedule)
+    planned = plan_on(model.schedule, plan, solver)
     inside = Interval(settings.low, settings.high)
-    guided = [settings.cfg != 1 and bool(inside.contains(t, model.schedule)) for t in course.times[:-1]]
+    guided = [settings.cfg != 1 and bool(inside.contains(t, model.schedule)) for t in planned.times[:-1]]
     return {
         "format": FORMAT,
         "recipe": model.recipe.name,
@@ -121,25 +113,9 @@ def sampler_tables(model: Model, settings: SampleConfig) -> dict[str, Any]:
         "schedule": model.recipe.path.schedule,
         "kind": model.recipe.objective.kind,
         **{name: getattr(settings, name) for name in SETTINGS},
-        "first": course.first / course.scales[0],
-        "steps": [_step(model, course, i, row, guided[i]) for i, row in enumerate(plan.rows)],
+        "first": planned.first / planned.scales[0],
+        "steps": [_step(model, planned, i, row, guided[i]) for i, row in enumerate(plan.rows)],
     }
-
-
-@contextmanager
-def _quietly() -> Generator[None]:
-    """Hold back what the exporter tells of its own workings."""
-    names = ("torch.onnx", "onnxscript", "onnx_ir")
-    before = {name: logging.getLogger(name).level for name in names}
-    for name in names:
-        logging.getLogger(name).setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for name, level in before.items():
-            logging.getLogger(name).setLevel(level)
 
 
 def write_onnx(model: Model, out: Path, settings: SampleConfig | None = None) -> dict[str, Any]:
@@ -160,16 +136,17 @@ def write_onnx(model: Model, out: Path, settings: SampleConfig | None = None) ->
         import onnxscript  # noqa: F401  torch's exporter asks for it late, and not by name
     except ImportError as error:
         raise ValueError(needs("mvm onnx", "onnx with onnxscript", "onnx")) from error
-    with _quietly():
-        program = torch.onnx.export(
-            export_network(model), input_names=list(INPUTS), output_names=[OUTPUT], dynamo=True, verbose=False
-        )
-        assert program is not None
-        program.model.metadata_props[METADATA] = json.dumps(tables)
-        temporary = temporary_beside(out)
-        try:
-            program.save(temporary, external_data=False)
-            put_in_place(temporary, out)
-        finally:
-            temporary.unlink(missing_ok=True)  # of a full disk, or Ctrl-C
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # what the exporter says of its own workings
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            program = torch.onnx.export(
+                export_network(model), input_names=list(INPUTS), output_names=[OUTPUT], dynamo=True, verbose=False
+            )
+            assert program is not None
+            program.model.metadata_props[METADATA] = json.dumps(tables)
+            with atomic(out) as temporary:
+                program.save(temporary, external_data=False)
+    finally:
+        logging.disable(before)
     return tables

@@ -18,7 +18,7 @@ TIE = 1e-12  # squared distances closer than this part of the squared norms are 
 SEED = 2020  # torch-fidelity's, so that its published figures can be met
 
 
-class Score(NamedTuple):
+class SubsetScore(NamedTuple):
     """Mean and standard deviation (divided by n) over subsets or splits, as published."""
 
     mean: float
@@ -73,7 +73,7 @@ def _kernel_sum(x: Tensor, y: Tensor) -> Tensor:
     return sum(((part @ y.T / x.shape[1] + 1) ** 3).sum() for part in x.split(TILE))
 
 
-def kernel_distance(a: Tensor, b: Tensor, subsets: int = 100, size: int = 1000, seed: int = SEED) -> Score:
+def kernel_distance(a: Tensor, b: Tensor, subsets: int = 100, size: int = 1000, seed: int = SEED) -> SubsetScore:
     """Return the mean of unbiased MMD^2 over random subsets (KID, arXiv 1801.01401), kernel (x . y / d + 1)^3.
 
     Subsets are drawn as torch-fidelity draws them: one RandomState, for every subset first from a, then from b.
@@ -82,24 +82,24 @@ def kernel_distance(a: Tensor, b: Tensor, subsets: int = 100, size: int = 1000, 
         raise ValueError(f"subsets={subsets}, size={size}; subsets >= 1 and size >= 2 are needed")
     _check_pair(a, b, size)
     draw = np.random.RandomState(seed)  # numpy's newer generators draw other subsets
-    found = []
+    distances = []
     for _ in range(subsets):
         x, y = (z[torch.from_numpy(draw.choice(len(z), size, replace=False)).to(z.device)].double() for z in (a, b))
         y = y.to(x)
         # pairs of one feature with itself are left out within a set
         within = sum(_kernel_sum(z, z) - ((z.square().mean(1) + 1) ** 3).sum() for z in (x, y))
-        found.append(float(within / (size * (size - 1)) - 2 * _kernel_sum(x, y) / size**2))
-    return Score(float(np.mean(found)), float(np.std(found)))
+        distances.append(float(within / (size * (size - 1)) - 2 * _kernel_sum(x, y) / size**2))
+    return SubsetScore(float(np.mean(distances)), float(np.std(distances)))
 
 
-class Leaving(NamedTuple):
+class LeaveOneOut(NamedTuple):
     """A figure of all features, and without each block of them in turn."""
 
     value: float
     left_out: list[float]
 
 
-def kernel_leaving(a: Tensor, b: Tensor, dealt: Tensor) -> Leaving:
+def kernel_leave_one_out(a: Tensor, b: Tensor, dealt: Tensor) -> LeaveOneOut:
     """Return the unbiased MMD^2 of all of a and b, and with each block of a left out; dealt (N,): the block of each.
 
     No subsets are drawn, whose chance would drown what a block changes; sums of kernels by blocks serve for all.
@@ -119,39 +119,30 @@ def kernel_leaving(a: Tensor, b: Tensor, dealt: Tensor) -> Leaving:
     def figure(pairs: Tensor, mixed: Tensor, count: Tensor | float) -> float:
         return float(pairs / (count * (count - 1)) + theirs - 2 * mixed / (count * m))
 
-    left_out = []
-    for j in range(len(sizes)):
-        pairs = within.sum() - within[j].sum() - within[:, j].sum() + within[j, j] - (own.sum() - own[j])
-        left_out.append(figure(pairs, cross.sum() - cross[j], n - sizes[j]))
-    return Leaving(figure(within.sum() - own.sum(), cross.sum(), float(n)), left_out)
+    pairs = within.sum() - within.sum(1) - within.sum(0) + within.diagonal() - (own.sum() - own)
+    left_out = [figure(*rest) for rest in zip(pairs, cross.sum() - cross, n - sizes, strict=True)]
+    return LeaveOneOut(figure(within.sum() - own.sum(), cross.sum(), float(n)), left_out)
 
 
-class Tile(NamedTuple):
-    """Squared distances (r, c) of some rows and columns, and below which gaps two of them are equal."""
+def _tiles(rows: Tensor, columns: Tensor, centre: Tensor) -> Iterator[tuple[slice, slice, Tensor, Tensor]]:
+    """Yield some rows and columns, their squared distances (r, c), and below which gaps two of these are equal.
 
-    rows: slice
-    columns: slice
-    squared: Tensor
-    slack: Tensor
-
-
-def _tiles(rows: Tensor, columns: Tensor, centre: Tensor) -> Iterator[Tile]:
-    """Yield |x - y|^2 = |x|^2 + |y|^2 - 2 x . y about a centre, which keeps the norms, hence the rounding, small."""
+    |x - y|^2 = |x|^2 + |y|^2 - 2 x . y about a centre, which keeps the norms, hence the rounding, small.
+    """
     for i in range(0, len(rows), TILE):
         x = rows[i : i + TILE].double() - centre
         for j in range(0, len(columns), TILE):
             y = columns[j : j + TILE].double() - centre
             norms = x.square().sum(1)[:, None] + y.square().sum(1)
             squared = torch.addmm(norms, x, y.T, alpha=-2)  # may round below 0: within the slack
-            yield Tile(slice(i, i + len(x)), slice(j, j + len(y)), squared, norms.mul_(TIE))
+            yield slice(i, i + len(x)), slice(j, j + len(y)), squared, norms.mul_(TIE)
 
 
 def _squared_radii(x: Tensor, k: int, centre: Tensor) -> Tensor:
     """Return squared distances (N,) to the k-th nearest other feature; the nearest of all is the feature itself."""
     nearest = torch.full((len(x), k + 1), torch.inf, dtype=torch.float64, device=x.device)
-    for tile in _tiles(x, x, centre):
-        both = torch.cat((nearest[tile.rows], tile.squared), 1)
-        nearest[tile.rows] = both.topk(k + 1, largest=False).values
+    for rows, _, squared, _ in _tiles(x, x, centre):
+        nearest[rows] = torch.cat((nearest[rows], squared), 1).topk(k + 1, largest=False).values
     return nearest[:, k]
 
 
@@ -180,10 +171,10 @@ def precision_recall(real: Tensor, fake: Tensor, k: int = 3) -> PrecisionRecall:
     real_radii, fake_radii = (_squared_radii(x, k, centre) for x in (real, fake))
     precise = torch.zeros(len(fake), dtype=torch.bool, device=fake.device)
     recalled = torch.zeros(len(real), dtype=torch.bool, device=fake.device)
-    for tile in _tiles(fake, real, centre):
-        lowest = tile.squared - tile.slack
-        precise[tile.rows] |= (lowest <= real_radii[tile.columns]).any(1)
-        recalled[tile.columns] |= (lowest <= fake_radii[tile.rows, None]).any(0)
+    for rows, columns, squared, slack in _tiles(fake, real, centre):
+        lowest = squared - slack
+        precise[rows] |= (lowest <= real_radii[columns]).any(1)
+        recalled[columns] |= (lowest <= fake_radii[rows, None]).any(0)
     return PrecisionRecall(float(precise.double().mean()), float(recalled.double().mean()))
 
 
@@ -200,14 +191,14 @@ def density_coverage(real: Tensor, fake: Tensor, k: int = 5) -> DensityCoverage:
     radii = _squared_radii(real, k, centre)
     covered = torch.zeros(len(real), dtype=torch.bool, device=fake.device)
     hits = torch.zeros((), dtype=torch.int64, device=fake.device)
-    for tile in _tiles(fake, real, centre):
-        inside = tile.squared + tile.slack < radii[tile.columns]
+    for _, columns, squared, slack in _tiles(fake, real, centre):
+        inside = squared + slack < radii[columns]
         hits += inside.sum()
-        covered[tile.columns] |= inside.any(0)
+        covered[columns] |= inside.any(0)
     return DensityCoverage(int(hits) / (k * len(fake)), float(covered.double().mean()))
 
 
-def inception_score(probabilities: Tensor, splits: int = 10, seed: int | None = SEED) -> Score:
+def inception_score(probabilities: Tensor, splits: int = 10, seed: int | None = SEED) -> SubsetScore:
     """Return exp(H(mean p) - mean H(p)) over splits of class probabilities (N, classes), arXiv 1606.03498.
 
     They are shuffled first, as torch-fidelity does: samples often stand in order of class. `seed=None` keeps the order.
@@ -218,13 +209,11 @@ def inception_score(probabilities: Tensor, splits: int = 10, seed: int | None = 
     if not bool(((p >= 0).all(1) & ((p.sum(1) - 1).abs() < 0.01)).all()):  # float16's softmax is good to 0.001
         raise ValueError("rows are no probabilities (at least 0, of sum 1); if they are logits, take softmax(1) first")
     if seed is not None:
-        order = np.random.RandomState(seed).permutation(len(p))
-        p = p[torch.from_numpy(order).to(p.device)]
-    bounds = [i * len(p) // splits for i in range(splits + 1)]
-    parts = [p[start:stop] for start, stop in pairwise(bounds)]
+        p = p[torch.from_numpy(np.random.RandomState(seed).permutation(len(p))).to(p.device)]
+    parts = [p[start:stop] for start, stop in pairwise(i * len(p) // splits for i in range(splits + 1))]
     entropy = torch.special.entr
-    found = [float((entropy(part.mean(0)).sum() - entropy(part).sum(1).mean()).exp()) for part in parts]
-    return Score(float(np.mean(found)), float(np.std(found)))
+    scores = [float((entropy(part.mean(0)).sum() - entropy(part).sum(1).mean()).exp()) for part in parts]
+    return SubsetScore(float(np.mean(scores)), float(np.std(scores)))
 
 
 NORMAL_95 = 1.959964
@@ -270,33 +259,27 @@ def jackknife_error(value: float, left_out: Sequence[float], sizes: Sequence[int
 def jackknife(metric: Callable[[Tensor], float], features: Tensor, blocks: int = 20, seed: int = 0) -> Jackknife:
     """Return metric(features) with its error, from the metric without each of `blocks` random blocks of rows."""
     parts = random_blocks(len(features), blocks, seed)
-    kept = (torch.cat(parts[:j] + parts[j + 1 :]).sort().values for j in range(blocks))
-    left_out = [metric(features[rows.to(features.device)]) for rows in kept]
+    others = (torch.cat(parts[:j] + parts[j + 1 :]).sort().values for j in range(blocks))
+    left_out = [metric(features[rows.to(features.device)]) for rows in others]
     return jackknife_error(metric(features), left_out, [len(part) for part in parts])
 
 
-def paired_difference(a: Leaving, b: Leaving, sizes: Sequence[int]) -> Jackknife:
+def paired_difference(a: LeaveOneOut, b: LeaveOneOut, sizes: Sequence[int]) -> Jackknife:
     """Return b - a with its error, the same blocks of pairs left out of both."""
     left_out = [theirs - ours for ours, theirs in zip(a.left_out, b.left_out, strict=True)]
     return jackknife_error(b.value - a.value, left_out, sizes)
 
 
-def frechet_leaving(parts: Sequence[Accumulator], reference: Moments) -> Leaving:
-    """Return the Frechet distance of all parts together, and with each part's moments taken out in turn.
+def jackknife_frechet(parts: Sequence[Accumulator], reference: Moments) -> Jackknife:
+    """Return the Frechet distance of all parts together with its error, each part left out in turn.
 
-    No feature is needed twice; the reference is taken as known.
+    No feature is needed twice; the reference is taken as known. Parts must be random blocks of the features.
     """
     if len(parts) < 2 or min(part.count for part in parts) < 1:
         raise ValueError(f"parts hold {[part.count for part in parts]} features; two parts or more, none empty")
-    total = merged(parts)
-    root = _square_root(reference.covariance)
+    total, root = merged(parts), _square_root(reference.covariance)
     left_out = [_frechet(reference, root, total.without(part).result()) for part in parts]
-    return Leaving(_frechet(reference, root, total.result()), left_out)
-
-
-def jackknife_frechet(parts: Sequence[Accumulator], reference: Moments) -> Jackknife:
-    """Return the Frechet distance of all parts together with its error; parts must be alike (`accumulate_blocks`)."""
-    return jackknife_error(*frechet_leaving(parts, reference), [part.count for part in parts])
+    return jackknife_error(_frechet(reference, root, total.result()), left_out, [part.count for part in parts])
 
 
 def pixel_features(images: Tensor) -> Tensor:
@@ -313,8 +296,6 @@ def shrunken_features(images: Tensor) -> Tensor:
     Samples of one or three axes, and float arrays, likewise; those of other axes as they are.
     """
     unit = to_unit(images) if images.dtype == torch.uint8 else images.float()
-    pools: Any = {1: adaptive_avg_pool1d, 2: adaptive_avg_pool2d, 3: adaptive_avg_pool3d}
     size = [min(SHRUNKEN_SIDE, extent) for extent in unit.shape[2:]]
-    if len(size) in pools:
-        unit = pools[len(size)](unit, size)
-    return unit.flatten(1).double()
+    pools: Any = {1: adaptive_avg_pool1d, 2: adaptive_avg_pool2d, 3: adaptive_avg_pool3d}
+    return (pools[len(size)](unit, size) if len(size) in pools else unit).flatten(1).double()

@@ -57,9 +57,9 @@ def _inception(sources: Sources, device: torch.device) -> Extractor:
     network = network.to(device)
 
     def compute(images: Tensor) -> Named:
-        found = network(images)
-        named = {"pool": found.pool, "spatial": found.spatial}
-        return named if found.logits is None else {**named, "probabilities": found.logits.softmax(1)}
+        pool, spatial, logits = network(images)
+        classified = {} if logits is None else {"probabilities": logits.softmax(1)}
+        return {"pool": pool, "spatial": spatial, **classified}
 
     return Extractor("inception", compute, device, facts)
 
@@ -67,7 +67,7 @@ def _inception(sources: Sources, device: torch.device) -> Extractor:
 def _encoder(name: str, source: str, resolution: int, device: torch.device) -> Extractor:
     encoder = load_encoder(source, resolution, option=name)
     facts = {
-        "encoder": encoder.name.rstrip("/").rsplit("/", 1)[-1],  # nothing of where it lay
+        "encoder": encoder.name.rstrip("/").rsplit("/", 1)[-1],  # not its path
         "fingerprint": fingerprint(encoder.state_dict()),
         "resize": f"antialiased bicubic to {encoder.resolution}",
     }
@@ -90,5 +90,5 @@ EXTRACTORS: dict[str, Callable[[Sources, torch.device], Extractor]] = {
 
 def open_extractor(name: str, sources: Sources | None = None, device: torch.device | str = "cpu") -> Extractor:
     """Return the feature network of that name on a device."""
-    found = choose("features", name, EXTRACTORS)(sources or Sources(), torch.device(device))
-    return replace(found, facts={"name": found.name, **found.facts})
+    extractor = choose("features", name, EXTRACTORS)(sources or Sources(), torch.device(device))
+    return replace(extractor, facts={"name": name, **extractor.facts})

@@ -9,7 +9,7 @@ the scaling differ: figures made with it are no FID.
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from string import ascii_lowercase
+from functools import partial
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -30,8 +30,8 @@ CHANNELS_LAST = {"cpu": True, "cuda": False}
 CLASSIFIER, COUNTER = ("fc.weight", "fc.bias"), "num_batches_tracked"
 
 
-class Features(NamedTuple):
-    """What the network says of B images, in float32.
+class InceptionFeatures(NamedTuple):
+    """Features of B images, in float32.
 
     pool: (B, 2048), means of the last map: FID, KID, precision and recall.
     spatial: (B, 2023), for sFID as ADM's evaluator takes it: the first 7 channels of "mixed_6/conv", which is the 1x1
@@ -57,108 +57,91 @@ class Unit(nn.Module):
         return relu(self.bn(self.conv(x)))
 
 
-def mean_pool(x: Tensor) -> Tensor:
-    """Return means over 3x3; at the border over the pixels that exist, as in TensorFlow."""
-    return avg_pool2d(x, 3, stride=1, padding=1, count_include_pad=False)
-
-
-def max_pool(x: Tensor) -> Tensor:
-    """Return maxima over 3x3, of the same side."""
-    return max_pool2d(x, 3, stride=1, padding=1)
-
-
-def halving_pool(x: Tensor) -> Tensor:
-    """Return maxima over every other 3x3."""
-    return max_pool2d(x, 3, stride=2)
+# over 3x3, of the same side; means at the border over the pixels that exist, as in TensorFlow
+mean_pool = partial(avg_pool2d, kernel_size=3, stride=1, padding=1, count_include_pad=False)
+max_pool = partial(max_pool2d, kernel_size=3, stride=1, padding=1)
+halving_pool = partial(max_pool2d, kernel_size=3, stride=2)
 
 
 class Step(NamedTuple):
-    """One convolution of a chain; of stride 2 it has no padding."""
+    """One convolution of a branch; of stride 2 it has no padding."""
 
     out: int
     kernel: tuple[int, int] = (1, 1)
     stride: int = 1
 
 
-class Chain(NamedTuple):
-    """A branch of a block: steps one after the other, then the tips side by side."""
+class Branch(NamedTuple):
+    """Convolutions one after the other, name_1, name_2 (one alone: name), then, side by side, name_3a and name_3b."""
 
     name: str
     steps: tuple[Step, ...]
-    tips: tuple[Step, ...] = ()
-
-    def step_names(self) -> list[str]:
-        """Return name_1, name_2, ...; of a single convolution the bare name."""
-        if len(self.steps) == 1 and not self.tips:
-            return [self.name]
-        return [f"{self.name}_{number}" for number in range(1, len(self.steps) + 1)]
-
-    def tip_names(self) -> list[str]:
-        """Return name_3a and name_3b after two steps."""
-        return [f"{self.name}_{len(self.steps) + 1}{letter}" for letter in ascii_lowercase[: len(self.tips)]]
+    ends: tuple[Step, ...] = ()
 
 
-class Block(nn.Module):
-    """Chains of convolutions and a pool of one input, put together along the channels in that order."""
+class InceptionBlock(nn.Module):
+    """Branches and a pool of one input, concatenated along the channels in that order; pooled: its channels."""
 
     def __init__(
-        self, width: int, chains: Sequence[Chain], pool: Callable[[Tensor], Tensor] = halving_pool, pooled: int = 0
+        self, width: int, branches: Sequence[Branch], pool: Callable[[Tensor], Tensor] = halving_pool, pooled: int = 0
     ) -> None:
         super().__init__()
-        self.chains, self.pool = chains, pool
-        for chain in chains:
-            inner = width
-            for name, step in zip(chain.step_names(), chain.steps, strict=True):
-                self.add_module(name, Unit(inner, step.out, step.kernel, step.stride, same=step.stride == 1))
-                inner = step.out
-            for name, step in zip(chain.tip_names(), chain.tips, strict=True):
-                self.add_module(name, Unit(inner, step.out, step.kernel))
+        self.pool = pool
+        self.branches: list[tuple[list[str], list[str]]] = []  # names of the steps and ends of each
+        for name, steps, ends in branches:
+            count = len(steps)
+            step_names = [name] if count == 1 and not ends else [f"{name}_{i}" for i in range(1, count + 1)]
+            end_names = [f"{name}_{count + 1}{letter}" for letter in "ab"[: len(ends)]]
+            widths = [width, *(step.out for step in steps), steps[-1].out]  # of the input of each; both ends have one
+            for label, inputs, step in zip(step_names + end_names, widths, steps + ends, strict=False):
+                self.add_module(label, Unit(inputs, *step, same=step.stride == 1))
+            self.branches.append((step_names, end_names))
         self.branch_pool = Unit(width, pooled, (1, 1)) if pooled else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         parts = []
-        for chain in self.chains:
+        for step_names, end_names in self.branches:
             y = x
-            for name in chain.step_names():
+            for name in step_names:
                 y = self.get_submodule(name)(y)
-            parts += [self.get_submodule(name)(y) for name in chain.tip_names()] or [y]
+            parts += [self.get_submodule(name)(y) for name in end_names] or [y]
         return torch.cat([*parts, self.branch_pool(self.pool(x))], 1)
 
 
-def _block_35(width: int, pooled: int) -> Block:
+def _block_35(width: int, pooled: int) -> InceptionBlock:
     """Return a block on 35x35; the letters A to E of torchvision are 35, to_17, 17, to_8 and 8 here."""
-    single = Chain("branch1x1", (Step(64),))
-    five = Chain("branch5x5", (Step(48), Step(64, (5, 5))))
-    double = Chain("branch3x3dbl", (Step(64), Step(96, (3, 3)), Step(96, (3, 3))))
-    return Block(width, (single, five, double), mean_pool, pooled)
+    single = Branch("branch1x1", (Step(64),))
+    five = Branch("branch5x5", (Step(48), Step(64, (5, 5))))
+    double = Branch("branch3x3dbl", (Step(64), Step(96, (3, 3)), Step(96, (3, 3))))
+    return InceptionBlock(width, (single, five, double), mean_pool, pooled)
 
 
-def _block_to_17() -> Block:
-    three = Chain("branch3x3", (Step(384, (3, 3), 2),))
-    double = Chain("branch3x3dbl", (Step(64), Step(96, (3, 3)), Step(96, (3, 3), 2)))
-    return Block(288, (three, double))
+def _block_to_17() -> InceptionBlock:
+    three = Branch("branch3x3", (Step(384, (3, 3), 2),))
+    double = Branch("branch3x3dbl", (Step(64), Step(96, (3, 3)), Step(96, (3, 3), 2)))
+    return InceptionBlock(288, (three, double))
 
 
-def _block_17(inner: int) -> Block:
+def _block_17(inner: int) -> InceptionBlock:
     row, column = (1, 7), (7, 1)
-    single = Chain("branch1x1", (Step(192),))
-    seven = Chain("branch7x7", (Step(inner), Step(inner, row), Step(192, column)))
+    single = Branch("branch1x1", (Step(192),))
+    seven = Branch("branch7x7", (Step(inner), Step(inner, row), Step(192, column)))
     back_and_forth = (Step(inner, column), Step(inner, row), Step(inner, column), Step(192, row))
-    return Block(768, (single, seven, Chain("branch7x7dbl", (Step(inner), *back_and_forth))), mean_pool, 192)
+    return InceptionBlock(768, (single, seven, Branch("branch7x7dbl", (Step(inner), *back_and_forth))), mean_pool, 192)
 
 
-def _block_to_8() -> Block:
-    three = Chain("branch3x3", (Step(192), Step(320, (3, 3), 2)))
-    seven = Chain("branch7x7x3", (Step(192), Step(192, (1, 7)), Step(192, (7, 1)), Step(192, (3, 3), 2)))
-    return Block(768, (three, seven))
+def _block_to_8() -> InceptionBlock:
+    three = Branch("branch3x3", (Step(192), Step(320, (3, 3), 2)))
+    seven = Branch("branch7x7x3", (Step(192), Step(192, (1, 7)), Step(192, (7, 1)), Step(192, (3, 3), 2)))
+    return InceptionBlock(768, (three, seven))
 
 
-def _block_8(width: int, pool: Callable[[Tensor], Tensor]) -> Block:
-    tips = (Step(384, (1, 3)), Step(384, (3, 1)))
-    single = Chain("branch1x1", (Step(320),))
-    three = Chain("branch3x3", (Step(384),), tips)
-    double = Chain("branch3x3dbl", (Step(448), Step(384, (3, 3))), tips)
-    return Block(width, (single, three, double), pool, 192)
+def _block_8(width: int, pool: Callable[[Tensor], Tensor]) -> InceptionBlock:
+    ends = (Step(384, (1, 3)), Step(384, (3, 1)))
+    single = Branch("branch1x1", (Step(320),))
+    three = Branch("branch3x3", (Step(384),), ends)
+    double = Branch("branch3x3dbl", (Step(448), Step(384, (3, 3))), ends)
+    return InceptionBlock(width, (single, three, double), pool, 192)
 
 
 def _layers() -> dict[str, nn.Module]:
@@ -186,16 +169,16 @@ def _layers() -> dict[str, nn.Module]:
 
 
 def _neighbours(length: int, out: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the pixels left and right of each output position i * length / out, and its way between them, in [0, 1).
+    """Return the pixels left and right of each output position i * length / out, and the weight of
+    the right one, in [0, 1).
 
     Steps are float32 as in TensorFlow: in float64 some positions would come out a rounding aside.
     """
     scale = np.float32(length) / np.float32(out)
     position = np.arange(out, dtype=np.float32) * scale
-    left = np.floor(position)
-    way = torch.from_numpy(position - left).to(device)
-    left = torch.from_numpy(left.astype(np.int64)).to(device).clamp_max(length - 1)
-    return left, (left + 1).clamp_max(length - 1), way
+    floor = np.floor(position)
+    left = torch.from_numpy(floor.astype(np.int64)).to(device).clamp_max(length - 1)
+    return left, (left + 1).clamp_max(length - 1), torch.from_numpy(position - floor).to(device)
 
 
 def resize_tf1(images: Tensor, side: int = SIDE) -> Tensor:
@@ -204,35 +187,34 @@ def resize_tf1(images: Tensor, side: int = SIDE) -> Tensor:
     Its corners of pixels coincide, not their centres (no half-pixel shift), and shrinking does not smooth: both are
     flaws, but every published figure has them. Gathers and single products, so that all devices give the same bits.
     """
-    left, right, way = _neighbours(images.shape[3], side, images.device)
+    left, right, weight = _neighbours(images.shape[3], side, images.device)
     west, east = images[..., left], images[..., right]
-    images = west + (east - west) * way  # (B, C, H, side)
-    upper, lower, way = _neighbours(images.shape[2], side, images.device)
+    images = west + (east - west) * weight  # (B, C, H, side)
+    upper, lower, weight = _neighbours(images.shape[2], side, images.device)
     north, south = images[:, :, upper], images[:, :, lower]
-    return north + (south - north) * way[:, None]
+    return north + (south - north) * weight[:, None]
 
 
 def _pixels(images: Tensor) -> Tensor:
     """Return uint8 images (B, 1 or 3, H, W) as the network's input (B, 3, 299, 299), (g - 128) / 128."""
     if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] not in (1, 3) or 0 in images.shape[2:]:
-        found = f"{images.dtype} of shape {tuple(images.shape)}"
-        raise ValueError(f"Inception takes uint8 images (B, 1 or 3, H, W), not {found}")
+        given = f"{images.dtype} of shape {tuple(images.shape)}"
+        raise ValueError(f"Inception takes uint8 images (B, 1 or 3, H, W), not {given}")
     x = ((resize_tf1(images.float()) - 128) / 128).expand(-1, 3, -1, -1)
     return x.contiguous(memory_format=torch.channels_last) if CHANNELS_LAST.get(x.device.type) else x
 
 
 class Inception(nn.Module):
-    """network(images uint8 (B, 1 or 3, H, W)) -> Features; frozen, without gradient, always in eval, in float32.
+    """network(images uint8 (B, 1 or 3, H, W)) -> InceptionFeatures; frozen, no gradient, always in eval, in float32.
 
     classifier: whether there is an fc, hence logits.
     """
 
     def __init__(self, classifier: bool = False) -> None:
         super().__init__()
-        layers = _layers()
-        self.order = tuple(layers)
-        for name, layer in layers.items():
+        for name, layer in _layers().items():
             self.add_module(name, layer)
+        self.order = tuple(self._modules)
         self.fc = nn.Linear(WIDTH, CLASSES) if classifier else None
         self.requires_grad_(False).train(False)
 
@@ -246,19 +228,15 @@ class Inception(nn.Module):
         return fingerprint(self.state_dict())
 
     @torch.no_grad()
-    def forward(self, images: Tensor) -> Features:
+    def forward(self, images: Tensor) -> InceptionFeatures:
         with full_float32(images.device):
-            return self._features(_pixels(images))
-
-    def _features(self, x: Tensor) -> Features:
-        """Return the features of scaled images (B, 3, 299, 299)."""
-        spatial = x
-        for name in self.order:
-            x = self.get_submodule(name)(x)
-            if name == SPATIAL_LAYER:  # the 1x1 branch stands first, so these channels are its first
-                spatial = x[:, :SPATIAL_CHANNELS].permute(0, 2, 3, 1).flatten(1)
-        pool = x.mean((2, 3))
-        return Features(pool, spatial, None if self.fc is None else pool @ self.fc.weight.T)
+            x = spatial = _pixels(images)
+            for name in self.order:
+                x = self.get_submodule(name)(x)
+                if name == SPATIAL_LAYER:  # the 1x1 branch stands first, so these channels are its first
+                    spatial = x[:, :SPATIAL_CHANNELS].permute(0, 2, 3, 1).flatten(1)
+            pool = x.mean((2, 3))
+            return InceptionFeatures(pool, spatial, None if self.fc is None else pool @ self.fc.weight.T)
 
 
 def fingerprint(weights: Mapping[str, Tensor]) -> str:

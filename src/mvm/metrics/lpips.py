@@ -4,19 +4,19 @@
     distance = network(a, b)                     # (B,); images in [-1, 1], the gradient flows to both
     figures = network.measure(images, others)    # (B,) float64; uint8 images, full float32, no gradient
 
-Maps after the five ReLUs are scaled to length 1 at each place; squared differences are weighted per channel by what
-was learned from people's judgements, averaged over the places, and summed over the five.
+Maps after the five ReLUs are scaled to length 1 at each pixel; squared differences are weighted per channel by what
+was learned from people's judgements, averaged over the pixels, and summed over the five.
 """
 
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import max_pool2d
 
 from mvm.metrics.inception import fingerprint
-from mvm.metrics.weights import cache_folder, files_of, fill, read_tensors
+from mvm.metrics.weights import cache_folder, files_of, filled, read_tensors
 from mvm.pixels import to_unit
 from mvm.precision import full_float32
 
@@ -26,40 +26,18 @@ PIECES = "alexnet-owt-*.pth of torchvision and lpips/weights/v0.1/alex.pth of th
 UNUSED = "classifier."  # the rest of AlexNet, in torchvision's file
 SHIFT, SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)  # of images in [-1, 1]
 LENGTH_EPS = 1e-10
-SMALLEST = 31  # pixels a side, of which one place is left after the last ReLU
+SMALLEST = 31  # pixels a side, of which one pixel is left after the last ReLU
 
 
-class Layer(NamedTuple):
-    """A convolution followed by a ReLU, whose output takes part; pooled: a 3x3 maximum of stride 2 goes before."""
-
-    name: str
-    inputs: int
-    outputs: int
-    kernel: int
-    stride: int
-    padding: int
-    pooled: bool
-
-    def build(self) -> nn.Conv2d:
-        """Return the convolution."""
-        return nn.Conv2d(self.inputs, self.outputs, self.kernel, self.stride, self.padding)
-
-
+# convolutions, each followed by a ReLU whose output takes part: name, (inputs, outputs, kernel, stride, padding), and
+# whether a 3x3 maximum of stride 2 goes before
 LAYERS = (
-    Layer("0", 3, 64, 11, 4, 2, pooled=False),
-    Layer("3", 64, 192, 5, 1, 2, pooled=True),
-    Layer("6", 192, 384, 3, 1, 1, pooled=True),
-    Layer("8", 384, 256, 3, 1, 1, pooled=False),
-    Layer("10", 256, 256, 3, 1, 1, pooled=False),
+    ("0", (3, 64, 11, 4, 2), False),
+    ("3", (64, 192, 5, 1, 2), True),
+    ("6", (192, 384, 3, 1, 1), True),
+    ("8", (384, 256, 3, 1, 1), False),
+    ("10", (256, 256, 3, 1, 1), False),
 )
-
-
-def _check(a: Tensor, b: Tensor) -> None:
-    shape = tuple(a.shape)
-    if a.shape != b.shape or a.ndim != 4 or shape[1] not in (1, 3):
-        raise ValueError(f"LPIPS compares images (B, 1 or 3, H, W) of one shape, not {shape} with {tuple(b.shape)}")
-    if min(shape[2:]) < SMALLEST:
-        raise ValueError(f"LPIPS needs images of {SMALLEST} pixels a side or more, not {shape[2]}x{shape[3]}")
 
 
 class LPIPS(nn.Module):
@@ -71,12 +49,11 @@ class LPIPS(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.features = nn.ModuleDict({layer.name: layer.build() for layer in LAYERS})
-        for index, layer in enumerate(LAYERS):
-            weigh = nn.Conv2d(layer.outputs, 1, 1, bias=False)
-            self.add_module(f"lin{index}", nn.ModuleDict({"model": nn.ModuleDict({"1": weigh})}))
-        self.requires_grad_(False)
-        self.train(False)
+        self.features = nn.ModuleDict({name: nn.Conv2d(*arguments) for name, arguments, _ in LAYERS})
+        for index, (_, (_, outputs, *_), _) in enumerate(LAYERS):
+            linear = nn.Conv2d(outputs, 1, 1, bias=False)
+            self.add_module(f"lin{index}", nn.ModuleDict({"model": nn.ModuleDict({"1": linear})}))
+        self.requires_grad_(False).train(False)
 
     def train(self, mode: bool = True) -> Self:
         """Stay in eval, whatever mode a surrounding module is in."""
@@ -88,13 +65,17 @@ class LPIPS(nn.Module):
         return fingerprint(self.state_dict())
 
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
-        _check(a, b)
+        shape = tuple(a.shape)
+        if a.shape != b.shape or a.ndim != 4 or shape[1] not in (1, 3):
+            raise ValueError(f"LPIPS compares images (B, 1 or 3, H, W) of one shape, not {shape} with {tuple(b.shape)}")
+        if min(shape[2:]) < SMALLEST:
+            raise ValueError(f"LPIPS needs images of {SMALLEST} pixels a side or more, not {shape[2]}x{shape[3]}")
         with torch.autocast(a.device.type, enabled=False):
-            parts = []
-            for k, (x, y) in enumerate(zip(self._maps(a), self._maps(b), strict=True)):
-                weighted = self.get_submodule(f"lin{k}.model.1")((x - y) ** 2)  # the sum over channels
-                parts.append(weighted.mean((1, 2, 3)))
-            return torch.stack(parts).sum(0)
+            weighted = (  # the convolution is the sum over channels
+                self.get_submodule(f"lin{index}.model.1")((x - y) ** 2)
+                for index, (x, y) in enumerate(zip(self._maps(a), self._maps(b), strict=True))
+            )
+            return torch.stack([squares.mean((1, 2, 3)) for squares in weighted]).sum(0)
 
     @torch.no_grad()
     def measure(self, images: Tensor, others: Tensor) -> Tensor:
@@ -105,20 +86,20 @@ class LPIPS(nn.Module):
             return self(to_unit(images), to_unit(others)).double()
 
     def _maps(self, images: Tensor) -> list[Tensor]:
-        """Return the five maps of images in [-1, 1], of unit length at each place."""
+        """Return the five maps of images in [-1, 1], of unit length at each pixel."""
         shift, scale = (images.new_tensor(values, dtype=torch.float32)[:, None, None] for values in (SHIFT, SCALE))
-        x, found = (images.float() - shift) / scale, []  # one channel becomes three here
-        for layer in LAYERS:
-            x = self.features[layer.name](max_pool2d(x, 3, 2) if layer.pooled else x).relu()
+        x, maps = (images.float() - shift) / scale, []  # one channel becomes three here
+        for name, _, pooled in LAYERS:
+            x = self.features[name](max_pool2d(x, 3, 2) if pooled else x).relu()
             length = torch.linalg.vector_norm(x, dim=1, keepdim=True)  # has a gradient where x is 0; sqrt has none
-            found.append(x / (length + LENGTH_EPS))
-        return found
+            maps.append(x / (length + LENGTH_EPS))
+        return maps
 
 
-def _needed(found: str) -> ValueError:
-    """Return the error that says what was found and how to get the weights."""
+def _needed(problem: str) -> ValueError:
+    """Return the error that names the problem and says how to get the weights."""
     return ValueError(
-        f"{found}. LPIPS needs the AlexNet features and its linear layers: give one .safetensors with features.* and "
+        f"{problem}. LPIPS needs the AlexNet features and its linear layers: give one .safetensors with features.* and "
         f"lin*.model.1.weight, or a folder with {PIECES} (or put them into '{cache_folder() / 'lpips'}')"
     )
 
@@ -130,9 +111,7 @@ def load_lpips(source: str | Path | None = None, *, trust: bool = False) -> LPIP
     """
     path = Path(source) if source else cache_folder() / "lpips"
     weights = read_tensors(files_of(path, _needed), _needed, lambda name: not name.startswith(UNUSED))
-    with torch.device("meta"):  # nothing is drawn: loading moves no random state
-        network = LPIPS()
-    fill(network, weights, path, "LPIPS with AlexNet", _needed)
+    network = filled(LPIPS, weights, path, "LPIPS with AlexNet", _needed)
     if network.fingerprint != FINGERPRINT and not trust:
         raise ValueError(
             f"the weights in '{path}' have the fingerprint {network.fingerprint}, the published ones {FINGERPRINT}: "

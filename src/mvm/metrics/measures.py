@@ -1,20 +1,12 @@
 """Which figures there are, what each needs, and their computation from gathered features."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from torch import Tensor
 
-from mvm.metrics.distances import (
-    density_coverage,
-    frechet_distance,
-    inception_score,
-    jackknife_frechet,
-    kernel_distance,
-    precision_recall,
-    sampling_bias,
-)
+from mvm.metrics import distances
 from mvm.metrics.moments import Accumulator, Moments, merged
 from mvm.options import choose
 
@@ -31,27 +23,35 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True)
 class Measure:
-    """What a figure is made of. features: the features themselves, not their moments alone. alone: no reference."""
+    """A figure's name in print, and what it is computed from.
 
+    features: the features themselves, not their moments alone. alone: no reference. lower: whether lower is better,
+    None where that is not known.
+    """
+
+    label: str
     key: Key
     features: bool = False
     alone: bool = False
+    lower: bool | None = True
+
+    @property
+    def title(self) -> str:
+        return self.label if self.lower is None else f"{self.label} ({'lower' if self.lower else 'higher'} is better)"
 
 
-_POOL = Key("inception", "pool")
+_POOL, _PROBABILITIES = Key("inception", "pool"), Key("inception", "probabilities")
 MEASURES: dict[str, Measure] = {
-    "fid": Measure(_POOL),
-    "sfid": Measure(Key("inception", "spatial")),
-    "kid": Measure(_POOL, features=True),
-    "precision": Measure(_POOL, features=True),
-    "recall": Measure(_POOL, features=True),
-    "density": Measure(_POOL, features=True),
-    "coverage": Measure(_POOL, features=True),
-    "is": Measure(Key("inception", "probabilities"), features=True, alone=True),
+    "fid": Measure("FID", _POOL),
+    "sfid": Measure("sFID", Key("inception", "spatial")),
+    "kid": Measure("KID", _POOL, features=True),
+    "is": Measure("Inception score", _PROBABILITIES, features=True, alone=True, lower=False),
 }
-for _network in ("dino", "effnet", "pixels"):
-    MEASURES[f"fd-{_network}"] = Measure(Key(_network, "pool"))
-    MEASURES[f"kd-{_network}"] = Measure(Key(_network, "pool"), features=True)
+for _name in ("Precision", "Recall", "Density", "Coverage"):
+    MEASURES[_name.lower()] = Measure(_name, _POOL, features=True, lower=False)
+for _network, _name in (("dino", "DINO"), ("effnet", "EfficientNet"), ("pixels", "pixels")):
+    MEASURES[f"fd-{_network}"] = Measure(f"FD-{_name}", Key(_network, "pool"))
+    MEASURES[f"kd-{_network}"] = Measure(f"KD-{_name}", Key(_network, "pool"), features=True)
 
 
 def usual_metric(channels: int) -> str:
@@ -95,25 +95,15 @@ class Gathered:
         return self.known[key]
 
     def sampling_bias(self, key: Key, count: int) -> float:
-        """Return by how much `count` samples of these features are too far from them; eigenvalues are found once."""
+        """Return by how much `count` samples of these features are too far from them; eigenvalues are computed once."""
         if key not in self.biases:
-            self.biases[key] = sampling_bias(self.moments(key).covariance, 1)
+            self.biases[key] = distances.sampling_bias(self.moments(key).covariance, 1)
         return self.biases[key] / count
 
 
-def _frechet(key: Key, images: Gathered, reference: Gathered) -> Figure:
-    """Return the Frechet distance, with a jackknife error where the images were dealt into blocks."""
-    target, blocks = reference.moments(key), images.blocks.get(key, [])
-    if len(blocks) < 2:
-        return Figure(frechet_distance(images.moments(key), target))
-    found = jackknife_frechet(blocks, target.to(blocks[0].mean.device))
-    note = f"error: jackknife over {len(blocks)} blocks of the images"
-    return Figure(found.value, found.error, note, found.parts)
-
-
 PAIRS = {  # figures that one computation gives together
-    ("precision", "recall"): (precision_recall, "3 neighbours"),
-    ("density", "coverage"): (density_coverage, "5 neighbours"),
+    ("precision", "recall"): (distances.precision_recall, "3 neighbours"),
+    ("density", "coverage"): (distances.density_coverage, "5 neighbours"),
 }
 
 
@@ -122,19 +112,24 @@ def is_kernel(name: str) -> bool:
     return name == "kid" or name.startswith("kd-")
 
 
-def _single(name: str, images: Gathered, reference: Gathered, kid_size: int) -> Figure:
+def _figure(name: str, images: Gathered, reference: Gathered, kid_size: int) -> Figure:
+    """Return a figure that is computed alone: a score, a kernel distance, or a Frechet distance, with its error."""
     key = MEASURES[name].key
     if MEASURES[name].alone:
-        score = inception_score(images.features[key], SPLITS)
-        return Figure(score.mean, score.std, f"error: std over {SPLITS} splits")
-    if not is_kernel(name):
-        return _frechet(key, images, reference)
-    a, b = images.features[key], reference.features[key]
-    size = min(kid_size, len(a), len(b))
-    found = kernel_distance(a, b.to(a.device), KID_SUBSETS, size)
-    # subsets overlap: only about images / size of them are independent
-    error = found.std / max(1.0, min(len(a), len(b)) / size) ** 0.5
-    return Figure(found.mean, error, f"{KID_SUBSETS} subsets of {size}; error: their std / sqrt(images / {size})")
+        mean, std = distances.inception_score(images.features[key], SPLITS)
+        return Figure(mean, std, f"error: std over {SPLITS} splits")
+    if is_kernel(name):
+        a, b = images.features[key], reference.features[key]
+        count = min(len(a), len(b))
+        size = min(kid_size, count)
+        mean, std = distances.kernel_distance(a, b.to(a.device), KID_SUBSETS, size)
+        error = std / max(1.0, count / size) ** 0.5  # subsets overlap: only about count / size are independent
+        return Figure(mean, error, f"{KID_SUBSETS} subsets of {size}; error: their std / sqrt(images / {size})")
+    target, blocks = reference.moments(key), images.blocks.get(key, [])
+    if len(blocks) < 2:
+        return Figure(distances.frechet_distance(images.moments(key), target))
+    value, _, error, parts = distances.jackknife_frechet(blocks, target.to(blocks[0].mean.device))
+    return Figure(value, error, f"error: jackknife over {len(blocks)} blocks of the images", parts)
 
 
 def figures(names: Sequence[str], images: Gathered, reference: Gathered, kid_size: int = KID_SIZE) -> dict[str, Figure]:
@@ -144,13 +139,10 @@ def figures(names: Sequence[str], images: Gathered, reference: Gathered, kid_siz
         if set(pair) & set(names):
             values = compute(reference.features[_POOL], images.features[_POOL])
             pairs |= {name: Figure(value, None, note) for name, value in zip(pair, values, strict=True)}
-    return {name: pairs.get(name) or _single(name, images, reference, kid_size) for name in names}
+    return {name: pairs.get(name) or _figure(name, images, reference, kid_size) for name in names}
 
 
-def keys_of(names: Sequence[str]) -> Mapping[Key, bool]:
-    """Return the features that the figures need: key -> whether the features themselves must be kept."""
-    wanted: dict[Key, bool] = {}
-    for name in names:
-        measure = MEASURES[name]
-        wanted[measure.key] = wanted.get(measure.key, False) or measure.features
-    return wanted
+def feature_keys(names: Sequence[str]) -> dict[Key, bool]:
+    """Return the features that the figures need: key -> whether all of them, not moments alone."""
+    measures = [MEASURES[name] for name in names]
+    return {measure.key: any(m.features for m in measures if m.key == measure.key) for measure in measures}

@@ -1,4 +1,4 @@
-"""Mean and covariance of features: gathered batch by batch, over processes, and kept in files."""
+"""Mean and covariance of features: gathered batch by batch, over processes, and stored in files."""
 
 import json
 import zipfile
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mvm.files import put_in_place, temporary_beside
+from mvm.files import atomic
 from mvm.untrusted import MOST_DIMENSIONS, MOST_TEXT, cut, open_npy, parse_json, refusal, whole_numbers
 
 ENOUGH = 10_000  # samples from which the Frechet distance's bias is small enough to rank models
@@ -52,7 +52,7 @@ class Accumulator:
         self.scatter = torch.zeros(dimension, dimension, dtype=torch.float64, device=device)
 
     def add(self, features: Tensor) -> None:
-        """Take in a batch (B, d) of any float type; an empty one changes nothing."""
+        """Add a batch (B, d) of any float type; an empty one changes nothing."""
         if features.ndim != 2 or features.shape[1] != len(self.mean):
             raise ValueError(f"features have shape {tuple(features.shape)}; (B, {len(self.mean)}) is needed")
         if len(features) == 0:
@@ -64,7 +64,7 @@ class Accumulator:
         self._move(mean, len(features))
 
     def merge(self, other: "Accumulator") -> None:
-        """Take in all that another has seen."""
+        """Add all features of another."""
         self._check(other)
         if other.count:
             self.scatter += other.scatter.to(self.scatter)
@@ -94,23 +94,18 @@ class Accumulator:
 
     def state(self) -> dict[str, Tensor]:
         """Return copies as CPU tensors with a leading axis of length 1, along which processes join theirs."""
-        count = torch.tensor(self.count)
-        named = {"count": count, "mean": self.mean, "scatter": self.scatter}
-        return {name: value.to("cpu", copy=True)[None] for name, value in named.items()}
+        state = {"count": torch.tensor(self.count), "mean": self.mean, "scatter": self.scatter}
+        return {name: value.to("cpu", copy=True)[None] for name, value in state.items()}
 
     @staticmethod
     def from_state(state: Mapping[str, Tensor], device: torch.device | str = "cpu") -> "Accumulator":
         """Return the accumulator of a state, or of several joined along the first axis, merged in that order."""
-        shapes = {name: tuple(state[name].shape) for name in ("count", "mean", "scatter")}
-        n, d = shapes["mean"] if len(shapes["mean"]) == 2 else (0, 0)
-        if n < 1 or shapes != {"count": (n,), "mean": (n, d), "scatter": (n, d, d)}:
-            raise ValueError(f"the state has shapes {shapes}; count (n,), mean (n, d), scatter (n, d, d) are needed")
-        found = Accumulator(d, device)
+        total = Accumulator(state["mean"].shape[1], device)
         for count, mean, scatter in zip(state["count"].tolist(), state["mean"], state["scatter"], strict=True):
             part = Accumulator(0)
             part.count, part.mean, part.scatter = count, mean, scatter
-            found.merge(part)
-        return found
+            total.merge(part)
+        return total
 
     def _check(self, other: "Accumulator") -> None:
         if len(self.mean) != len(other.mean):
@@ -140,15 +135,6 @@ def merged(parts: Sequence[Accumulator]) -> Accumulator:
     return total
 
 
-def accumulate_blocks(features: Tensor, blocks: int, seed: int = 0) -> list[Accumulator]:
-    """Return accumulators of features (N, d) dealt into random blocks: `blocks` matrices (d, d) in memory."""
-    found = []
-    for part in random_blocks(len(features), blocks, seed):
-        found.append(Accumulator(features.shape[1], features.device))
-        found[-1].add(features[part.to(features.device)])
-    return found
-
-
 def too_few(count: int, dimension: int) -> str:
     """Return a warning where a Frechet distance of `count` samples misleads, else ""; refuse where there is none."""
     if count < 2:
@@ -162,8 +148,8 @@ def too_few(count: int, dimension: int) -> str:
     return ""
 
 
-class Stored(NamedTuple):
-    """Moments read from a file, and what it says about their making ({}: nothing)."""
+class StoredMoments(NamedTuple):
+    """Moments read from a file, and their provenance ({}: none)."""
 
     moments: Moments
     provenance: dict[str, Any]
@@ -172,26 +158,24 @@ class Stored(NamedTuple):
 SPATIAL = "_s"  # after mu and sigma: ADM's spatial pair, of which sFID is made
 
 
-def save_moments(path: Path, found: Moments, provenance: Mapping[str, Any], *, spatial: Moments | None = None) -> None:
+def save_moments(path: Path, pool: Moments, provenance: Mapping[str, Any], *, spatial: Moments | None = None) -> None:
     """Write an .npz with mu, sigma, count and provenance (JSON); EDM's and pytorch-fid's tools read it too."""
     if path.suffix != ".npz":
         raise ValueError(f"'{path}': moments are kept in .npz files")
     text = json.dumps(dict(provenance), sort_keys=True)
-    pairs = {"": found} | ({} if spatial is None else {SPATIAL: spatial})
-    arrays = {}
-    for suffix, pair in pairs.items():
-        arrays |= {f"mu{suffix}": pair.mean.cpu().numpy(), f"sigma{suffix}": pair.covariance.cpu().numpy()}
+    arrays: dict[str, Any] = {"count": np.int64(pool.count), "provenance": np.str_(text)}
+    for suffix, pair in (("", pool), (SPATIAL, spatial)):
+        if pair is not None:
+            arrays |= {f"mu{suffix}": pair.mean.cpu().numpy(), f"sigma{suffix}": pair.covariance.cpu().numpy()}
     path.resolve().parent.mkdir(parents=True, exist_ok=True)
-    temporary = temporary_beside(path)
-    with temporary.open("wb") as file:
-        np.savez(file, **arrays, count=np.int64(found.count), provenance=np.str_(text))
-    put_in_place(temporary, path)
+    with atomic(path) as temporary, temporary.open("wb") as file:
+        np.savez(file, **arrays)
 
 
-def load_moments(path: Path, dimension: int | None = None, suffix: str = "") -> Stored:
+def load_moments(path: Path, suffix: str = "") -> StoredMoments:
     """Return moments of an .npz with mu and sigma, as written here, by ADM, EDM or pytorch-fid.
 
-    `suffix=SPATIAL` reads ADM's spatial pair. With `dimension`, features of another length are refused.
+    `suffix=SPATIAL` reads ADM's spatial pair.
     """
     names = (f"mu{suffix}", f"sigma{suffix}")
     arrays = _read_arrays(path, names)
@@ -208,16 +192,14 @@ def load_moments(path: Path, dimension: int | None = None, suffix: str = "") -> 
     slack = 1e-4 * float(covariance.abs().max())  # float32 files are symmetric to 1e-7 or so
     if not torch.allclose(covariance, covariance.T, rtol=0, atol=slack):
         raise ValueError(f"'{path}' holds a sigma that is not symmetric, so it is no covariance")
-    if dimension not in (None, len(mean)):
-        raise ValueError(f"'{path}' has {len(mean)} dimensions, the features have {dimension}; use one feature network")
     with refusal(f"'{path}' tells no count of its features"):
         count = int(arrays["count"]) if "count" in arrays else 0
         whole_numbers(count)
-    return Stored(Moments(mean, covariance, count), _provenance(path, arrays))
+    return StoredMoments(Moments(mean, covariance, count), _provenance(path, arrays))
 
 
 def provenance_of(path: Path) -> dict[str, Any]:
-    """Return what a file of moments says about their making ({}: nothing), without reading them."""
+    """Return the provenance of a file of moments ({}: none), without reading them."""
     return _provenance(path, _read_arrays(path, ()))
 
 
@@ -232,13 +214,13 @@ def _read_arrays(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
         there = [name.removesuffix(".npy") for name in archive.namelist()]
     if missing := set(names) - set(there):
         raise ValueError(f"'{path}' holds {cut(', '.join(there))}, but not {', '.join(sorted(missing))}")
+    arrays = {}
     with refusal(f"'{path}' is no whole .npz"):
-        return {name: _array(path, name) for name in (*names, "count", "provenance") if name in there}
-
-
-def _array(path: Path, name: str) -> np.ndarray:
-    """Return an array; one in Fortran order comes transposed, which a mean and a symmetric sigma do not mind."""
-    with open_npy(path, name, fortran=True) as (file, shape, dtype):
-        if max(shape, default=0) > MOST_DIMENSIONS or dtype.itemsize > MOST_TEXT:
-            raise ValueError(f"{name} is {cut(shape)} of {cut(dtype)}; at most {MOST_DIMENSIONS:,} dimensions are read")
-        return np.frombuffer(file.read(dtype.itemsize * prod(shape)), dtype).reshape(shape)
+        for name in (name for name in (*names, "count", "provenance") if name in there):
+            # one in Fortran order comes transposed, which a mean and a symmetric sigma do not mind
+            with open_npy(path, name, fortran=True) as (file, shape, dtype):
+                if max(shape, default=0) > MOST_DIMENSIONS or dtype.itemsize > MOST_TEXT:
+                    limit = f"at most {MOST_DIMENSIONS:,} dimensions are read"
+                    raise ValueError(f"{name} is {cut(shape)} of {cut(dtype)}; {limit}")
+                arrays[name] = np.frombuffer(file.read(dtype.itemsize * prod(shape)), dtype).reshape(shape)
+    return arrays

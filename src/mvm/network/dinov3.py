@@ -16,7 +16,7 @@ WAYS = (
 )
 
 
-class Size(NamedTuple):
+class DinoSize(NamedTuple):
     """Shape of one of Meta's vision transformers; hidden: width of its MLP, gated: whether that is a SwiGLU."""
 
     width: int
@@ -27,11 +27,11 @@ class Size(NamedTuple):
 
 
 SIZES = {
-    "S": Size(384, 12, 6, 1536, False),
-    "S+": Size(384, 12, 6, 1536, True),
-    "B": Size(768, 12, 12, 3072, False),
-    "L": Size(1024, 24, 16, 4096, False),
-    "H+": Size(1280, 32, 20, 5120, True),
+    "S": DinoSize(384, 12, 6, 1536, False),
+    "S+": DinoSize(384, 12, 6, 1536, True),
+    "B": DinoSize(768, 12, 12, 3072, False),
+    "L": DinoSize(1024, 24, 16, 4096, False),
+    "H+": DinoSize(1280, 32, 20, 5120, True),
 }
 REGISTERS, PATCH = 4, 16
 
@@ -65,23 +65,23 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         raise ValueError(f"'{path}' is not there; {WAYS}")
     check_pth(path)
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        weights = torch.load(path, map_location="cpu", weights_only=True)
     except PermissionError:
         raise
     except Exception as error:  # of a torn or foreign .pth torch raises ten kinds of error
         raise ValueError(f"'{path}' is no whole .pth file of weights ({type(error).__name__}); get it again") from None
-    if not isinstance(found, dict) or not all(map(is_named_tensor, found.items())):
+    if not isinstance(weights, dict) or not all(map(is_named_tensor, weights.items())):
         raise ValueError(f"'{path}' is no list of named weights; {WAYS}")
-    return {name: value.float() for name, value in found.items()}
+    return {name: value.float() for name, value in weights.items()}
 
 
-def size_of(weights: dict[str, Tensor]) -> Size:
+def size_of(weights: dict[str, Tensor]) -> DinoSize:
     """Return the size that the weights have; an unknown one is refused."""
     gated = "blocks.0.mlp.w1.weight" in weights
     first = weights.get(f"blocks.0.mlp.{'w1' if gated else 'fc1'}.weight")
     if first is None:
         raise ValueError(f"these are no weights of a DINOv3 vision transformer; {WAYS}")
-    depth = 1 + max(int(found[1]) for name in weights if (found := re.match(r"blocks\.(\d+)\.", name)))
+    depth = 1 + max(int(match[1]) for name in weights if (match := re.match(r"blocks\.(\d+)\.", name)))
     hidden, width = first.shape
     for size in SIZES.values():
         if (size.width, size.depth, size.hidden, size.gated) == (width, depth, hidden, gated):
@@ -91,7 +91,7 @@ def size_of(weights: dict[str, Tensor]) -> Size:
     )
 
 
-def config_of(size: Size) -> dict[str, Any]:
+def config_of(size: DinoSize) -> dict[str, Any]:
     """Return the arguments of transformers' DINOv3ViTConfig."""
     return {
         "patch_size": PATCH,
@@ -120,15 +120,13 @@ def _translate(name: str, prefix: str) -> str:
 
 def translated(weights: dict[str, Tensor], prefix: str = "model.") -> dict[str, Tensor]:
     """Return Meta's weights under transformers' names; prefix: what stands before "layer" there."""
-    found = {}
+    result = {}
     for name, value in weights.items():
         if _UNUSED.fullmatch(name):
             continue
-        joint = re.fullmatch(r"blocks\.(\d+)\.attn\.qkv\.(weight|bias)", name)
-        if joint:
-            stem = f"{prefix}layer.{joint[1]}.attention"
-            parts = dict(zip("qkv", value.chunk(3), strict=True))
-            found |= {f"{stem}.{part}_proj.{joint[2]}": piece for part, piece in parts.items()}
+        if joint := re.fullmatch(r"blocks\.(\d+)\.attn\.qkv\.(weight|bias)", name):
+            for part, piece in zip("qkv", value.chunk(3), strict=True):
+                result[f"{prefix}layer.{joint[1]}.attention.{part}_proj.{joint[2]}"] = piece
         else:
-            found[_translate(name, prefix)] = value[:, None] if name == "mask_token" else value
-    return {name: value for name, value in found.items() if not name.endswith(_KEY_BIAS)}
+            result[_translate(name, prefix)] = value[:, None] if name == "mask_token" else value
+    return {name: value for name, value in result.items() if not name.endswith(_KEY_BIAS)}

@@ -53,8 +53,8 @@ def norm(width: int) -> nn.BatchNorm2d:
     return nn.BatchNorm2d(width, eps=NORM_EPS)
 
 
-class Block(nn.Module):
-    """Inverted residual: expand (1x1), depthwise (k x k), project (1x1); the last has no activation."""
+class InvertedResidual(nn.Module):
+    """Expand (1x1), depthwise (k x k), project (1x1); the last has no activation."""
 
     def __init__(self, width: int, out: int, kernel: int, stride: int, expand: int) -> None:
         super().__init__()
@@ -71,32 +71,25 @@ class Block(nn.Module):
         return x + inner if self.residual else inner
 
 
-def _blocks() -> nn.ModuleList:
-    blocks, width = nn.ModuleList(), STEM
-    for stage in STAGES:
-        for number in range(stage.repeats):
-            stride = stage.stride if number == 0 else 1
-            blocks.append(Block(width, stage.width, stage.kernel, stride, stage.expand))
-            width = stage.width
-    return blocks
-
-
 class EfficientNetLite0(nn.Module):
     """network(x) -> logits (B, 1000) of normalised images (B, 3, H, W); `grid` gives an inner map."""
 
     def __init__(self) -> None:
         super().__init__()
         self.conv_stem, self.bn0 = Convolution(3, STEM, 3, stride=2), norm(STEM)
-        self.blocks = _blocks()
+        self.blocks, width = nn.Sequential(), STEM
+        for stage in STAGES:
+            for number in range(stage.repeats):
+                stride = stage.stride if number == 0 else 1
+                self.blocks.append(InvertedResidual(width, stage.width, stage.kernel, stride, stage.expand))
+                width = stage.width
         self.conv_head, self.bn1 = Convolution(STAGES[-1].width, HEAD, 1), norm(HEAD)
         self.fc = nn.Linear(HEAD, CLASSES)
 
     def grid(self, x: Tensor, stride: int) -> Tensor:
         """Return the last map of the given stride, (B, width, H / stride, W / stride); strides are TAPS."""
         x = relu6(self.bn0(self.conv_stem(x)))
-        for block in self.blocks[: TAPS[stride][0]]:
-            x = block(x)
-        return x
+        return self.blocks[: TAPS[stride][0]](x)
 
     def pooled(self, x: Tensor) -> Tensor:
         """Return the means of the last map (B, 1280), which the classifier sees."""

@@ -1,4 +1,9 @@
-"""Options of the networks, each off by default: other designs and times, convolutions, skips, dropout, augmentation."""
+"""Options of the networks, each off by default: other designs and times, convolutions, skips, augmentation.
+
+A block is of one of four designs, which cost the same. modern: RMSNorm, norm of queries and keys, rotary positions,
+SwiGLU. classic, as DiT and SiT have it: LayerNorm, a bias with queries, keys and values, sine positions from the start,
+GELU. lightning and raev2 are between them, as in LightningDiT and RAE, and in RAEv2: for their weights.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,7 +14,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, linear, pad, silu
 
-from mvm.network.layers import MLP, Attention, LevelEmbedding, RotaryAttention, axis_angles, rotate
+from mvm.network.layers import (
+    MLP,
+    MODERN,
+    Attention,
+    Design,
+    LevelEmbedding,
+    RotaryAttention,
+    SwiGLU,
+    axis_angles,
+    rotate,
+)
 
 
 class PlainAttention(Attention):
@@ -54,6 +69,14 @@ class GELU(MLP):
         return gelu(self.up(x), approximate="tanh")
 
 
+DESIGNS = {
+    "modern": MODERN,
+    "classic": Design(PlainAttention, GELU, centred=True, sines=True),
+    "lightning": Design(LightningAttention, SwiGLU, sines=True, base=1e4, twice=True),
+    "raev2": Design(BiasedAttention, SwiGLU, base=1e4, twice=True),
+}
+
+
 def sine_positions(grid: Sequence[int], width: int, base: float = 10_000.0) -> Tensor:
     """Return (N, width), to be added to tokens on a grid: waves of each axis in a part of its own, the last axis first.
 
@@ -84,18 +107,10 @@ class Local(nn.Module):
         padded = pad(x.unflatten(1, self.grid), (0, 0, *(1, 1) * axes))
         weight = self.weight.to(x.dtype)
         mixed = torch.zeros_like(x[:, :1].unflatten(1, (1,) * axes))
-        for place in product(range(3), repeat=axes):
-            window = [slice(start, start + extent) for start, extent in zip(place, self.grid, strict=True)]
-            mixed = mixed + weight[place] * padded[:, *window]
+        for offset in product(range(3), repeat=axes):
+            window = [slice(start, start + extent) for start, extent in zip(offset, self.grid, strict=True)]
+            mixed = mixed + weight[offset] * padded[:, *window]
         return x + mixed.flatten(1, axes)
-
-
-def drop(shift: Tensor, scale: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the shift and scale by which `modulate` gives kept (norm(x) (1 + scale) + shift); all (B, 1, d).
-
-    Dropout of whole channels goes into a modulation so; a mask of tokens would not.
-    """
-    return (kept * shift).to(shift.dtype), (kept * (1 + scale) - 1).to(scale.dtype)
 
 
 class AugmentMap(nn.Module):

@@ -82,12 +82,12 @@ def named_network(config: OwnConfig, sample_shape: Sequence[int], num_classes: i
     try:
         names = inspect.signature(make).parameters
         known = {"sample_shape": tuple(sample_shape), "num_classes": num_classes}
-        made = make(**{name: value for name, value in known.items() if name in names} | config.arguments)
+        network = make(**{name: value for name, value in known.items() if name in names} | config.arguments)
     except TypeError as error:
         raise ValueError(f"network.kind='{config.kind}': {error}; see network.arguments") from error
-    if not isinstance(made, nn.Module):
-        raise ValueError(f"network.kind='{config.kind}' makes a {type(made).__name__}; it must make a torch module")
-    return made
+    if not isinstance(network, nn.Module):
+        raise ValueError(f"network.kind='{config.kind}' makes a {type(network).__name__}; it must make a torch module")
+    return network
 
 
 def adapted(network: nn.Module) -> "Own":
@@ -108,8 +108,7 @@ def buffers_of(network: nn.Module) -> dict[str, Tensor]:
 def load_weights(network: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:
     """Set parameters and persistent buffers; others than the network's, or of other shapes, are refused."""
     own = {**dict(network.named_parameters()), **buffers_of(network)}
-    shapes = ({name: tuple(value.shape) for name, value in each.items()} for each in (own, weights))
-    mine, theirs = shapes
+    mine, theirs = ({name: tuple(value.shape) for name, value in each.items()} for each in (own, weights))
     if wrong := sorted(name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name)):
         one = wrong[0]
         raise ValueError(
@@ -132,36 +131,30 @@ class Own(nn.Module):
     def __init__(self, network: Callable[..., Any], null: Any = None, time: Any = "t") -> None:
         super().__init__()
         if not callable(network):
-            raise ValueError(
-                f"network={network!r} cannot be called; give a torch module or a function (x, t, condition)"
-            )
+            raise ValueError(f"network={network!r} cannot be called; give a torch module or function (x, t, condition)")
         self.network, self.null, self.time = network, null, time
         inner = getattr(network, "_orig_mod", network)  # of torch.compile
         try:
             signature = inspect.signature(inner.forward if isinstance(inner, nn.Module) else inner)
         except (TypeError, ValueError):  # some builtins have none
-            self.names, self.most = (), 3
+            self.names, self.takes_condition = (), True
             return
         kinds = [parameter.kind for parameter in signature.parameters.values()]
+        positional = sum(kind <= kind.POSITIONAL_OR_KEYWORD for kind in kinds)
         self.names = tuple(signature.parameters)
-        self.most = (
-            3
-            if inspect.Parameter.VAR_POSITIONAL in kinds
-            else sum(kind <= kind.POSITIONAL_OR_KEYWORD for kind in kinds)
-        )
+        self.takes_condition = positional >= 3 or inspect.Parameter.VAR_POSITIONAL in kinds
 
     def forward(self, x: Tensor, time: Tensor, condition: Any = None, taps: Sequence[int] = ()) -> Output:
         time = time.to(torch.promote_types(x.dtype, torch.float32))
         if isinstance(condition, Mapping) and all(name in self.names[2:] for name in condition):
             answer = self.network(x, time, **condition)
-        elif self.most >= 3:
+        elif self.takes_condition:
             answer = self.network(x, time, condition)
         elif condition is None:
             answer = self.network(x, time)
         else:
-            raise ValueError(
-                f"condition is given, and the network takes ({', '.join(self.names)}); give it a third argument"
-            )
+            takes = ", ".join(self.names)
+            raise ValueError(f"condition is given, and the network takes ({takes}); give it a third argument")
         if isinstance(answer, Output):  # of a network of this package
             answer = (answer.prediction, answer.inner)
         answer = getattr(answer, "sample", answer)
@@ -185,5 +178,5 @@ class Own(nn.Module):
     @property
     def blocks(self) -> list[nn.Module]:
         """Its `blocks`, if it has a ModuleList or Sequential of that name: what is compiled and sharded one by one."""
-        found = getattr(self.network, "blocks", None)
-        return list(found) if isinstance(found, nn.ModuleList | nn.Sequential) else []
+        blocks = getattr(self.network, "blocks", None)
+        return list(blocks) if isinstance(blocks, nn.ModuleList | nn.Sequential) else []

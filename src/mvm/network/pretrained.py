@@ -171,17 +171,17 @@ def _dino(network: nn.Module, config: Any) -> nn.Module:
     return PatchTokens(network, 1 + getattr(config, "num_register_tokens", 0), {})
 
 
-SIGLIP = Family(
-    "SiglipVisionModel",
-    lambda network, config: PatchTokens(network, 0, {"interpolate_pos_encoding": True}),
-    HALF,
-    lambda config: config.image_size,
-)
+def _siglip(network: nn.Module, config: Any) -> nn.Module:
+    return PatchTokens(network, 0, {"interpolate_pos_encoding": True})
+
+
+def _siglip2(network: nn.Module, config: Any) -> nn.Module:
+    return FlexibleTokens(network, config.patch_size)
+
+
+SIGLIP = Family("SiglipVisionModel", _siglip, HALF, lambda config: config.image_size)
 SIGLIP2 = Family(
-    "Siglip2VisionModel",
-    lambda network, config: FlexibleTokens(network, config.patch_size),
-    HALF,
-    lambda config: math.isqrt(config.num_patches) * config.patch_size,
+    "Siglip2VisionModel", _siglip2, HALF, lambda config: math.isqrt(config.num_patches) * config.patch_size
 )
 
 # By model_type in config.json. The SigLIP 2 checkpoints of fixed resolution are of type "siglip".
@@ -267,14 +267,8 @@ def _load_transformer(name: str, resolution: int, option: str) -> Encoder:
     else:
         own = json.loads(Path(file).read_text(encoding="utf-8"))
         scaling = Scaling(tuple(own.get("image_mean", scaling.mean)), tuple(own.get("image_std", scaling.std)))
-    return Encoder(
-        name,
-        family.body(network, config),
-        resolution=resolution,
-        side=resolution // config.patch_size,
-        width=config.hidden_size,
-        scaling=scaling,
-    )
+    body, side, width = family.body(network, config), resolution // config.patch_size, config.hidden_size
+    return Encoder(name, body, resolution=resolution, side=side, width=width, scaling=scaling)
 
 
 def _load_meta(name: str, resolution: int, option: str) -> Encoder:
@@ -284,10 +278,10 @@ def _load_meta(name: str, resolution: int, option: str) -> Encoder:
         weights = dinov3.read_weights(Path(name))
         size = dinov3.size_of(weights)
         network = transformers.DINOv3ViTModel(transformers.DINOv3ViTConfig(**dinov3.config_of(size)))
-        found = dinov3.translated(weights, "model." if hasattr(network, "model") else "")
-        if missing := sorted(network.state_dict().keys() - found.keys()):
+        translated = dinov3.translated(weights, "model." if hasattr(network, "model") else "")
+        if missing := sorted(network.state_dict().keys() - translated.keys()):
             raise ValueError(f"it lacks the weights {', '.join(missing[:3])}; get the whole model")
-        network.load_state_dict(found)
+        network.load_state_dict(translated)
     except (ValueError, RuntimeError) as error:  # a RuntimeError lists weights of another shape
         raise ValueError(f"{option}.encoder='{name}': {error}") from error
     resolution = _resolution(option, name, resolution, DEFAULT_RESOLUTION, dinov3.PATCH)

@@ -14,7 +14,7 @@ from mvm.published.format import (
 )
 from mvm.published.source import (
     Opened,
-    Stored,
+    StoredCheckpoint,
     locate,
     open_foreign,
     open_model,
@@ -25,28 +25,8 @@ from mvm.published.source import (
 from mvm.published.write import export
 
 __all__ = [
-    "FORMATS",
-    "Config",
-    "Opened",
-    "Options",
-    "Stored",
-    "as_foreign",
-    "check_tables",
-    "convert_decoder",
-    "export",
-    "is_decoder",
-    "is_published",
-    "locate",
-    "open_foreign",
-    "open_model",
-    "open_published",
-    "open_stored",
-    "read_codec",
-    "read_config",
-    "read_tensors",
-    "read_weights",
-    "require_the_one",
-    "run_recipe",
-    "shipped_folder",
-    "shipped_models",
-]
+    "FORMATS", "Config", "Opened", "Options", "StoredCheckpoint",
+    "as_foreign", "check_tables", "convert_decoder", "export", "is_decoder", "is_published", "locate",
+    "open_foreign", "open_model", "open_published", "open_stored", "read_codec", "read_config", "read_tensors",
+    "read_weights", "require_the_one", "run_recipe", "shipped_folder", "shipped_models",
+]  # fmt: skip

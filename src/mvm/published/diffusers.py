@@ -12,7 +12,7 @@ from typing import Any
 from mvm.network import OwnConfig
 from mvm.recipes import Recipe
 from mvm.solver import Adams
-from mvm.solver.sampling import once_a_step
+from mvm.solver.variants import once_a_step
 
 Table = dict[str, Any]
 INDEX, SCHEDULER, TRANSFORMER = "model_index.json", "scheduler/scheduler_config.json", "transformer/config.json"

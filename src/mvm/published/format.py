@@ -16,8 +16,10 @@ import re
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib import import_module
 from importlib.resources import files
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -48,14 +50,14 @@ FILES = (
     *(CARD, PICTURE, CONFIG, WEIGHTS, TUNED, INDEX, SCHEDULER, TRANSFORMER),
     *(f"{CODEC}/{name}" for name in (rae.INDEX, rae.DECODER, rae.STATISTICS, vae.CONFIG, vae.WEIGHTS)),
 )
-BESIDE = ("LICENSE", ".png")  # ends of names that may lie beside them; never read
+ACCOMPANYING = ("LICENSE", ".png")  # ends of names that may lie next to them; never read
 MOST_JSON = 1 << 20  # bytes of a JSON file
 PICKLED = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".npy", ".npz")
 CODE = (".py", ".pyc", ".so", ".sh", ".ipynb")
 
 
 @dataclass(frozen=True)
-class Source:
+class WeightsSource:
     """Where the weights came from; sha256: of the file in the run, codec: the fingerprint of its latents."""
 
     run: str
@@ -75,7 +77,7 @@ class Config:
     recipe: Recipe
     classes: tuple[str, ...]
     license: str
-    source: Source
+    source: WeightsSource
     sha256: str
 
     def __post_init__(self) -> None:
@@ -85,17 +87,17 @@ class Config:
             raise ValueError(f"classes has {len(self.classes)} names, the recipe's data have {count} classes")
         if not all(isinstance(name, str) and name.isprintable() for name in self.classes):
             raise ValueError("classes must be printable names")
-        shown = {"recipe.name": self.recipe.name, "recipe.description": self.recipe.description}
-        for option, text in {**shown, "source.run": self.source.run, "source.weights": self.source.weights}.items():
+        for option in ("recipe.name", "recipe.description", "source.run", "source.weights"):
+            text = attrgetter(option)(self)
             if not text.replace("\n", "").isprintable():  # it goes to terminals, which obey escape sequences
                 raise ValueError(f"{option}={text!r} must be printable text")
         check_license(self.license)
-        for option, text in {"data.path": self.recipe.data.path, "repa.encoder": self.recipe.repa.encoder}.items():
+        for option in ("data.path", "repa.encoder"):
+            text = attrgetter(option)(self.recipe)
             if Path(text).is_absolute() or ".." in Path(text).parts:
                 raise ValueError(f"{option}={cut(repr(text))} must be a name: a published model names no other folder")
-        outside = {f"codec.{name}": getattr(self.recipe.codec, name) for name in ("path", "encoder", "latents")}
-        for option, value in {**outside, "condition.encoder": self.recipe.condition.encoder}.items():
-            if value:  # a stranger's folder reads nothing but itself
+        for option in ("codec.path", "codec.encoder", "codec.latents", "condition.encoder"):
+            if value := attrgetter(option)(self.recipe):  # a stranger's folder reads nothing but itself
                 raise ValueError(f"{option}={value!r} must be empty: a published model names no other folder")
         if isinstance(self.recipe.network, OwnConfig):
             return
@@ -121,10 +123,10 @@ def check_license(name: str) -> None:
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    table = dict(pairs)
+    if len(table) != len(pairs):
         raise ValueError("a key is there twice")
-    return found
+    return table
 
 
 def _no_constant(name: str) -> None:
@@ -155,32 +157,30 @@ def _files_below(folder: Path) -> Iterator[Path]:
         yield from (Path(directory) / name for name in folders if (Path(directory) / name).is_symlink())
 
 
-def _out_of_place(path: Path, name: str, root: Path) -> str:
+def _misplaced(path: Path, name: str, root: Path) -> str:
     """Return why a file may not be there, or ""."""
     try:
         inside = not path.is_symlink() or path.resolve().is_relative_to(root.resolve())
     except RuntimeError:  # a link to itself leads nowhere
         inside = False
-    if not inside:
-        return "is a link that leads out of the folder, or nowhere"
-    if path.suffix.lower() in PICKLED:
-        return "may hold pickled code; weights are safetensors alone"
-    if path.suffix.lower() in CODE:
-        return "is code; nothing is executed on load"
-    if name not in FILES and not ("/" not in name and name.endswith(BESIDE)):
-        return "is not part of the format"
-    if not path.is_file():
-        return "is not a plain file"
-    if path.suffix == ".json" and path.stat().st_size > MOST_JSON:
-        return f"is larger than {MOST_JSON} bytes"
-    return ""
+    reasons = {
+        "is a link that leads out of the folder, or nowhere": not inside,
+        "may hold pickled code; weights are safetensors alone": path.suffix.lower() in PICKLED,
+        "is code; nothing is executed on load": path.suffix.lower() in CODE,
+        "is not part of the format": name not in FILES and ("/" in name or not name.endswith(ACCOMPANYING)),
+        "is not a plain file": not path.is_file(),
+        f"is larger than {MOST_JSON} bytes": path.suffix == ".json"
+        and path.is_file()
+        and path.stat().st_size > MOST_JSON,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
 
 
 def check_files(folder: Path, root: Path | None = None) -> None:
     """Refuse a folder with anything in it that does not belong to the format; root: where links may lead to."""
     for path in sorted(_files_below(folder)):
         name = path.relative_to(folder).as_posix()
-        if reason := _out_of_place(path, name, root or folder):
+        if reason := _misplaced(path, name, root or folder):
             raise ValueError(f"{folder} is not read: '{name}' {reason}; remove it if you trust the rest")
 
 
@@ -219,7 +219,7 @@ def read_config(folder: Path, root: Path | None = None) -> Config:
         if not isinstance(classes, list) or not isinstance(license, str) or not isinstance(digest, str):
             raise ValueError("classes must be a list; license and sha256 must be text")
         recipe = require_field_recipe(recipe_of(table["recipe"]), str(folder))
-        return Config(recipe, tuple(classes), license, from_dict(Source, table["source"], "source."), digest)
+        return Config(recipe, tuple(classes), license, from_dict(WeightsSource, table["source"], "source."), digest)
 
 
 def check_tables(folder: Path, config: Config) -> None:
@@ -231,7 +231,7 @@ def check_tables(folder: Path, config: Config) -> None:
                 raise ValueError(f"'{bad}' is not what {CONFIG} says; export the model again, or remove this file")
 
 
-def _require_tensors(path: Path, build: Callable[[], nn.Module] | None, depth: int) -> None:
+def _require_tensors(path: Path, build: Callable[[], nn.Module] | None, depth: int = 0) -> None:
     """Refuse tensors that are not those of the module, by the file's header, before any memory is taken for it.
 
     build: None of a network that the folder does not hold: what is given on loading is compared with the tensors.
@@ -263,12 +263,12 @@ def read_weights(folder: Path, config: Config) -> Weights:
     """Return the network's weights as they are stored; they fit the recipe, and have the checksum in config.json."""
     path, recipe = folder / WEIGHTS, config.recipe
     if isinstance(recipe.network, OwnConfig):
-        _require_tensors(path, None, 0)
+        _require_tensors(path, None)
     else:
         depth = max(value for name, value in options(recipe.network).items() if "depth" in name)
         _require_tensors(path, lambda: build_network(*recipe.blueprint), depth)
-    if (found := sha256(path)) != config.sha256:
-        raise ValueError(f"{path} is damaged (sha256 {found[:12]}..., expected {config.sha256[:12]}...); get it again")
+    if (digest := sha256(path)) != config.sha256:
+        raise ValueError(f"{path} is damaged (sha256 {digest[:12]}..., expected {config.sha256[:12]}...); get it again")
     return load_file(path)
 
 
@@ -280,26 +280,24 @@ def read_codec(folder: Path, config: Config) -> Codec | None:
     recipe = config.recipe
     if recipe.codec.kind == "pixels":
         return None
-    place = folder / CODEC
-    if not place.exists() and not config.source.codec:
+    stored = folder / CODEC
+    if not stored.exists() and not config.source.codec:
         return Undecoded(recipe.sample_shape, recipe.codec.kind)
     if recipe.codec.kind == "vae":
-        found = load_vae(place, recipe.data.shape[-1], recipe.codec.posterior)
-        _require_shapes(place, (found.latent_shape, found.image_shape), recipe)
-        return found.requires_grad_(False)
-    index = rae.read_index(place)
-    side = index.latent_shape[-1] * index.decoder.patch
-    _require_shapes(place, (index.latent_shape, (3, side, side)), recipe)
-    nobody = Origin("", "")
-    _require_tensors(place / rae.DECODER, lambda: Decoder(index.decoder, index.latent_shape, nobody), 0)
-    return rae.load_decoder_only(place)
-
-
-def _require_shapes(place: Path, shapes: tuple[tuple[int, ...], tuple[int, ...]], recipe: Recipe) -> None:
-    if shapes != (recipe.sample_shape, recipe.data.shape):
-        raise ValueError(
-            f"{place} has latents and images {shapes}, the recipe {recipe.sample_shape, recipe.data.shape}"
-        )
+        codec = load_vae(stored, recipe.data.shape[-1], recipe.codec.posterior).requires_grad_(False)
+        shapes = codec.latent_shape, codec.image_shape
+    else:
+        index = rae.read_index(stored)
+        side = index.latent_shape[-1] * index.decoder.patch
+        shapes = index.latent_shape, (3, side, side)
+    wanted = recipe.sample_shape, recipe.data.shape
+    if shapes != wanted:
+        raise ValueError(f"{stored} has latents and images {shapes}, the recipe {wanted}")
+    if recipe.codec.kind == "vae":
+        return codec
+    decoder = partial(Decoder, index.decoder, index.latent_shape, Origin("", ""))
+    _require_tensors(stored / rae.DECODER, decoder)
+    return rae.load_decoder_only(stored)
 
 
 def check_all(folder: Path) -> tuple[Config, Codec | None]:

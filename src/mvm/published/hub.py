@@ -6,7 +6,6 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from mvm.options import needs
-from mvm.published.card import renamed
 from mvm.published.format import CARD, FILES, LIBRARY, Config, check_all, version
 
 _ID = re.compile(r"(?P<repo>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>\w[\w./-]*))?")
@@ -22,8 +21,8 @@ class HubId(NamedTuple):
 
 def parse_hub_id(name: str) -> HubId | None:
     """Return what OWNER/NAME or OWNER/NAME@REVISION means; None for anything else."""
-    found = _ID.fullmatch(name)
-    return HubId(found["repo"], found["revision"]) if found else None
+    match = _ID.fullmatch(name)
+    return HubId(match["repo"], match["revision"]) if match else None
 
 
 def as_hub_id(name: str) -> HubId | None:
@@ -31,21 +30,15 @@ def as_hub_id(name: str) -> HubId | None:
 
     A mistyped runs/NAME must not become a stranger's model; OWNER/NAME@REVISION is always a hub id.
     """
-    found = parse_hub_id(name)
-    if found is None or Path(name).exists() or (found.revision is None and Path(name).parent.is_dir()):
-        return None
-    return found
+    asked = parse_hub_id(name)
+    local = Path(name).exists() or (asked is not None and asked.revision is None and Path(name).parent.is_dir())
+    return None if local else asked
 
 
-class Fetched(NamedTuple):
-    """A folder in the hub's cache, and the folder that its links lead to."""
+def fetch(asked: HubId, **options: Any) -> tuple[Path, Path]:
+    """Return the published model of that id, its own files alone, and the folder that links in it lead to.
 
-    folder: Path
-    root: Path
-
-
-def fetch(asked: HubId, **options: Any) -> Fetched:
-    """Return the published model of that id, its own files alone; ValueErrors say why there is none.
+    ValueErrors say why there is none.
 
     options: of the hub's library, e.g. token, cache_dir.
     """
@@ -55,11 +48,10 @@ def fetch(asked: HubId, **options: Any) -> Fetched:
     except ImportError:
         raise ValueError(MISSING) from None
     try:
-        found = snapshot_download(asked.repo, revision=asked.revision, allow_patterns=list(FILES), **options)
+        folder = Path(snapshot_download(asked.repo, revision=asked.revision, allow_patterns=list(FILES), **options))
     except (OSError, ValueError, EntryNotFoundError, HTTPError) as error:
         raise ValueError(_reason(error)) from None
-    folder = Path(found)
-    return Fetched(folder, folder.parent.parent)  # CACHE/models--OWNER--NAME/{snapshots/COMMIT, blobs}
+    return folder, folder.parent.parent  # CACHE/models--OWNER--NAME/{snapshots/COMMIT, blobs}
 
 
 def _reason(error: BaseException) -> str:
@@ -84,33 +76,26 @@ def _reason(error: BaseException) -> str:
 
 
 class Upload(NamedTuple):
-    """What a push sends: a checked folder, its files with their bytes, to a branch (None: main) of a repository."""
+    """What a push sends: a checked folder, its files with their bytes, to a branch (None: main) of a repository.
+
+    card: README.md as it is sent, its snippets with the hub id.
+    """
 
     folder: Path
     config: Config
     files: dict[str, int]
+    card: bytes
     repo: str
     revision: str | None
-    private: bool
-
-    @property
-    def name(self) -> str:
-        """The hub id that it will have."""
-        return self.repo if self.revision is None else f"{self.repo}@{self.revision}"
-
-    @property
-    def card(self) -> bytes:
-        """The card as it is sent: its snippets name the hub id."""
-        path = self.folder / CARD
-        return renamed(path.read_text(encoding="utf-8"), self.name).encode() if path.is_file() else b""
 
 
-def prepare(folder: Path, name: str, *, private: bool = False, revision: str | None = None) -> Upload:
+def prepare(folder: Path, name: str, *, revision: str | None = None) -> Upload:
     """Return what `push` would send, after every check that needs no connection. What does not load is not sent."""
     asked = parse_hub_id(name)
     if asked is None or asked.revision is not None:
         raise ValueError(f"'{name}' is no hub id; give OWNER/NAME, and a branch with --revision")
-    if revision is not None and parse_hub_id(f"{name}@{revision}") is None:
+    full_name = name if revision is None else f"{name}@{revision}"
+    if parse_hub_id(full_name) is None:
         raise ValueError(f"--revision {revision} is no name of a branch; use letters, digits, '.', '_', '-' and '/'")
     try:
         from huggingface_hub.errors import HFValidationError
@@ -122,14 +107,18 @@ def prepare(folder: Path, name: str, *, private: bool = False, revision: str | N
     except HFValidationError as error:
         raise ValueError(f"'{name}': {_reason(error)}") from None
     config, _ = check_all(folder)
-    sizes = {file: (folder / file).stat().st_size for file in FILES if (folder / file).is_file()}
-    found = Upload(folder, config, sizes, asked.repo, revision, private)
-    return found._replace(files=sizes | ({CARD: len(found.card)} if CARD in sizes else {}))
+    sizes, card = {file: (folder / file).stat().st_size for file in FILES if (folder / file).is_file()}, b""
+    if CARD in sizes:
+        text, quoted = (folder / CARD).read_text(encoding="utf-8"), r'"(?:[^"\\\n]|\\.)*"([,)])'
+        text = re.sub(rf"(mvm\.load|MVMPipeline\.from_pretrained)\({quoted}", rf'\1("{full_name}"\2', text)
+        card = re.sub(r"^mvm sample .*? --num", f"mvm sample {full_name} --num", text, flags=re.MULTILINE).encode()
+        sizes[CARD] = len(card)
+    return Upload(folder, config, sizes, card, asked.repo, revision)
 
 
 def push(folder: Path, name: str, *, private: bool = False, revision: str | None = None) -> str:
     """Send a published model to the hub as OWNER/NAME; return its address. What does not load is not sent."""
-    upload = prepare(folder, name, private=private, revision=revision)
+    upload = prepare(folder, name, revision=revision)
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HTTPError
 
@@ -150,14 +139,12 @@ def push(folder: Path, name: str, *, private: bool = False, revision: str | None
                     path.write_bytes(upload.card)
                 else:
                     path.symlink_to((folder / file).resolve())
-            api.upload_folder(
-                repo_id=repo,
-                folder_path=staged,
-                revision=revision,
-                allow_patterns=list(FILES),
-                delete_patterns=list(FILES),  # a codec of an earlier model must not stay
-                commit_message=f"{upload.config.recipe.name}, step {upload.config.source.step}",
-            )
+            message = f"{upload.config.recipe.name}, step {upload.config.source.step}"
+            patterns: Any = {
+                "allow_patterns": [*FILES],
+                "delete_patterns": [*FILES],
+            }  # no codec of an earlier model stays
+            api.upload_folder(repo_id=repo, folder_path=staged, revision=revision, commit_message=message, **patterns)
     except (OSError, HTTPError) as error:
         raise ValueError(f"{folder} was not sent to {repo}: {_reason(error)}") from None
     return address

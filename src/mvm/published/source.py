@@ -17,13 +17,13 @@ from mvm.published.format import (
     shipped_folder,
     shipped_models,
 )
-from mvm.published.hub import Fetched, as_hub_id, fetch
+from mvm.published.hub import as_hub_id, fetch
 from mvm.published.tuned import Entry, Key, read_tuned
 from mvm.recipes import RECIPE, AnyRecipe, parse_recipe, require_field_recipe
 from mvm.untrusted import read_text
 
 
-class Stored(NamedTuple):
+class StoredCheckpoint(NamedTuple):
     """A run's recipe, one of its checkpoints, and the manifest of that."""
 
     recipe: AnyRecipe
@@ -39,7 +39,7 @@ def run_recipe(run: Path) -> AnyRecipe:
     return parse_recipe(read_text(stored), ".json", str(stored))
 
 
-def open_stored(run: Path, weights: str, which: str) -> Stored:
+def open_stored(run: Path, weights: str, which: str) -> StoredCheckpoint:
     """Return the checkpoint asked for; one that is not there, or has no such weights, is named with what there is."""
     recipe = run_recipe(run)
     folder = checkpoint.find(run, which)
@@ -52,7 +52,7 @@ def open_stored(run: Path, weights: str, which: str) -> Stored:
     known = checkpoint.sampled_from(manifest)
     if weights not in known:
         raise ValueError(f"weights='{weights}': {run} has no such weights; it has: {', '.join(known)}")
-    return Stored(recipe, folder, manifest)
+    return StoredCheckpoint(recipe, folder, manifest)
 
 
 class Opened(NamedTuple):
@@ -89,18 +89,11 @@ def open_model(name: str | Path, weights: str = "ema", which: str = "latest") ->
         return open_foreign(*foreign, weights, which)
     run = Path(name)
     if not (run / RECIPE).is_file():
-        return open_published(locate(name), weights, which)
+        return open_published(*locate(name), weights, which)
     recipe, folder, manifest = open_stored(run, weights, which)
-    origin = {
-        "run": run.resolve().name,
-        "recipe": recipe.name,
-        "step": manifest["step"],
-        "weights": weights,
-        "sha256": manifest["sha256"][f"{weights}.safetensors"],
-        "data": recipe.data.name,
-        "data_stamp": manifest.get("data"),
-    }
-    values, tuned = checkpoint.load(folder, weights), read_tuned(run, origin["sha256"])
+    digest, stamp = manifest["sha256"][f"{weights}.safetensors"], manifest.get("data")
+    origin = _origin(recipe, run.resolve().name, manifest["step"], weights, digest, stamp)
+    values, tuned = checkpoint.load(folder, weights), read_tuned(run, digest)
     return Opened(recipe, recipe.data.class_names, values, manifest.get("codec", ""), origin, folder, None, tuned)
 
 
@@ -111,60 +104,53 @@ def open_foreign(
     if which != "latest":
         raise ValueError(f"checkpoint='{which}': '{path}' is one checkpoint; leave it out")
     recipe, values, digest = convert(format, path, weights, options)
-    origin = {
-        "run": recipe.name,
-        "recipe": recipe.name,
-        "step": 0,
-        "weights": weights,
-        "sha256": digest,
-        "data": recipe.data.name,
-        "data_stamp": "",
-        "format": format,
-    }
+    origin = {**_origin(recipe, recipe.name, 0, weights, digest, ""), "format": format}
     return Opened(recipe, recipe.data.class_names, values, "", origin, path.parent, None, {})
 
 
-def locate(name: str | Path, **hub_options: Any) -> Fetched:
-    """Return the folder of a published model; hub_options: of the hub's library, e.g. token, cache_dir."""
-    folder = Path(name)
-    if is_published(folder):
-        return Fetched(folder, folder)
-    if str(name) in shipped_models():
-        return Fetched(shipped_folder(str(name)), shipped_folder(str(name)))
-    asked = as_hub_id(str(name))
-    if asked is None:
-        raise _unknown(str(name), "a model on the hub is OWNER/NAME or OWNER/NAME@REVISION")
-    try:
-        return fetch(asked, **hub_options)
-    except ValueError as error:
-        raise _unknown(str(name), f"from the hub: {error}") from None
-
-
-def open_published(found: Fetched, weights: str = "ema", which: str = "latest") -> Opened:
-    """Return the weights in a published folder, all of it checked."""
-    folder, root = found
+def open_published(folder: Path, root: Path | None = None, weights: str = "ema", which: str = "latest") -> Opened:
+    """Return the weights in a published folder, all of it checked; root: where links may lead to."""
     config = read_config(folder, root)
     require_the_one(folder, config, weights, which)
     values, source = read_weights(folder, config), config.source
     check_tables(folder, config)
-    origin = {
-        "run": source.run,
-        "recipe": config.recipe.name,
-        "step": source.step,
-        "weights": source.weights,
-        "sha256": config.sha256,
-        "data": config.recipe.data.name,
-        "data_stamp": source.data_stamp,
-    }
+    origin = _origin(config.recipe, source.run, source.step, source.weights, config.sha256, source.data_stamp)
     tuned = read_tuned(folder, config.sha256)
     return Opened(config.recipe, config.classes, values, source.codec, origin, folder, config, tuned)
 
 
-def _unknown(name: str, hub: str) -> ValueError:
-    """Return the error that names the ways to a model; hub: what is to be said of that one."""
-    names = shipped_models()
-    return ValueError(
+def _origin(
+    recipe: AnyRecipe, run: str, step: int, weights: str, digest: str, data_stamp: str | None
+) -> dict[str, Any]:
+    return {
+        "run": run,
+        "recipe": recipe.name,
+        "step": step,
+        "weights": weights,
+        "sha256": digest,
+        "data": recipe.data.name,
+        "data_stamp": data_stamp,
+    }
+
+
+def locate(name: str | Path, **hub_options: Any) -> tuple[Path, Path]:
+    """Return the folder of a published model and where its links may lead to, the folder itself but for the hub's.
+
+    hub_options: of the hub's library, e.g. token, cache_dir.
+    """
+    name, shipped = str(name), shipped_models()
+    if is_published(Path(name)):
+        return Path(name), Path(name)
+    if name in shipped:
+        return shipped_folder(name), shipped_folder(name)
+    on_hub = "a model on the hub is OWNER/NAME or OWNER/NAME@REVISION"
+    if (asked := as_hub_id(name)) is not None:
+        try:
+            return fetch(asked, **hub_options)
+        except ValueError as error:
+            on_hub = f"from the hub: {error}"
+    raise ValueError(
         f"'{name}' is neither a run directory (no {RECIPE} in it) nor an exported model (no config.json) nor a shipped "
-        f"one{nearest(name, names)}; shipped: {', '.join(names) or 'none'}; {hub}; a checkpoint of another project is "
-        f"FORMAT:FILE ({', '.join(FORMATS)})"
+        f"one{nearest(name, shipped)}; shipped: {', '.join(shipped) or 'none'}; {on_hub}; a checkpoint of another "
+        f"project is FORMAT:FILE ({', '.join(FORMATS)})"
     )

@@ -1,30 +1,37 @@
-"""From a run, or another published model, to a folder that only samples: all of it, or nothing."""
+"""From a run, or another published model, to a folder that only samples: all of it, or nothing. And its model card.
+
+The card has a header that the hub reads, then what a person should know; what is not known is said to be so. Its
+figures come from what `mvm eval --json` and `mvm sweep` write; those of other weights are refused.
+"""
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+import re
+import shlex
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from mvm.checkpoint import Weights
 from mvm.data import open_prepared
 from mvm.files import flush, private_beside, put_in_place, sha256, write_text
 from mvm.latent import VAE, DecoderOnly, load_decoder_only, load_vae
+from mvm.network import OwnConfig, parameters
 from mvm.options import choose
-from mvm.published.card import FIGURES, LIMITS, USE, WHAT, CardFacts, Figures, card, read_card, read_figures
-from mvm.published.diffusers import tables
+from mvm.published.diffusers import misfit, tables
 from mvm.published.format import (
     CARD,
     CODEC,
     CONFIG,
+    LIBRARY,
     MOST_JSON,
     PICTURE,
     WEIGHTS,
     Config,
-    Source,
+    WeightsSource,
     check_all,
     check_license,
     read_codec,
@@ -33,12 +40,24 @@ from mvm.published.format import (
 )
 from mvm.published.source import Opened, open_model
 from mvm.published.tuned import write_tuned
-from mvm.recipes import FOLDER, Recipe, load_recipe, require_field_recipe, shipped
-from mvm.untrusted import read_text
+from mvm.recipes import FOLDER, OWN_DATA, Recipe, load_recipe, require_field_recipe, shipped
+from mvm.solver import solver_named
+from mvm.untrusted import cut, read_json, read_text
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 METRICS = "metrics.jsonl"  # as mvm.training.logs writes it, which stands above this
 Draw = Callable[[Path], bytes | None]
+PIPELINE = "unconditional-image-generation"  # the hub's nearest word for images without a text
+HUB_DATA = {
+    "cifar10": "uoft-cs/cifar10",
+    "imagenet32": "ILSVRC/imagenet-1k",
+    "imagenet256": "ILSVRC/imagenet-1k",
+    "imagenette": "frgfm/imagenette",
+}
+NAMED = 20  # class names in a card
+WHAT, TRAINING, FIGURES, USE, LIMITS = "What it is", "Training", "Figures", "How to use it", "Limits and licence"
+SAMPLES = 10  # images of the picture, with the seeds 0, 1, ...
+_PICTURED = f"![Samples]({PICTURE})"
 
 
 def export(
@@ -71,7 +90,10 @@ def export(
     opened = model if isinstance(model, Opened) else open_model(model, weights, which)
     recipe, given = require_field_recipe(opened.recipe, opened.origin["run"]), opened.config
     source = _source(opened, dtype)
-    values = _rounded(opened.weights, choose("dtype", source.dtype, DTYPES), source.dtype)
+    kind = choose("dtype", source.dtype, DTYPES)
+    values = {key: value.to(kind) if value.is_floating_point() else value for key, value in opened.weights.items()}
+    if bad := [key for key, value in values.items() if not bool(value.isfinite().all())]:
+        raise ValueError(f"--dtype {source.dtype} cannot hold {bad[0]} (not finite there); try bfloat16 or float32")
     folder.resolve().parent.mkdir(parents=True, exist_ok=True)
     with private_beside(folder) as temporary:
         before = _identity(folder)
@@ -94,16 +116,28 @@ def export(
             (temporary / name).parent.mkdir(exist_ok=True)
             write_text(temporary / name, json.dumps(table, indent=2, ensure_ascii=False) + "\n")
         measured = read_figures(figures, (source.sha256, digest)) if figures else Figures([], [])
-        run = Path(model) if given is None and isinstance(model, str | Path) else None
-        loss = None if run is None else _last_loss(run, source.step)
-        facts = CardFacts(folder.resolve().name, words, measured, loss, encoder)
+        loss, earlier = None, {}
         if given is not None:
             same = all(torch.equal(values[name].float(), value.float()) for name, value in opened.weights.items())
-            facts = _kept(opened.folder / CARD, facts, figures is None and same, config.license == given.license)
-        picture = None if draw is None else draw(temporary)
-        if picture is not None:
+            anew = {WHAT, USE} | (set() if same and figures is None else {FIGURES})
+            anew |= set() if config.license == given.license else {LIMITS}
+            if (opened.folder / CARD).is_file():
+                own, sections = read_card(read_text(opened.folder / CARD, MOST_JSON))
+                words, earlier = words.strip() or own, {key: text for key, text in sections.items() if key not in anew}
+        elif isinstance(model, str | Path):
+            loss = _last_loss(Path(model), source.step)
+        if picture := draw(temporary) if draw else None:
             (temporary / PICTURE).write_bytes(picture)
-        write_text(temporary / CARD, card(config, replace(facts, pictured=picture is not None)))
+        title = folder.resolve().name
+        sections = {
+            WHAT: _what(config, encoder),
+            TRAINING: _training(config, loss),
+            FIGURES: _figures(measured),
+            USE: _use(config, title),
+            LIMITS: _limits(config),
+            **earlier,  # of a card of these weights
+        }
+        write_text(temporary / CARD, _card(config, title, words, bool(picture), sections))
         _, codec = check_all(temporary)
         now = "" if codec is None else codec.identity.get("codec", "")
         if source.codec and source.codec != now:
@@ -122,37 +156,13 @@ def _identity(folder: Path) -> tuple[int, int] | None:
     return (folder.stat().st_ino, folder.stat().st_mtime_ns) if folder.exists() else None
 
 
-def _kept(path: Path, facts: CardFacts, figures: bool, licence: bool) -> CardFacts:
-    """Return what an earlier card says, too; figures, licence: whether those of it still hold."""
-    if not path.is_file():
-        return facts
-    words, sections = read_card(read_text(path, MOST_JSON))
-    anew = {WHAT, USE} | (set() if figures else {FIGURES}) | (set() if licence else {LIMITS})
-    kept = {title: text for title, text in sections.items() if title not in anew}
-    return replace(facts, words=facts.words.strip() or words, kept=kept)
-
-
-def _rounded(values: Weights, kind: torch.dtype, name: str) -> Weights:
-    """Return the weights in that dtype; what it cannot hold is refused."""
-    found = {key: value.to(kind) if value.is_floating_point() else value for key, value in values.items()}
-    if bad := [key for key, value in found.items() if not bool(value.isfinite().all())]:
-        raise ValueError(f"--dtype {name} cannot hold {bad[0]} (not finite there); try bfloat16 or float32")
-    return found
-
-
-def _source(opened: Opened, dtype: str | None) -> Source:
+def _source(opened: Opened, dtype: str | None) -> WeightsSource:
     """Return where the weights came from; of a published model, where they came from in the first place."""
     if opened.config is not None:
         return replace(opened.config.source, dtype=dtype or opened.config.source.dtype)
-    origin = opened.origin
-    return Source(
-        *(origin[name] for name in ("run", "step", "weights")),
-        dtype or "float16",
-        origin["sha256"],
-        version(),
-        origin["data_stamp"] or "",
-        opened.codec or "",
-    )
+    facts = {name: opened.origin[name] for name in ("run", "step", "weights", "sha256")}
+    stamp = opened.origin["data_stamp"] or ""
+    return WeightsSource(**facts, dtype=dtype or "float16", mvm=version(), data_stamp=stamp, codec=opened.codec)
 
 
 def _base(name: str) -> str:
@@ -170,14 +180,8 @@ def _public(recipe: Recipe) -> Recipe:
         kinds = ", ".join(data.class_names[:5]) + (", ..." if len(data.class_names) > 5 else "")
         text = f"Images of {data.size}x{data.size} pixels ({kinds}), trained by the recipe {recipe.name}"
         recipe = replace(recipe, description=text if data.size else "Trained on other images than its recipe's")
-    condition = replace(recipe.condition, encoder="")
-    return replace(
-        recipe,
-        data=data,
-        codec=codec,
-        condition=condition,
-        repa=replace(recipe.repa, encoder=_base(recipe.repa.encoder)),
-    )
+    condition, repa = replace(recipe.condition, encoder=""), replace(recipe.repa, encoder=_base(recipe.repa.encoder))
+    return replace(recipe, data=data, codec=codec, condition=condition, repa=repa)
 
 
 def _class_names(opened: Opened) -> tuple[str, ...]:
@@ -200,22 +204,230 @@ def _write_codec(folder: Path, opened: Opened, recipe: Recipe) -> str:
         codec = load_vae(recipe.codec.path, recipe.data.shape[-1], recipe.codec.posterior)
     else:
         codec = load_decoder_only(Path(recipe.codec.path))
+    encoder = ""
     if isinstance(codec, VAE):
         (folder / CODEC).mkdir()
         codec.save(folder / CODEC)
-        flush(folder / CODEC)
+    elif isinstance(codec, DecoderOnly):
+        encoder = codec.encoder_config.name
+        codec.renamed(_base(encoder)).save(folder / CODEC)
+    else:
         return ""
-    if not isinstance(codec, DecoderOnly):
-        return ""
-    codec.renamed(_base(codec.encoder_config.name)).save(folder / CODEC)
     flush(folder / CODEC)
-    return codec.encoder_config.name
+    return encoder
 
 
 def _last_loss(run: Path, step: int) -> float | None:
     """Return the loss logged last up to a step; None where there is no log. A crash may have torn its last line."""
-    path = run / METRICS
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    points: list[Mapping[str, float]] = [json.loads(line) for line in lines if line.endswith("}")]
-    losses = [point["loss"] for point in points if "loss" in point and point["step"] <= step]
-    return losses[-1] if losses else None
+    log = run / METRICS
+    lines = log.read_text(encoding="utf-8").splitlines() if log.is_file() else []
+    points = [json.loads(line) for line in lines if line.endswith("}")]
+    return next((point["loss"] for point in reversed(points) if "loss" in point and point["step"] <= step), None)
+
+
+# --- the card -----------------------------------------------------------------------------------------------------
+
+
+class Figures(NamedTuple):
+    """Figures, a row of cells each (metric, value, sampler, images, reference), and what a reader of them must know."""
+
+    rows: list[list[str]]
+    notes: list[str]
+
+
+def sampler_words(settings: Mapping[str, Any]) -> str:
+    """Return a sampler in words."""
+    solver = solver_named(settings["solver"].partition(",")[0])  # a sweep adds what is shared
+    if solver.by_tolerance and "tolerance" in settings:
+        cost = f"tolerance {settings['tolerance']:g}"
+    else:
+        cost = f"{settings.get('evaluations', settings['nfe']):g} evaluations"
+    words = [settings["solver"], cost, f"rho {settings['rho']:g}"]
+    scales = [f"{name} {settings[name]:g}" for name in ("cfg", "internal") if settings.get(name, 1) != 1]
+    where = [f"guided in [{settings['low']:g}, {settings['high']:g}]"] if scales else ["no guidance"]
+    return ", ".join([*words, *scales, *where])
+
+
+def read_figures(path: Path, weights: Collection[str]) -> Figures:
+    """Return the figures in a file; weights: the sha256 of those that they may be of."""
+    try:
+        table = read_json(path)
+        if "results" in table:  # of a sweep
+            facts = table["facts"]
+            origin, count = facts["model"], facts["images"]
+            cells = [(cell, cell["metrics"]) for cell in table["results"]]
+        else:
+            images = table["images"]
+            facts = {**table, "draw": images["draw"]}
+            origin, count = images["origin"], images["count"]
+            cells = [(images["sampler"], table["metrics"])]
+        digest, against = origin["sha256"], "none"
+        if reference := facts["reference"]:
+            name, split, size = str(reference.get("name")), reference.get("split"), reference.get("count")
+            against = ", ".join(filter(None, [name, split, f"{size:,} images" if size else "count not recorded"]))
+        rows = []
+        for settings, metrics in cells:
+            for metric, figure in metrics.items():
+                error = "" if figure["error"] is None else f" ± {figure['error']:.2g}"
+                rows.append([metric, f"{figure['value']:.4g}{error}", sampler_words(settings), f"{count:,}", against])
+        draw, software = facts["draw"], facts["software"]
+        provenance = (
+            f"Seeds from {draw['seed']} on, {draw['labels']} labels; mvm {software['mvm']} on {software['device']}"
+        )
+        figures = Figures(rows, [provenance, *facts["warnings"]])
+        if not isinstance(digest, str):
+            raise TypeError("sha256 is no text")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise ValueError(
+            f"--figures {path} holds no figures of a sampled model ({cut(repr(error))}); make it with: "
+            "mvm eval RUN --json FILE, or give the results.json of a sweep"
+        ) from None
+    if digest not in weights:
+        raise ValueError(f"--figures {path} is of other weights (sha256 {digest[:12]}...); measure these")
+    return figures
+
+
+def _card(config: Config, name: str, words: str, pictured: bool, sections: Mapping[str, str]) -> str:
+    """Return README.md; words: a person's own, pictured: whether there is a picture of samples."""
+    caption = f"Seeds 0 to {SAMPLES - 1}, not picked: {sampler_words(asdict(config.recipe.sample))}."
+    parts = [
+        _header(config),
+        f"# {name}\n\n{config.recipe.description or 'An image model.'}",
+        f"{_PICTURED}\\\n{caption}" if pictured else "",
+        words.strip(),
+        *(f"## {title}\n\n{text}" for title, text in sections.items()),
+    ]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def read_card(text: str) -> tuple[str, dict[str, str]]:
+    """Return a card's own words, which stand under its title, and its sections by title."""
+    head, *rest = re.split(r"^## ", text, flags=re.MULTILINE)
+    paragraphs = re.split(r"\n\n+", head.partition("\n# ")[2].strip())[2:]  # after title and description
+    sections = (part.partition("\n") for part in rest)
+    words = "\n\n".join(text for text in paragraphs if not text.startswith(_PICTURED))
+    return words, {title.strip(): body.strip() for title, _, body in sections}
+
+
+def _header(config: Config) -> str:
+    recipe = config.recipe
+    tags = [LIBRARY, "image-generation", "diffusion", recipe.path.schedule, recipe.network.kind]
+    tags += ["class-conditional"] if recipe.objective.conditional else []
+    tags += [] if misfit(recipe) else ["diffusers"]
+    lines = [f"license: {config.license}", f"library_name: {LIBRARY}", f"pipeline_tag: {PIPELINE}", "tags:"]
+    lines += [f"- {tag}" for tag in tags]
+    if recipe.data.name in HUB_DATA:
+        lines += ["datasets:", f"- {HUB_DATA[recipe.data.name]}"]
+    return "\n".join(["---", *lines, "---"])
+
+
+def _what(config: Config, encoder: str) -> str:
+    recipe = config.recipe
+    size, space = "x".join(map(str, recipe.data.shape)), "x".join(map(str, recipe.sample_shape))
+    samples = f"Images: {size} (channels x height x width)."
+    if not recipe.data.pictured:
+        samples = f"Samples: {size} (channels first)."
+    condition = "No classes."
+    if recipe.condition.kind != "labels":
+        condition = f"Condition: {recipe.condition.words}."
+    elif recipe.objective.conditional:
+        names = ", ".join(config.classes[:NAMED]) + (", ..." if len(config.classes) > NAMED else "")
+        condition = f"Classes: {len(config.classes)} ({names})."
+    if isinstance(recipe.network, OwnConfig):
+        network = f"{recipe.network.described}, which is not part of mvm"
+    else:
+        network = f"{recipe.network.kind}, {parameters(*recipe.blueprint) / 1e6:.2f} M parameters"
+    end = f", T = {recipe.path.T:g}" if recipe.path.T != 1 else ""
+    lines = f"""\
+- {samples} {condition}
+- Network: {network}, stored in {config.source.dtype}.
+- Path: {recipe.path.schedule}{end}; the network learns {recipe.objective.kind}.
+- Sampler by default: {sampler_words(asdict(recipe.sample))}."""
+    if not encoder:
+        return lines
+    return f"""\
+{lines}
+- Latents: {space}, of the frozen encoder {encoder}. Decoder and statistics are in `codec/`; \
+the encoder is not needed to sample and is not included."""
+
+
+def _training(config: Config, loss: float | None) -> str:
+    recipe, source, data = config.recipe, config.source, config.recipe.data
+    if not source.step:
+        return f"""\
+Converted from weights of another project, `{source.run}` (`{source.weights}`, sha256 of the file \
+`{source.sha256[:16]}`) by mvm {source.mvm}; how they were trained, their authors say."""
+    images = {FOLDER: f"a folder of pictures, `{data.path}`", OWN_DATA: "a dataset given in Python"}
+    stamp = f", stamp `{source.data_stamp}`" if source.data_stamp else ""
+    mirror = ", mirrored at random" if data.mirror else ""
+    augment = "; warped by augmentation, which samples are not" if data.augment else ""
+    return f"""\
+- Data: {images.get(data.name, f"`{data.name}`")}{stamp}{mirror}{augment}.
+- {source.step:,} steps of {recipe.train.batch:,} images: {source.step * recipe.train.batch:,} images shown. \
+Last logged loss: {"not logged" if loss is None else f"{loss:.4g}"}.
+- Recipe `{recipe.name}`, seed {recipe.seed}; every option is in `config.json`.
+- Weights: `{source.weights}` of step {source.step:,}, sha256 `{source.sha256[:16]}` in the run; \
+exported by mvm {source.mvm}."""
+
+
+def _figures(figures: Figures) -> str:
+    if not figures.rows:
+        return "Not measured."
+    table = [["metric", "value", "sampler", "images", "reference"], ["---"] * 5, *figures.rows]
+    lines = ["| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |" for cells in table]
+    return "\n".join([*lines, "", *(f"- {note}." for note in figures.notes)])
+
+
+def _use(config: Config, name: str) -> str:
+    """Return the snippets; they run next to the folder as they stand, and a push gives them the hub's id."""
+    quoted = json.dumps(name, ensure_ascii=False)
+    needs = "It needs the package `mean-velocity-matching`. The name is the path of the folder, or the id on the hub."
+    if isinstance(config.recipe.network, OwnConfig):
+        return f"""\
+{needs} Its network, {config.recipe.network.described}, is not part of that package:
+make it, as it was given to `mvm.train`, and give it on loading.
+
+```python
+import mvm
+
+model = mvm.load({quoted}, network=network)
+samples = model.generate(4)
+```"""
+    if reason := misfit(config.recipe):
+        diffusers = f"diffusers' `MVMPipeline` does not take this model: {reason}."
+    else:
+        classes = ", ".join(str(label % max(len(config.classes), 1)) for label in range(4))
+        diffusers = f"""\
+With diffusers, without remote code:
+
+```python
+from mvm.integrations.diffusers import MVMPipeline
+
+pipe = MVMPipeline.from_pretrained({quoted})
+images = pipe(class_labels=[{classes}], seeds=[0, 1, 2, 3]).images
+```"""
+    return f"""\
+{needs}
+
+```bash
+mvm sample {shlex.quote(name)} --num 16 --out grid.png
+```
+
+```python
+import mvm
+
+samples = mvm.load({quoted}).generate(4)
+samples.save("grid.png")  # samples.images: uint8 (B, C, H, W); samples.pil(): Pillow images
+```
+
+{diffusers}"""
+
+
+def _limits(config: Config) -> str:
+    known = config.license not in ("unknown", "other")
+    licence = f"Weights: {config.license}." if known else "Of the weights: not stated."
+    return f"""\
+It draws what its training images show, at their size, and nothing else; no filter stands behind it. Biases
+of the data and nearness to single training images: not measured.
+
+{licence} The training images have licences of their own."""

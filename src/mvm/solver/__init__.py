@@ -17,30 +17,32 @@ from mvm.solver.guidance import (
 )
 from mvm.solver.onestep import Euler, EulerMaruyama, Heun
 from mvm.solver.peers import (
+    PEERS,
     DataMultistep,
+    EdmChurn,
     ErSde,
     NoiseMultistep,
+    Seeds,
     SigmaGrid,
     deis,
     dpm,
+    edm_churn,
     er_sde,
     ipndm,
     sa_official,
     sde_dpm,
+    seeds,
     unipc,
 )
-from mvm.solver.peers_staged import PEERS, EdmChurn, Seeds, edm_churn, seeds
 from mvm.solver.sampling import (
-    SOLVERS,
     Solution,
     check_request,
     integrate,
     sample,
     solve,
-    solver_named,
 )
 from mvm.solver.table import LamVariable, PowerVariable, Variable
-from mvm.solver.variants import LamGrid, PowerGrid, adams_power, sa
+from mvm.solver.variants import SOLVERS, LamGrid, PowerGrid, adams_power, sa, solver_named
 
 __all__ = [
     "DEFAULT_NFE",

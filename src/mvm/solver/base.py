@@ -18,7 +18,7 @@ NoiseSource = Callable[[int], Tensor]
 
 @dataclass(frozen=True)
 class State:
-    """Everything a solver knows between steps; nothing is kept in the solver itself.
+    """Everything a solver knows between steps; nothing is stored in the solver itself.
 
     x is the state at times[index] (of a predictor-corrector, the predicted one); history holds past x0_hat, newest
     first. A corrector starts from anchor, the corrected state one step back, and adds kick, that step's noise, again.
@@ -38,18 +38,18 @@ class Plan(ABC):
     times: tuple[float, ...]
 
     @property
-    @abstractmethod
+    def steps(self) -> int:
+        return len(self.times) - 1
+
+    @property
     def nfe(self) -> int:
         """Field evaluations of the whole plan; 0 where a tolerance decides."""
+        return self.steps
 
     @property
     def uncounted(self) -> int:
         """Evaluations that are forward passes, but do not count in nfe."""
         return 0
-
-    @property
-    def steps(self) -> int:
-        return len(self.times) - 1
 
     @abstractmethod
     def step(self, state: State, evaluate: Evaluate, noise: NoiseSource) -> State:
@@ -83,7 +83,7 @@ class Solver(ABC):
         """Refuse noise where only the ODE is solved; the message names the solvers that take it."""
         if rho == 0 or self.weak_order:
             return
-        from mvm.solver.sampling import SOLVERS  # all solvers; it imports this module
+        from mvm.solver.variants import SOLVERS  # all solvers; it imports this module
 
         noisy = [name for name, build in SOLVERS.items() if build().weak_order]
         raise ValueError(f"rho={rho}: solver '{self.name}' is an ODE solver; use rho=0, or one of: {', '.join(noisy)}")
@@ -134,10 +134,6 @@ class TablePlan(Plan):
 
     rows: tuple[Row, ...]
 
-    @property
-    def nfe(self) -> int:
-        return self.steps
-
     def step(self, state: State, evaluate: Evaluate, noise: NoiseSource) -> State:
         index, x = state.index, state.x
         row, before = self.rows[index], self.rows[index - 1]
@@ -148,13 +144,12 @@ class TablePlan(Plan):
             x = combine(before.decay, state.anchor, before.correct, history, state.kick)
         kick = row.std * noise(index) if row.std else None
         predicted = combine(row.decay, x, row.predict, history, kick)
-        return State(index + 1, predicted, history[: self._kept(index)], x, kick)
-
-    def _kept(self, index: int) -> int:
-        """Return how many x0_hat later steps need of those known now; at least the newest, for viewers."""
+        # what later steps need of the past x0_hat: the next one, and the last, which may reach back past those before
+        # it; at least the newest, for viewers
         following = self.rows[index + 1].predict if index + 1 < self.steps else ()
-        ending = len(self.rows[-1].predict) - (self.steps - 2 - index)  # which may reach back past the steps before it
-        return max(len(self.rows[index].correct), len(following), ending, 2) - 1
+        ending = len(self.rows[-1].predict) - (self.steps - 2 - index)
+        needed = max(len(row.correct), len(following), ending, 2) - 1
+        return State(index + 1, predicted, history[:needed], x, kick)
 
 
 def no_noise(index: int) -> Tensor:

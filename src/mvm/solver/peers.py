@@ -1,6 +1,6 @@
-"""Published multistep samplers, as rows of coefficients in time and coordinates of MeanVelocity(T=1).
+"""Published samplers, in time and coordinates of MeanVelocity(T=1), most as rows of coefficients.
 
-They are here to be compared with in one sweep; peers_staged.py has those of several evaluations a step.
+They are here to be compared with in one sweep.
 
 With h = lam(t) - lam(s), v = (lam - lam(s))/h and H = (1 + eta) h, the samplers that predict data take
 
@@ -12,10 +12,11 @@ orders at both ends, its simplifications, its noise. The last step is x0_hat at 
 """
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -24,7 +25,6 @@ from mvm.path import MEAN_VELOCITY, Schedule
 from mvm.solver.base import Evaluate, Grid, NoiseSource, Plan, Solver, State, TablePlan, combine, start_time
 from mvm.solver.table import LEGENDRE, TO_DATA, Array, Row
 
-Rows = tuple[Row, ...]
 # ends of r = sigma/alpha: EDM's; and where DPM-Solver's authors end with few steps, t = 1e-3 of a VP path
 GRIDS = {"karras": (0.002, 80.0), "log-snr": (0.01, 80.0)}
 KARRAS_RHO = 7.0
@@ -92,7 +92,9 @@ def point(t: float) -> Point:
     return Point(float(MEAN_VELOCITY.alpha(t)), float(MEAN_VELOCITY.sigma(t)), float(MEAN_VELOCITY.lam(t)))
 
 
-def rows_through(times: tuple[float, ...], lower_final: float, row: Callable[[list[Point], Point, int], Row]) -> Rows:
+def rows_through(
+    times: tuple[float, ...], lower_final: float, row: Callable[[list[Point], Point, int], Row]
+) -> tuple[Row, ...]:
     """Return the steps of a multistep plan: row(points so far, newest first; the next; the highest order allowed).
 
     With fewer steps than lower_final that end at t = 0, the order falls to 1 there, by one a step.
@@ -137,12 +139,25 @@ def weights(H: float, v: Sequence[float], slope: str = "exact", curvature: float
 
 @dataclass(frozen=True)
 class Peer(Solver):
-    """A published sampler of one evaluation a step."""
+    """A published sampler of one evaluation a step.
+
+    lower_final: with fewer evaluations than this, orders fall to 1 at t = 0, one a step.
+    """
 
     grid: Grid
+    lower_final = 0.0
+    plan_class: ClassVar[Callable[[tuple[float, ...], tuple[Row, ...]], Plan]] = TablePlan
 
     def plan(self, schedule: Schedule, nfe: int, rho: float) -> Plan:
         return self.plan_times(schedule, self.grid.times(nfe, start_time(schedule)), rho)
+
+    def plan_times(self, schedule: Schedule, times: tuple[float, ...], rho: float) -> Plan:
+        self.check_rho(rho)
+        return self.plan_class(times, rows_through(times, self.lower_final, partial(self.row, rho)))
+
+    @abstractmethod
+    def row(self, rho: float, past: list[Point], t: Point, highest: int) -> Row:
+        """Return the step from past[0] to t; see rows_through."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +165,7 @@ class DataMultistep(Peer):
     """A multistep sampler in x0_hat: DPM-Solver++, its SDE, UniPC, the published SA-Solver.
 
     predictor, corrector: evaluations they go through (0: no corrector). slope, curvature: see `weights`.
-    lower_final: with fewer evaluations than this, orders fall to 1 at t = 0, one a step. noise: where r = sigma/alpha
+    noise: where r = sigma/alpha
     lies in this interval at the step's `tau_at`, eta = rho^2, so rho = 1 is the published noise and 0 the ODE; None: no
     noise at all.
     """
@@ -159,7 +174,7 @@ class DataMultistep(Peer):
     corrector: int = 0
     slope: str = "exact"
     curvature: float = 1.0
-    lower_final: float = 0
+    lower_final: float = 0.0
     noise: tuple[float, float] | None = None
     tau_at: str = "end"
 
@@ -178,11 +193,7 @@ class DataMultistep(Peer):
     def weak_order(self) -> int:
         return 0 if self.noise is None else min(self.order, 2)
 
-    def plan_times(self, schedule: Schedule, times: tuple[float, ...], rho: float) -> Plan:
-        self.check_rho(rho)
-        return TablePlan(times, rows_through(times, self.lower_final, partial(self._row, rho)))
-
-    def _row(self, rho: float, past: list[Point], t: Point, highest: int) -> Row:
+    def row(self, rho: float, past: list[Point], t: Point, highest: int) -> Row:
         s = past[0]
         h, at = t.lam - s.lam, s if self.tau_at == "start" else t
         eta = rho**2 if self.noise and self.noise[0] <= at.r <= self.noise[1] else 0.0
@@ -203,10 +214,6 @@ class NoisePlan(Plan):
 
     rows: tuple[Row, ...]
 
-    @property
-    def nfe(self) -> int:
-        return self.steps
-
     def step(self, state: State, evaluate: Evaluate, noise: NoiseSource) -> State:
         t, row = self.times[state.index], self.rows[state.index]
         x0 = evaluate(state.x, t)
@@ -215,8 +222,8 @@ class NoisePlan(Plan):
         here = point(t)
         history = ((state.x - here.alpha * x0) / here.sigma, *state.history[1:])
         x = combine(row.decay, state.x, row.predict, history, None)
-        kept = len(self.rows[state.index + 1].predict) - 1 if state.index + 1 < self.steps else 0
-        return State(state.index + 1, x, (x0, *history[:kept]))
+        needed = len(self.rows[state.index + 1].predict) - 1 if state.index + 1 < self.steps else 0
+        return State(state.index + 1, x, (x0, *history[:needed]))
 
 
 BASHFORTH = ((1.0,), (3 / 2, -1 / 2), (23 / 12, -16 / 12, 5 / 12), (55 / 24, -59 / 24, 37 / 24, -9 / 24))
@@ -229,9 +236,10 @@ class NoiseMultistep(Peer):
     equal_steps: Adams-Bashforth coefficients of equal steps in r = sigma/alpha, whatever the steps are.
     """
 
+    plan_class = NoisePlan
     steps: int
     equal_steps: bool = False
-    lower_final: float = 0
+    lower_final: float = 0.0
 
     def __post_init__(self) -> None:
         if not 1 <= self.steps <= len(BASHFORTH):
@@ -242,11 +250,7 @@ class NoiseMultistep(Peer):
         """The first step, with one past value, caps it at 2."""
         return min(self.steps, 2)
 
-    def plan_times(self, schedule: Schedule, times: tuple[float, ...], rho: float) -> Plan:
-        self.check_rho(rho)
-        return NoisePlan(times, rows_through(times, self.lower_final, self._row))
-
-    def _row(self, past: list[Point], t: Point, highest: int) -> Row:
+    def row(self, rho: float, past: list[Point], t: Point, highest: int) -> Row:
         s, used = past[0], min(self.steps, highest)
         if self.equal_steps:
             scale, taken = t.alpha * (t.r - s.r), BASHFORTH[used - 1]
@@ -278,10 +282,7 @@ class ErSde(Peer):
     def weak_order(self) -> int:
         return self.order
 
-    def plan_times(self, schedule: Schedule, times: tuple[float, ...], rho: float) -> Plan:
-        return TablePlan(times, rows_through(times, 0, partial(self._row, rho)))
-
-    def _row(self, rho: float, past: list[Point], t: Point, highest: int) -> Row:
+    def row(self, rho: float, past: list[Point], t: Point, highest: int) -> Row:
         s, used = past[0], min(self.stages, highest)
 
         def raised(r: Array) -> Array:  # the noise scale function over r
@@ -290,8 +291,8 @@ class ErSde(Peer):
         points, shares = LEGENDRE  # in log r
         r = np.exp((points * (t.lam - s.lam) - t.lam - s.lam) / 2)
         ends = raised(np.array([t.r, s.r]))
-        kept = float(ends[0] / ends[1])
-        ratio = t.r / s.r * kept
+        share = float(ends[0] / ends[1])  # of the noise in x that stays
+        ratio = t.r / s.r * share
         inverse = t.r * ends[0] * shares * (t.lam - s.lam) / 2 / raised(r)  # scale(t) INT dr/scale(r) from t to s
         step = t.r - s.r
         taken = np.zeros(3)
@@ -303,7 +304,147 @@ class ErSde(Peer):
             before = np.array([0, 1, -1]) / (past[1].r - past[2].r)
             taken += (step**2 / 2 + (inverse * (r - s.r)).sum()) * 2 * (slope - before) / (s.r - past[2].r)
         predict = tuple((t.alpha * taken[:used]).tolist())
-        return Row(t.alpha / s.alpha * ratio, t.sigma * math.sqrt(max(0.0, 1 - kept**2)), predict)
+        return Row(t.alpha / s.alpha * ratio, t.sigma * math.sqrt(max(0.0, 1 - share**2)), predict)
+
+
+STAGES: dict[int, tuple[float, ...]] = {1: (1.0,), 2: (1 / 2, 1.0), 3: (1 / 3, 2 / 3, 1.0)}
+
+
+@dataclass(frozen=True)
+class SeedsPlan(Plan):
+    """stages: evaluations of every step, the last of which gives x0_hat where the end is 0."""
+
+    stages: tuple[int, ...]
+    eta: float
+
+    @property
+    def nfe(self) -> int:
+        return sum(self.stages)
+
+    def step(self, state: State, evaluate: Evaluate, noise: NoiseSource) -> State:
+        index, x = state.index, state.x
+        first = newest = evaluate(x, self.times[index])
+        if self.times[index + 1] == 0:
+            return State(index + 1, first, (first,))
+        s, t = point(self.times[index]), point(self.times[index + 1])
+        h, parts, before, path = t.lam - s.lam, STAGES[self.stages[index]], 0.0, None
+        for k, part in enumerate(parts):
+            if before:  # through the first evaluation and the newest
+                x0s, v = (newest, first), (before / part, 0.0)
+            else:
+                x0s, v = (first,), (0.0,)
+            time = self.times[index + 1] if part == 1 else float(MEAN_VELOCITY.t_from_lam(s.lam + part * h))
+            at = point(time)
+            if self.eta:  # one Brownian path through all stages
+                gap = self.eta * (part - before) * h
+                kick = math.sqrt(-math.expm1(-2 * gap)) * noise(len(STAGES) * index + k)
+                path = kick if path is None else math.exp(-gap) * path + kick
+            slope = "bh2" if len(parts) == 2 else "exact"
+            predict = tuple(at.alpha * w for w in weights((1 + self.eta) * part * h, v, slope))
+            decay = at.sigma / s.sigma * math.exp(-self.eta * part * h)
+            reached = combine(decay, x, predict, x0s, None if path is None else at.sigma * path)
+            if part < 1:
+                newest, before = evaluate(reached, time), part
+        return State(index + 1, reached, (first,))
+
+
+@dataclass(frozen=True)
+class Seeds(Solver):
+    """SEEDS of 2 or 3 stages a step; eta = rho^2: rho = 1 is the published noise, rho = 0 the ODE.
+
+    The step into t = 0 has one stage; where evaluations are left over, a first step of fewer stages spends them.
+    """
+
+    grid: Grid
+    stages: int
+
+    def __post_init__(self) -> None:
+        if self.stages not in STAGES:
+            raise ValueError(f"stages={self.stages} is out of range; it must be 1 to 3")
+
+    @property
+    def order(self) -> int:
+        return self.stages
+
+    @property
+    def weak_order(self) -> int:
+        return min(self.stages, 2)
+
+    def plan(self, schedule: Schedule, nfe: int, rho: float) -> Plan:
+        whole, rest = divmod(nfe - 1, self.stages)
+        stages = (*[rest] * bool(rest), *[self.stages] * whole, 1)
+        return SeedsPlan(self.grid.times(len(stages), start_time(schedule)), stages, rho**2)
+
+    def plan_times(self, schedule: Schedule, times: tuple[float, ...], rho: float) -> Plan:
+        stages = [self.stages] * (len(times) - 1)
+        if times[-1] == 0:
+            stages[-1] = 1
+        return SeedsPlan(times, tuple(stages), rho**2)
+
+
+@dataclass(frozen=True)
+class ChurnPlan(Plan):
+    """gammas: by how much the noise of each step is raised first. euler: steps of one evaluation."""
+
+    gammas: tuple[float, ...]
+    s_noise: float
+    euler: frozenset[int]
+
+    @property
+    def nfe(self) -> int:
+        return 2 * self.steps - len(self.euler)
+
+    def step(self, state: State, evaluate: Evaluate, noise: NoiseSource) -> State:
+        index, time = state.index, self.times[state.index]
+        at, gamma = point(time), self.gammas[state.index]
+        y = state.x / at.alpha  # as on the path of exploding variance, where r is the clock
+        if gamma:
+            y = y + self.s_noise * at.r * math.sqrt(gamma * (2 + gamma)) * noise(index)
+            time = float(MEAN_VELOCITY.t_from_lam(at.lam - math.log1p(gamma)))
+            at = point(time)
+        x0 = evaluate(y * at.alpha, time)
+        end = self.times[index + 1]
+        if end == 0:
+            return State(index + 1, x0, (x0,))
+        t, rate = point(end), (y - x0) / at.r
+        predicted = y + (t.r - at.r) * rate
+        if index not in self.euler:
+            rate = (rate + (predicted - evaluate(predicted * t.alpha, end)) / t.r) / 2
+            predicted = y + (t.r - at.r) * rate
+        return State(index + 1, predicted * t.alpha, (x0,))
+
+
+@dataclass(frozen=True)
+class EdmChurn(Solver):
+    """EDM's stochastic sampler, Heun over r = sigma/alpha; S_churn is scaled by rho^2, so rho = 0 is its ODE sampler.
+
+    Defaults are its ImageNet-64 settings. Noise is never raised above the first time's. The step into t = 0 is Euler's;
+    an even nfe takes one Euler step first.
+    """
+
+    grid: Grid
+    s_churn: float = 40.0
+    s_min: float = 0.05
+    s_max: float = 50.0
+    s_noise: float = 1.003
+    order, weak_order = 2, 2  # the second once s_churn / steps is below its cap
+
+    def __post_init__(self) -> None:
+        for option in ("s_churn", "s_min", "s_max", "s_noise"):
+            at_least(option, getattr(self, option), 0)
+
+    def plan(self, schedule: Schedule, nfe: int, rho: float) -> Plan:
+        times = self.grid.times(nfe // 2 + 1, start_time(schedule))
+        return self._plan(times, rho, {0} if nfe % 2 == 0 else set())
+
+    def plan_times(self, schedule: Schedule, times: tuple[float, ...], rho: float) -> Plan:
+        return self._plan(times, rho, set())
+
+    def _plan(self, times: tuple[float, ...], rho: float, euler: set[int]) -> Plan:
+        steps, levels = len(times) - 1, [point(t).r for t in times[:-1]]
+        raised = min(self.s_churn * rho**2 / steps, math.sqrt(2) - 1)
+        gammas = tuple(min(raised, levels[0] / r - 1) * (self.s_min <= r <= self.s_max) for r in levels)
+        return ChurnPlan(times, gammas, self.s_noise, frozenset(euler | ({steps - 1} if times[-1] == 0 else set())))
 
 
 ALWAYS = float("inf")
@@ -362,3 +503,29 @@ def sa_official(
 def er_sde(stages: int = 3, grid: str | Grid = "karras") -> ErSde:
     """Return ER-SDE-Solver-3, or of fewer stages."""
     return ErSde("er-sde", as_grid(grid), stages)
+
+
+def seeds(stages: int = 3, grid: str | Grid = "karras") -> Seeds:
+    """Return SEEDS-3 or SEEDS-2."""
+    return Seeds(f"seeds{stages}", as_grid(grid), stages)
+
+
+def edm_churn(grid: str | Grid = "karras", **settings: float) -> EdmChurn:
+    """Return EDM's stochastic sampler; settings: s_churn, s_min, s_max, s_noise."""
+    return EdmChurn("edm-churn", as_grid(grid), **settings)
+
+
+PEERS: dict[str, Callable[[], Solver]] = {
+    "dpm++2m": dpm,
+    "dpm++3m": partial(dpm, 3),
+    "unipc": unipc,
+    "deis": deis,
+    "ipndm": ipndm,
+    "sde-dpm++2m": sde_dpm,
+    "sde-dpm++3m": partial(sde_dpm, 3),
+    "sa-official": sa_official,
+    "er-sde": er_sde,
+    "seeds2": partial(seeds, 2),
+    "seeds3": seeds,
+    "edm-churn": edm_churn,
+}

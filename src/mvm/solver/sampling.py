@@ -1,7 +1,6 @@
 """From noise to image: `sample`, and `solve`, which also returns what it cost."""
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -10,60 +9,16 @@ import torch
 from torch import Tensor
 
 from mvm import noise as counter_noise
-from mvm.options import DEFAULT_NFE, MAX_RHO, at_least, between, choose
-from mvm.path import (
-    MEAN_VELOCITY,
-    Condition,
-    Field,
-    Schedule,
-    SizedField,
-    equal_snr_scale,
-    equal_snr_time,
-    full_time,
-    require_schedule,
-)
+from mvm.options import DEFAULT_NFE, MAX_RHO, at_least, between
+from mvm.path import MEAN_VELOCITY, Condition, Field, Schedule, SizedField, full_time, require_schedule
 from mvm.path.condition import rows
 from mvm.path.field import checked_condition
+from mvm.path.schedule import equal_snr_scale, equal_snr_time
 from mvm.solver.adams import adams
-from mvm.solver.adaptive import Adaptive, dopri5
 from mvm.solver.base import Evaluate, NoiseSource, Solver, State, run
 from mvm.solver.guidance import Rules, as_rules, guided_at
 from mvm.solver.meter import Meter, metered
-from mvm.solver.onestep import Euler, EulerMaruyama, Heun
-from mvm.solver.peers_staged import PEERS
-from mvm.solver.variants import adams_power, sa
-
-SOLVERS: dict[str, Callable[[], Solver]] = {
-    "adams": adams,
-    "adams-power": adams_power,
-    "sa": sa,
-    "heun": Heun,
-    "euler": Euler,
-    "euler-maruyama": EulerMaruyama,
-    "adaptive": Adaptive,
-    "dopri5": dopri5,
-    **PEERS,
-}
-
-NOISE_NFE = 10  # evaluations that a rho of 1 and more needs, over rho^2: tests/solver/test_sampling.py
-
-
-def solver_named(solver: str | Solver) -> Solver:
-    """Return a solver from its name, or the solver itself."""
-    if isinstance(solver, str):
-        return choose("solver", solver, SOLVERS)()
-    if not isinstance(solver, Solver):
-        raise ValueError(f"solver={solver!r} must be a name ({', '.join(SOLVERS)}) or a solver of mvm.solver")
-    return solver
-
-
-PROBE = 4  # evaluations: enough to see whether a solver makes more than one a step
-
-
-def once_a_step(solver: Solver) -> bool:
-    """Return whether a solver evaluates the field once a step, which is what a scheduler can do."""
-    plan = solver.plan(MEAN_VELOCITY, PROBE, 0.0)
-    return plan.nfe == plan.steps
+from mvm.solver.variants import solver_named, warn_of_noise
 
 
 def evaluator(meter: Meter, schedule: Schedule, condition: Tensor | None, guidance: Rules) -> Evaluate:
@@ -116,7 +71,7 @@ def solver_for(solver: Solver | None, field: Field, size: int, nfe: int, rho: fl
     """Return the solver for a field's samples of so many values; None: the default, by times tuned for the field."""
     if solver is None:
         tuned = getattr(field, "tuned", {}).get((nfe, as_rules(guidance))) if rho == 0 else None
-        solver = adams() if tuned is None else tuned.solver
+        solver = tuned.solver if tuned else adams()
     return solver.for_size(size)
 
 
@@ -129,22 +84,6 @@ def check_request(field: Field, schedule: Schedule | None, nfe: int, rho: float)
         raise ValueError(f"rho={rho!r} must be a finite number, at least 0")
     between("rho", rho, 0, MAX_RHO)
     return require_schedule(field, schedule)
-
-
-def warn_of_noise(solver: Solver, nfe: int, rho: float) -> None:
-    """Warn where rho > 1 and nfe < 10 rho^2: noise then inflates the spread of samples by 5 % and more.
-
-    Computed exactly for Gaussian data of std 0.5 and 2 in samples of 3,072 values: for adams and adams-power, and for
-    sa from rho = 2 on. Euler-maruyama needs more still. Published samplers mean other noise by rho and are not judged.
-    """
-    if rho <= 1 or nfe >= NOISE_NFE * rho**2 or solver.name in PEERS:
-        return
-    enough, highest = math.ceil(NOISE_NFE * rho**2), max(1.0, math.floor(10 * math.sqrt(nfe / NOISE_NFE)) / 10)
-    warnings.warn(
-        f"rho={rho:g} with nfe={nfe}: so much noise in so few evaluations inflates the spread of samples; "
-        f"use nfe {enough} or more, or rho up to {highest:g}",
-        stacklevel=3,
-    )
 
 
 def integrate(

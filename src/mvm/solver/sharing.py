@@ -1,4 +1,4 @@
-"""Encoder sharing: the deep part of a field computed on some evaluations of a run only, its answer kept for the rest.
+"""Encoder sharing: the deep part of a field computed on some evaluations of a run only, its answer used for the rest.
 
     similar = similarity(field, noise, nfe=90, condition=labels)  # once, on a few samples
     plan = SharingPlan(90, best_steps(similar, 45))
@@ -68,12 +68,6 @@ class SharingPlan:
         return self.steps[bisect_right(self.steps, evaluation) - 1]
 
 
-def uniform_steps(nfe: int, count: int) -> tuple[int, ...]:
-    """Return `count` of the evaluations 0 to nfe - 1, evenly spread from the first."""
-    between("sharing count", count, 1, nfe)
-    return tuple(i * nfe // count for i in range(count))
-
-
 def best_steps(similarity: Tensor, count: int) -> tuple[int, ...]:
     """Return the `count` steps, the first among them, for which the total similarity is greatest.
 
@@ -101,11 +95,11 @@ def best_steps(similarity: Tensor, count: int) -> tuple[int, ...]:
     return (0, *reversed(steps))
 
 
-class Kept(NamedTuple):
+class SharedAnswer(NamedTuple):
     """A condition with where it was computed, and the answer there."""
 
     evaluation: int
-    labels: Tensor | None
+    labels: Any  # of its branch: a tensor, or None
     x: Tensor
     t: Tensor
     condition: SharedCondition
@@ -125,7 +119,7 @@ class SharedRun:
     evaluations: int = 0
     computed: int = 0  # conditions
     _at: tuple[Tensor, Tensor] | None = None
-    _kept: dict[bool, Kept] = dataclasses.field(default_factory=dict)  # by whether it is the null branch
+    _answers: dict[bool, SharedAnswer] = dataclasses.field(default_factory=dict)  # by whether it is the null branch
 
     @property
     def schedule(self) -> Schedule:
@@ -144,33 +138,31 @@ class SharedRun:
             )
         self._at, self.evaluations = (x, t), self.evaluations + 1
 
-    def _usable(self, x: Tensor, labels: Tensor | None) -> Kept | None:
+    def _usable(self, x: Tensor, labels: Tensor | None) -> SharedAnswer | None:
         """Return the branch's condition, or None where a newer one is due."""
-        kept = self._kept.get(labels is None)
-        if kept is None:
+        answer = self._answers.get(labels is None)
+        if answer is None:
             return None
         # the same tensor, as a solver hands it on, is not read from the device
-        same = labels is kept.labels or (
-            labels is not None and kept.labels is not None and torch.equal(labels, kept.labels)
-        )
-        if x.shape != kept.x.shape or not same:
+        same = labels is None or labels is answer.labels or torch.equal(labels, answer.labels)
+        if x.shape != answer.x.shape or not same:
             raise ValueError("sharing: batch or labels changed inside a run; begin a new run for every batch")
-        return kept if kept.evaluation >= self.plan.source(self.evaluations - 1) else None
+        return answer if answer.evaluation >= self.plan.source(self.evaluations - 1) else None
 
     def _compute(self, x: Tensor, t: Tensor, labels: Tensor | None) -> Tensor:
         condition = self.field.condition(x, t, labels)
         outer = self.field.head(x, t, labels, condition)
-        self._kept[labels is None] = Kept(self.evaluations - 1, labels, x, t, condition, outer)
+        self._answers[labels is None] = SharedAnswer(self.evaluations - 1, labels, x, t, condition, outer)
         self.computed += 1
         return outer
 
     def __call__(self, x: Tensor, t: Tensor, condition: Tensor | None = None) -> Tensor:
         """Return x0_hat; condition None is the null class."""
         self._count(x, t)
-        kept = self._usable(x, condition)
-        if kept is None:
+        answer = self._usable(x, condition)
+        if answer is None:
             return self._compute(x, t, condition)
-        return self.field.head(x, t, condition, kept.condition)
+        return self.field.head(x, t, condition, answer.condition)
 
     def pair(self, x: Tensor, t: Tensor, condition: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return (outer, inner) x0_hat. Where the condition is an old one, the gap between the two is as well.
@@ -178,11 +170,11 @@ class SharedRun:
         An old inner answer itself would not do: guidance would push along all that the outer one has learned since.
         """
         outer = self(x, t, condition)
-        kept = self._kept[condition is None]
-        inner = self.field.inner(kept.x, kept.t, condition, kept.condition)
-        if kept.evaluation == self.evaluations - 1:
+        answer = self._answers[condition is None]
+        inner = self.field.inner(answer.x, answer.t, condition, answer.condition)
+        if answer.evaluation == self.evaluations - 1:
             return outer, inner
-        return outer, outer - (kept.outer - inner)
+        return outer, outer - (answer.outer - inner)
 
     def finish(self) -> None:
         """Raise where a run made fewer evaluations than planned."""
@@ -211,7 +203,7 @@ class RecordedRun(SharedRun):
     def _compute(self, x: Tensor, t: Tensor, labels: Tensor | None) -> Tensor:
         outer = super()._compute(x, t, labels)
         if (labels is None) == self.null:
-            tokens = self._kept[self.null].condition.tokens
+            tokens = self._answers[self.null].condition.tokens
             self.directions.append(normalize(tokens.float(), dim=-1))
         return outer
 

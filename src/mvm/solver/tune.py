@@ -20,7 +20,7 @@ from mvm.solver.guidance import Rules
 from mvm.solver.sampling import sample
 
 REFERENCE_NFE = 100
-STEP = 0.03  # of an unknown, all of which are logarithms: large beside float32's rounding of an image
+STEP = 0.03  # of an unknown, all of which are logarithms: large compared with float32's rounding of an image
 ROUNDS = 6
 
 

@@ -1,32 +1,15 @@
 """`mvm verify`: the mathematics checked on exact oracles, on the CPU, in under a minute."""
 
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
 from tqdm import tqdm
 
 from mvm.verify import editing, solvers, theorems
-from mvm.verify.check import Check, Checks
+from mvm.verify.check import Check
 
-ALL: tuple[Callable[[], Checks], ...] = (
-    theorems.check_characteristic_functions,
-    theorems.check_reverse_dynamics,
-    theorems.check_score,
-    theorems.check_regression,
-    theorems.check_conversions,
-    solvers.check_orders,
-    solvers.check_shared_marginals,
-    solvers.check_defaults,
-    solvers.check_digits,
-    solvers.check_brightness,
-    solvers.check_adaptive,
-    solvers.check_schedules,
-    solvers.check_likelihood,
-    editing.check_gaussian_posterior,
-    editing.check_posteriors,
-    editing.check_inversion,
-)
+MODULES = (theorems, solvers, editing)
+ALL = [check for module in MODULES for name, check in vars(module).items() if name.startswith("check_")]
 
 
 def verify(progress: bool = True) -> list[Check]:

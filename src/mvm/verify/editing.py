@@ -1,7 +1,7 @@
 """Editing against posteriors in closed form: of linear measurements of a Gaussian mixture."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -75,13 +75,6 @@ def measured(law: oracle.Mixture, operator: edit.Operator, seed: int) -> Tensor:
     return operator(x) + errors * (operator(torch.ones_like(x)) != 0)
 
 
-def moment_errors(x: Tensor, mean: Tensor, covariance: Tensor) -> tuple[float, float]:
-    """Return the error of the mean over the posterior's std, and of the covariance over its norm (Frobenius)."""
-    x = x.flatten(1)
-    by_mean = (x.mean(0) - mean).norm() / covariance.trace().sqrt()
-    return float(by_mean), float((torch.cov(x.T) - covariance).norm() / covariance.norm())
-
-
 # Largest errors of mean and covariance over 512 samples at 26 evaluations, as measured .05 to .11 and .28 to .64;
 # so many exact draws have .05 and .33 from chance alone
 BARS = {"inpainting": (0.09, 0.4), "super-resolution x2": (0.09, 0.45), "super-resolution x4": (0.16, 0.9)}
@@ -92,18 +85,14 @@ def check_posteriors() -> Checks:
     for name, operator in tasks().items():
         y = measured(law, operator, 1000)
         known = posterior(law, dense(operator, law.shape), y.flatten(), STD)
-        x = edit.restore(
-            law.field(MEAN_VELOCITY),
-            y.expand(COUNT, *y.shape[1:]),
-            operator,
-            shape=law.shape,
-            noise=STD,
-            particles=PARTICLES,
-            nfe=NFE,
-            seeds=range(COUNT),
-        )
-        errors = moment_errors(x, known.mean, known.covariance)
-        for what, error, limit in zip(("mean", "covariance"), errors, BARS[name], strict=True):
+        options: dict[str, Any] = {"shape": law.shape, "noise": STD, "particles": PARTICLES, "nfe": NFE}
+        measurements = y.expand(COUNT, *y.shape[1:])
+        x = edit.restore(law.field(MEAN_VELOCITY), measurements, operator, seeds=range(COUNT), **options).flatten(1)
+        # of the mean over the posterior's std, and of the covariance over its norm (Frobenius)
+        by_mean = (x.mean(0) - known.mean).norm() / known.covariance.trace().sqrt()
+        by_covariance = (torch.cov(x.T) - known.covariance).norm() / known.covariance.norm()
+        errors = {"mean": float(by_mean), "covariance": float(by_covariance)}
+        for (what, error), limit in zip(errors.items(), BARS[name], strict=True):
             yield Check(f"{name} on a mixture, {PARTICLES} particles, {what} of the posterior, nfe {NFE}", error, limit)
 
 
@@ -115,7 +104,7 @@ def check_gaussian_posterior() -> Checks:
     exact, prior = oracle.spectrum(stds).field(MEAN_VELOCITY), turn @ torch.diag(stds**2) @ turn.T
     a = noise.normal(torch.arange(3), 1, (size,), torch.float64)
     y, worst = torch.tensor([[1.0, -2.0, 0.5]], dtype=torch.float64), 0.0
-    told = edit.Conditioned(
+    conditioned = edit.Conditioned(
         lambda x, t, condition: exact(x @ turn, t, condition) @ turn.T, y, lambda x: x @ a.T, noise=STD, iterations=size
     )
     for t in (0.02, 0.1, 0.5, 0.9):
@@ -123,7 +112,7 @@ def check_gaussian_posterior() -> Checks:
         both = torch.cat(((1 - t) * torch.eye(size), a))
         errors = torch.diag(torch.tensor([t] * size + [STD**2] * len(a), dtype=torch.float64))
         wanted = torch.cat((x, y.expand(16, -1)), 1) @ torch.linalg.inv(both @ prior @ both.T + errors) @ both @ prior
-        worst = max(worst, peak(told(x, full_time(x, t)) - wanted))
+        worst = max(worst, peak(conditioned(x, full_time(x, t)) - wanted))
     yield Check("measurements as a field: exact on a Gaussian", worst, 1e-7)
 
 

@@ -12,10 +12,4 @@ from mvm.integrations.diffusers.pipeline import MVMPipeline
 from mvm.integrations.diffusers.scheduler import MVMScheduler, MVMSchedulerOutput
 from mvm.integrations.diffusers.transformer import MVMTransformer2DModel, MVMTransformer2DOutput
 
-__all__ = [
-    "MVMPipeline",
-    "MVMScheduler",
-    "MVMSchedulerOutput",
-    "MVMTransformer2DModel",
-    "MVMTransformer2DOutput",
-]
+__all__ = ["MVMPipeline", "MVMScheduler", "MVMSchedulerOutput", "MVMTransformer2DModel", "MVMTransformer2DOutput"]

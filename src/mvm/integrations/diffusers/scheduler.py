@@ -1,5 +1,6 @@
 """MVMScheduler: the solvers of mvm behind the protocol of diffusers' schedulers."""
 
+import inspect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -7,6 +8,7 @@ from itertools import pairwise
 from numbers import Integral
 from typing import Any
 
+import diffusers
 import torch
 from diffusers.configuration_utils import ConfigMixin, register_to_config
 from diffusers.schedulers.scheduling_utils import SchedulerMixin  # diffusers looks for it here when it loads a pipeline
@@ -14,23 +16,162 @@ from diffusers.utils import BaseOutput
 from diffusers.utils.torch_utils import randn_tensor
 from torch import Generator, Tensor
 
-from mvm.bridge.diffusers import PREDICTIONS
-from mvm.integrations.course import Course, build_solver, course_of, solver_path, times_on
-from mvm.integrations.diffusers.trained import KNOWN, Training, described, is_flow, training_of
+from mvm.bridge.diffusers import BETA_SCHEDULERS, FLOW_SCHEDULERS, PREDICTIONS, beta_table
+from mvm.bridge.incoming import from_model
+from mvm.integrations.plans import SchedulePlan, build_solver, plan_on, solver_path, times_on
 from mvm.noise import as_seeds
 from mvm.options import at_least, between, choose
-from mvm.path import KINDS, like, schedule_named, to_x0
+from mvm.path import KINDS, MEAN_VELOCITY, LinearFlow, Schedule, like, schedule_named, to_x0
+from mvm.path.betas import BetaTable
 from mvm.published.tuned import read_entry
 from mvm.recipes import SampleConfig
-from mvm.solver import NoiseSource, Plan, State
+from mvm.solver import Adams, Multistep, NoiseSource, Plan, Solver, State, adams
 from mvm.solver.sampling import step_noise
 from mvm.untrusted import refusal
 
+Times = Tensor | Sequence[float] | float
+KNOWN = (*BETA_SCHEDULERS, *FLOW_SCHEDULERS)
+TABLE = ("num_train_timesteps", "beta_start", "beta_end", "beta_schedule")  # what no table of betas can do without
+REFUSED = {  # of another scheduler's options, those that neither network nor grid can make up for
+    "thresholding": (True, "it changes x0_hat at every step, which a multistep solver must not see; set it to False"),
+    "invert_sigmas": (True, "its network gets the time of data, not of noise; use mvm.bridge.from_diffusers"),
+    "timestep_type": ("continuous", "its network gets log(sigma)/4; use mvm.bridge.from_diffusers"),
+}
 CLOSE = 1e-5  # relative: what rounding to float32 may do to a timestep
 # config.beta_schedule: other schedulers that are made from this one's config (DDIMPipeline does so) say they lack it
 NOT_THEIRS = "MVMScheduler (the config of its network's own scheduler is config['trained'])"
 LEARNED = ("learned", "learned_range")  # variance_type: a network's second half of channels, which no solver here needs
 Generators = Generator | list[Generator] | None
+
+
+@dataclass(frozen=True)
+class Training:
+    """A network's path, what it predicts, and its clock; it is asked at times from `first` to `last`.
+
+    steps: its training timesteps, or None for a network of mvm, which gets t itself. The rest shifts the grid of a
+    flow: by `shift`, or where `dynamic` names how by the mu of a call; `terminal` is the last time asked.
+    """
+
+    schedule: Schedule
+    kind: str
+    first: float
+    last: float
+    steps: int | None = None
+    shift: float = 1.0
+    dynamic: str | None = None
+    terminal: float | None = None
+
+    @property
+    def is_flow(self) -> bool:
+        """Whether it is another library's flow, whose grid gets shifted."""
+        return self.steps is not None and not isinstance(self.schedule, BetaTable)
+
+    def timestep(self, t: Times) -> Tensor:
+        """Return the timestep that the network receives at times of the schedule, float64."""
+        t = torch.as_tensor(t, dtype=torch.float64)
+        return self.schedule.timestep(t) if isinstance(self.schedule, BetaTable) else t * (self.steps or 1)
+
+    def time(self, timestep: Times) -> Tensor:
+        """Return the time of the schedule at a timestep."""
+        timestep = torch.as_tensor(timestep, dtype=torch.float64)
+        return self.schedule.time(timestep) if isinstance(self.schedule, BetaTable) else timestep / (self.steps or 1)
+
+    def sigmas(self, times: Times) -> Tensor:
+        """Return diffusers' sigmas: sigma/alpha of a table of betas, sigma of any other path."""
+        t = torch.as_tensor(times, dtype=torch.float64)
+        sigma = self.schedule.sigma(t)
+        return sigma / self.schedule.alpha(t) if isinstance(self.schedule, BetaTable) else sigma
+
+    def times_at(self, sigmas: Sequence[float], mu: float | None) -> tuple[float, ...]:
+        """Return the times of diffusers' sigmas; a flow's are shifted, as FlowMatchEulerDiscreteScheduler does."""
+        if self.steps is None:
+            raise ValueError("sigmas: a network of mvm has times of its schedule; give timesteps")
+        if self.is_flow:
+            return self.shifted(tuple(sigmas), mu)
+        return tuple(self.schedule.t_from_lam(-torch.tensor(sigmas, dtype=torch.float64).log()).tolist())
+
+    def shifted(self, times: tuple[float, ...], mu: float | None) -> tuple[float, ...]:
+        """Return a flow's times moved to where the config has them; once."""
+        factor = self.shift
+        if self.dynamic is not None:
+            if mu is None:
+                raise ValueError("mu=None: this config has use_dynamic_shifting=True; give set_timesteps its mu")
+            factor = math.exp(mu) if self.dynamic == "exponential" else mu
+        moved = tuple(factor * t / (1 + (factor - 1) * t) for t in times)
+        if not self.terminal or moved[-1] == 1:
+            return moved
+        stretch = (1 - self.terminal) / (1 - moved[-1])
+        return tuple(1 - (1 - t) * stretch for t in moved)
+
+    def plan(self, solver: Solver, nfe: int, rho: float) -> Plan:
+        """Return the solver's plan; in a table of betas from its noisiest level to its cleanest, asked last."""
+        if not isinstance(self.schedule, BetaTable):
+            return solver.plan(self.schedule, nfe, rho)
+        high, low = times_on(MEAN_VELOCITY, (self.last, self.first), self.schedule)
+        named = solver if isinstance(solver, Multistep) else adams()
+        times = (named.ending_at(low) if isinstance(named, Adams) else named).times(nfe, high, rho)
+        if times[-2] < low:
+            raise ValueError(
+                f"solver_options: the last of {nfe} times of '{solver.name}' is {times[-2]:.3g}, but training step 0 "
+                f"of this network stands at {low:.3g}; use a larger t_min, or 'adams'"
+            )
+        return solver.plan_times(self.schedule, times_on(solver_path(solver, self.schedule), times, MEAN_VELOCITY), rho)
+
+
+def _options(name: str) -> dict[str, Any]:
+    """Return the options of a scheduler of diffusers with their defaults."""
+    parameters = inspect.signature(getattr(diffusers, name).__init__).parameters.values()
+    return {option.name: option.default for option in parameters if option.default is not option.empty}
+
+
+def complete_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options in another scheduler's config, with its class's defaults where it names its class."""
+    options = {key: value for key, value in config.items() if not key.startswith("_")}
+    if (name := config.get("_class_name")) is not None:
+        choose("config: scheduler", name, dict.fromkeys(KNOWN))
+        options = _options(name) | options
+    if (betas := options.get("trained_betas")) is not None:
+        options["trained_betas"] = [float(beta) for beta in betas]
+    return options
+
+
+def is_flow(config: Mapping[str, Any]) -> bool:
+    """Return whether these options are of the straight path."""
+    return bool(config.get("use_flow_sigmas")) or ("shift" in config and "beta_schedule" not in config)
+
+
+def training_of(config: Mapping[str, Any], prediction_type: str) -> Training:
+    """Return what `complete_config`'s options say of the network; what this scheduler cannot do right is refused."""
+    allowed = {option for name in KNOWN if hasattr(diffusers, name) for option in _options(name)}
+    for option, value in config.items():
+        if option not in allowed and value is not None:  # old configs have empty options that are no more
+            raise ValueError(
+                f"config: '{option}={value}' is no option of the schedulers whose networks are known here; if it plays "
+                f"no part in the training of yours, leave it out. They are: {', '.join(KNOWN)}"
+            )
+        if option in REFUSED and value == REFUSED[option][0]:
+            raise ValueError(f"config: {option}={value!r}: {REFUSED[option][1]}")
+    flow = is_flow(config)
+    missing = [option for option in (TABLE[:1] if flow else TABLE) if config.get(option) is None]
+    if missing:
+        raise ValueError(f"config: {', '.join(missing)} is missing; pass the whole scheduler.config of the pipeline")
+    kind = choose("prediction_type", prediction_type, PREDICTIONS)
+    if flow != (kind == "flow"):
+        path = "a straight path, where it is flow_prediction" if flow else "a table of betas; set use_flow_sigmas=True"
+        raise ValueError(f"prediction_type='{prediction_type}': this config is of {path}")
+    if flow:
+        dynamic = config.get("time_shift_type", "exponential") if config.get("use_dynamic_shifting") else None
+        shift = config.get("flow_shift" if config.get("use_flow_sigmas") and "flow_shift" in config else "shift")
+        steps, terminal = config["num_train_timesteps"], config.get("shift_terminal")
+        return Training(LinearFlow(), "flow", 0.0, 1.0, steps, shift or 1.0, dynamic, terminal)
+    options = (*TABLE, "trained_betas", "rescale_betas_zero_snr")
+    try:
+        scheduler = diffusers.DDPMScheduler(**{option: config[option] for option in options if option in config})
+    except NotImplementedError as error:
+        raise ValueError(f"beta_schedule='{config['beta_schedule']}' is not one of DDPMScheduler's") from error
+    table = beta_table(scheduler)
+    asked = from_model(lambda x, t: x, table, kind, path="own")  # never called: which levels a network of it knows
+    return Training(table, kind, asked.first, asked.last, table.steps)
 
 
 @dataclass
@@ -42,15 +183,15 @@ class MVMSchedulerOutput(BaseOutput):
 
 
 @dataclass(frozen=True)
-class Trail:
-    """A run: where it began, its course from there, and its last two states (the first is for a step done again)."""
+class SchedulerRun:
+    """A run: where it began, its plan from there, and its last two states (the first is for a step done again)."""
 
     begin: int
-    course: Course
+    plan: SchedulePlan
     states: tuple[State, ...]
 
     @property
-    def due(self) -> int:
+    def next_step(self) -> int:
         """The step of the whole plan that comes next."""
         return self.begin + self.states[-1].index
 
@@ -112,8 +253,8 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
             self.training = Training(path, kind, 0.0, path.end)
         else:
             self.training = training_of(trained, str(prediction_type))
-            shown = {option: value for option, value in trained.items() if option != "trained_betas"}
-            self.register_to_config(**{**shown, "use_flow_sigmas": is_flow(trained), **self.config})
+            options = {option: value for option, value in trained.items() if option != "trained_betas"}
+            self.register_to_config(**{**options, "use_flow_sigmas": is_flow(trained), **self.config})
         with refusal("config: tuned holds no times of mvm tune", "leave it out"):
             self.tuned = {entry.key: entry for entry in map(read_entry, tuned or ())}
         if round_timesteps and self.training.first == 0:
@@ -122,10 +263,10 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
         self.schedule = self.training.schedule
         self.solver = build_solver(solver, dict(solver_options or {}))
         self.num_inference_steps: int | None = None
-        self._course: Course | None = None
+        self._plan: SchedulePlan | None = None
         self._timesteps = torch.empty(0)
         self._begin: int | None = None
-        self._trail: Trail | None = None
+        self._run: SchedulerRun | None = None
 
     @classmethod
     def from_config(cls, config: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -143,10 +284,10 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
             ours = {option: value for option, value in config.items() if option in own or option.startswith("_")}
             theirs = ours.get("trained")
             if not config.keys() & {"solver", "trained"} and not ours.keys() >= config.keys():
-                ours, theirs = {}, described(config)
+                ours, theirs = {}, complete_config(config)
             if theirs is not None:
-                shown = theirs.keys() & config.keys() - own - {"beta_schedule"}  # changed by a scheduler in between
-                theirs = {**theirs, **{name: config[name] for name in shown if name != "trained_betas"}}
+                changed = theirs.keys() & config.keys() - own - {"beta_schedule"}  # changed by a scheduler in between
+                theirs = {**theirs, **{name: config[name] for name in changed if name != "trained_betas"}}
                 mixed = {"return_unused_kwargs", *own} - {"prediction_type"}
                 theirs = {**theirs, **{name: kwargs.pop(name) for name in list(kwargs) if name not in mixed}}
                 default = "flow_prediction" if is_flow(theirs) else "epsilon"  # as their classes have it
@@ -172,10 +313,10 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
     def __bool__(self) -> bool:
         return True
 
-    def _planned(self) -> Course:
-        if self._course is None:
+    def _planned(self) -> SchedulePlan:
+        if self._plan is None:
             raise ValueError("no timesteps yet: call scheduler.set_timesteps(num_inference_steps) first")
-        return self._course
+        return self._plan
 
     def _plan_through(self, times: tuple[float, ...], said: str) -> Plan:
         """Return the plan through times of the schedule (of whole timesteps, where those are asked for), then 0."""
@@ -192,10 +333,10 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
         planned = times_on(solver_path(self.solver, self.schedule), within, self.schedule)
         return self.solver.plan_times(self.schedule, planned, self.config["rho"])
 
-    def _plan(self, nfe: int, mu: float | None) -> Plan:
+    def _plan_of(self, nfe: int, mu: float | None) -> Plan:
         """Return the plan of so many evaluations: the solver's grid, on a flow shifted, or moved to whole timesteps."""
         plan = self.training.plan(self.solver, nfe, self.config["rho"])
-        times = course_of(plan, self.solver, self.schedule).times[:-1]
+        times = plan_on(self.schedule, plan, self.solver).times[:-1]
         if self.config["round_timesteps"]:
             between("num_inference_steps", nfe, 1, len(self))
             steps = [len(self)]
@@ -235,16 +376,16 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
             if not isinstance(num_inference_steps, Integral):
                 raise ValueError(f"num_inference_steps={num_inference_steps!r} must be a whole number, at least 1")
             at_least("num_inference_steps", num_inference_steps, 1)
-            plan = self._plan(int(num_inference_steps), mu)
-        self._course = course_of(plan, self.solver, self.schedule)
-        planned = self.training.timestep(self._course.times[:-1])
+            plan = self._plan_of(int(num_inference_steps), mu)
+        self._plan = plan_on(self.schedule, plan, self.solver)
+        planned = self.training.timestep(self._plan.times[:-1])
         if self.config["round_timesteps"]:
             planned = planned.round().long()
         elif self.training.steps is not None:
             planned = planned.float()  # of float64 some networks make float64 embeddings, which their weights refuse
         self._timesteps = planned.to(device)
         self.num_inference_steps = plan.steps
-        self._begin, self._trail = None, None
+        self._begin, self._run = None, None
 
     @property
     def timesteps(self) -> Tensor:
@@ -271,12 +412,12 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
     @property
     def step_index(self) -> int | None:
         """The step that comes next, or None before the first."""
-        return None if self._trail is None else self._trail.due
+        return None if self._run is None else self._run.next_step
 
     def set_begin_index(self, begin_index: int = 0) -> None:
         """Begin at that step, e.g. with an image noised to timesteps[begin_index]; set_timesteps undoes it."""
         between("begin_index", begin_index, 0, len(self.timesteps) - 1)
-        self._begin, self._trail = int(begin_index), None
+        self._begin, self._run = int(begin_index), None
 
     def index_for_timestep(self, timestep: float | Tensor) -> int:
         """Return which of the timesteps it is."""
@@ -314,26 +455,27 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
         """Return `add_noise`, as pipelines of flow matching call it."""
         return self.add_noise(sample, noise, torch.as_tensor(timestep, dtype=torch.float32))
 
-    def _departure(self, index: int, sample: Tensor) -> tuple[Trail, State]:
+    def _start(self, index: int, sample: Tensor) -> tuple[SchedulerRun, State]:
         """Return the run and the state that this step starts from: a new run, the next step, or the last one again."""
-        trail = self._trail
-        begin = self._begin if self._begin is not None else (index if trail is None else trail.begin)
+        run = self._run
+        begin = self._begin if self._begin is not None else (index if run is None else run.begin)
         if index == begin:
-            course = self._planned()
+            planned = self._planned()
             if begin > 0:  # the first steps from there know no past
-                plan = self.solver.plan_times(self.schedule, course.plan.times[begin:], self.config["rho"])
-                course = course_of(plan, self.solver, self.schedule)
-            start = State(0, course.inward(0, sample))
-            return Trail(begin, course, (start,)), start
-        states = {} if trail is None else {trail.begin + state.index: state for state in trail.states}
-        if trail is None or index not in states:
-            timesteps, due = self.timesteps, begin if trail is None else trail.due
-            following = f"step {due}, t={timesteps[due]}, comes next" if due < len(timesteps) else "the run is over"
-            raise ValueError(
-                f"timestep={timesteps[index]} is step {index}, but {following}; begin again with set_timesteps, "
-                "or in the middle (image to image) with set_begin_index"
-            )
-        return trail, trail.course.met(states[index], sample)
+                plan = self.solver.plan_times(self.schedule, planned.plan.times[begin:], self.config["rho"])
+                planned = plan_on(self.schedule, plan, self.solver)
+            start = State(0, planned.to_state(0, sample))
+            return SchedulerRun(begin, planned, (start,)), start
+        if run is not None:
+            for state in run.states:
+                if begin + state.index == index:
+                    return run, run.plan.resume(state, sample)
+        timesteps, due = self.timesteps, begin if run is None else run.next_step
+        following = f"step {due}, t={timesteps[due]}, comes next" if due < len(timesteps) else "the run is over"
+        raise ValueError(
+            f"timestep={timesteps[index]} is step {index}, but {following}; begin again with set_timesteps, "
+            "or in the middle (image to image) with set_begin_index"
+        )
 
     def _noise(self, x: Tensor, generator: Generators) -> NoiseSource:
         if self.config["seeds"] is not None:
@@ -367,14 +509,13 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
             raise ValueError(
                 f"model_output of shape {tuple(model_output.shape)} must have that of the sample, {tuple(sample.shape)}"
             )
-        trail, start = self._departure(self.index_for_timestep(timestep), sample)
-        course = trail.course
-        seen, t = course.outward(start), course.times[start.index]
+        run, start = self._start(self.index_for_timestep(timestep), sample)
+        seen, t = run.plan.to_sample(start), run.plan.times[start.index]
         level = min(max(t, self.training.first), self.training.last)  # a rounding of t beyond them
         x0 = to_x0(self.training.kind, model_output.to(seen.dtype), seen, level, self.schedule)
-        state = course.plan.step(start, lambda x, t: x0, self._noise(start.x, generator))
-        self._trail = replace(trail, states=(start, state))
-        previous, original = course.outward(state).to(sample.dtype), x0.to(sample.dtype, copy=True)
+        state = run.plan.plan.step(start, lambda x, t: x0, self._noise(start.x, generator))
+        self._run = replace(run, states=(start, state))
+        previous, original = run.plan.to_sample(state).to(sample.dtype), x0.to(sample.dtype, copy=True)
         return MVMSchedulerOutput(previous, original) if return_dict else (previous, original)
 
 

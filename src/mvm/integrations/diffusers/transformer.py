@@ -38,8 +38,8 @@ def published_model(
     if here and not is_published(Path(name)) and name not in shipped_models():
         return None
     asked = {option: options[option] for option in HUB if options.get(option) is not None}
-    found = locate(name if here or revision is None else f"{name}@{revision}", **asked)
-    if not is_published(found.folder):
+    folder, root = locate(name if here or revision is None else f"{name}@{revision}", **asked)
+    if not is_published(folder):
         return None
     known = {*HUB, *IDLE, *taken, "revision", "dtype", "torch_dtype"}
     for option, value in options.items():
@@ -48,15 +48,15 @@ def published_model(
                 f"{option}={value!r}: '{name}' has the layout of mvm export, which is read without it; leave it out, "
                 "and move or change the loaded model"
             )
-    return build(open_published(found))
+    return build(open_published(folder, root))
 
 
 def asked_dtype(options: Mapping[str, Any]) -> torch.dtype:
     """Return the dtype that from_pretrained was asked for; default: float32."""
-    found = options.get("dtype") or options.get("torch_dtype") or torch.float32
-    if not isinstance(found, torch.dtype):
-        raise ValueError(f"dtype={found!r} must be a torch.dtype, e.g. torch.bfloat16")
-    return found
+    dtype = options.get("dtype") or options.get("torch_dtype") or torch.float32
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"dtype={dtype!r} must be a torch.dtype, e.g. torch.bfloat16")
+    return dtype
 
 
 @dataclass
@@ -97,10 +97,10 @@ class MVMTransformer2DModel(ModelMixin, ConfigMixin):
     @classmethod
     def from_mvm(cls, model: Model) -> "MVMTransformer2DModel":
         """Return the network of a model, its weights copied."""
-        made = cls(**transformer_options(model.recipe, model.num_classes))
+        transformer = cls(**transformer_options(model.recipe, model.num_classes))
         weights = model.network.state_dict()
-        made.network.load_state_dict({name: value for name, value in weights.items() if name != AUGMENT_MAP})
-        return made.to(model.device).eval().requires_grad_(False)
+        transformer.network.load_state_dict({name: value for name, value in weights.items() if name != AUGMENT_MAP})
+        return transformer.to(model.device).eval().requires_grad_(False)
 
     @classmethod
     def from_pretrained(
@@ -113,9 +113,9 @@ class MVMTransformer2DModel(ModelMixin, ConfigMixin):
             model = published_model(pretrained_model_name_or_path, rest)
         if model is None:
             return super().from_pretrained(pretrained_model_name_or_path, **kwargs)
-        made = cls.from_mvm(model)
-        made.network.to(asked_dtype(kwargs))
-        return made
+        transformer = cls.from_mvm(model)
+        transformer.network.to(asked_dtype(kwargs))
+        return transformer
 
     def forward(
         self,

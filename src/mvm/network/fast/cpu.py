@@ -3,19 +3,18 @@
 With a gradient, in other precisions, on other devices and for a compiler these modules are the plain ones.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv1d, conv2d, conv3d, layer_norm, silu
 
-from mvm.network.blocks import Block, Head, ModulatedBlock, SharedBlock, for_tokens
-from mvm.network.conditions import Given, some_rows
+from mvm.network.conditions import Given
 from mvm.network.dit import DiT, Output
 from mvm.network.extras import Local
 from mvm.network.fast.swap import Swaps, swap, swapped
-from mvm.network.layers import NORM_EPS, RotaryAttention, SwiGLU, linear_parts
+from mvm.network.layers import NORM_EPS, Block, Head, RotaryAttention, SwiGLU, for_tokens, linear_parts
 
 # Values of the tokens of as many images as one core takes at once: what a block makes of them, about eight times as
 # much, is then still in its cache when it is needed next.
@@ -31,7 +30,7 @@ def suits(x: Tensor) -> bool:
 
 
 def inverse_rms(x: Tensor) -> Tensor:
-    """Return 1 / rms of the last dimension, kept; by a norm: one pass, and no copy of squares."""
+    """Return 1 / rms of the last dimension, which stays; by a norm: one pass, and no copy of squares."""
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return norm.square_().div_(x.shape[-1]).add_(NORM_EPS).rsqrt_()
 
@@ -52,23 +51,15 @@ def norm_rotate(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return turned.mul_(inverse_rms(x))
 
 
-class LeanModulatedBlock(ModulatedBlock):
+class LeanBlock(Block):
     """A block whose sums are one pass each."""
 
-    def forward(self, x: Tensor, condition: Tensor, cos: Tensor, sin: Tensor, kept: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, condition: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
         if not suits(x):
-            return super().forward(x, condition, cos, sin, kept)
-        shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = self.modulations(condition, kept)
+            return super().forward(x, condition, cos, sin, mask)
+        shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = self.modulations(condition, mask)
         x = torch.addcmul(x, gate_a, self.attention(modulate(x, shift_a, scale_a, self.centred), cos, sin))
         return torch.addcmul(x, gate_m, self.mlp(modulate(x, shift_m, scale_m, self.centred)))
-
-
-class LeanBlock(LeanModulatedBlock, Block):
-    """A lean Block."""
-
-
-class LeanSharedBlock(LeanModulatedBlock, SharedBlock):
-    """A lean SharedBlock."""
 
 
 class LeanHead(Head):
@@ -137,22 +128,21 @@ class TiledDiT(DiT):
             return super().forward(x, level, condition, taps, augment, seeds)
         values = (self.tokens + self.text) * self.embed.out_features
         several = max(1, torch.get_num_threads() * self.at_once // values)
-        parts = [slice(start, start + several) for start in range(0, len(x), several)]
-        forward = super().forward
-        return joined([forward(x[part], level[part], some_rows(condition, part), taps) for part in parts])
-
-
-def joined(outputs: Sequence[Output]) -> Output:
-    """Return the outputs of parts of a batch as one."""
-    predictions, inners, features = zip(*outputs, strict=True)
-    inner = None if inners[0] is None else torch.cat(inners)
-    taps = {tap: torch.cat([feature[tap] for feature in features]) for tap in features[0]}
-    return Output(torch.cat(predictions), inner, taps)
+        outputs = []
+        for part in (slice(start, start + several) for start in range(0, len(x), several)):
+            if isinstance(condition, Mapping):
+                rows = {name: value[part] for name, value in condition.items()}
+            else:
+                rows = None if condition is None else condition[part]
+            outputs.append(super().forward(x[part], level[part], rows, taps))
+        predictions, inners, features = zip(*outputs, strict=True)
+        inner = None if inners[0] is None else torch.cat(inners)
+        taps_of_all = {tap: torch.cat([feature[tap] for feature in features]) for tap in features[0]}
+        return Output(torch.cat(predictions), inner, taps_of_all)
 
 
 SWAPS: Swaps = {
     Block: LeanBlock,
-    SharedBlock: LeanSharedBlock,
     Head: LeanHead,
     RotaryAttention: LeanRotaryAttention,
     SwiGLU: LeanSwiGLU,

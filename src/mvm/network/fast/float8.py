@@ -1,7 +1,7 @@
 """Matrix products of 8-bit floats, forward and backward: at their best twice as many a second as in bf16.
 
 A tensor is scaled so that its largest magnitude is the format's, then rounded; weights, sums, and all that is not a
-product stay as they are. Scales are dynamic, found from each tensor as it comes, or from a sample of it. Delayed ones,
+product stay as they are. Scales are dynamic, taken from each tensor as it comes, or from a sample of it. Delayed ones,
 from the magnitudes of past steps, would save that too, but are a state: it would have to be stored for a run to resume
 exactly.
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-TRITON = find_spec("triton") is not None  # found out at import: a compiler cannot look into a search for modules
+TRITON = find_spec("triton") is not None  # looked up at import: a compiler cannot look into a search for modules
 
 # Of the scales: one for a tensor; one for a tensor from some of its rows; one for each row of the left, column of the
 # right. "partly": by row, and the gradients of weights, which need every operand transposed and scaled once more, are
@@ -77,26 +77,21 @@ def _on_gpu(x: Tensor) -> bool:
 def scaled_both_ways(x: Tensor, granularity: str, dtype: torch.dtype) -> tuple[Scaled, Scaled]:
     """Return x and its transpose, each as `scaled` would; a scale for all of x serves both."""
     if granularity in ONE_SCALE and _on_gpu(x):
-        from mvm.network.fast.kernels import rounded_both_ways
+        from mvm.network.fast.kernels.cast import rounded_both_ways
 
         factor = _factor(x, granularity, dtype)
-        values, turned = rounded_both_ways(x, factor, dtype)
-        return Scaled(values, 1 / factor), Scaled(turned, 1 / factor)
+        values, transposed = rounded_both_ways(x, factor, dtype)
+        return Scaled(values, 1 / factor), Scaled(transposed, 1 / factor)
     plain = scaled(x, granularity, dtype)
     if granularity in ONE_SCALE:
         return plain, Scaled(plain.values.t().contiguous(), plain.scale)
     return plain, scaled(x.t(), granularity, dtype)
 
 
-def multiply_exactly(a: Scaled, b: Scaled, dtype: torch.dtype) -> Tensor:
-    """Return a b^T in `dtype`, the 8-bit values multiplied in float64, where sums of them all but never round."""
-    return (a.values.double() @ b.values.double().t() * a.scale * b.scale.t()).to(dtype)
-
-
 def multiply(a: Scaled, b: Scaled, dtype: torch.dtype, fast: bool) -> Tensor:
     """Return a b^T (M, N) in `dtype`, for a (M, K) and b (N, K), by the GPU's own product where there is one."""
-    if a.values.is_cpu:
-        return multiply_exactly(a, b, dtype)
+    if a.values.is_cpu:  # in float64, where sums of 8-bit values all but never round
+        return (a.values.double() @ b.values.double().t() * a.scale * b.scale.t()).to(dtype)
     return torch._scaled_mm(a.values, b.values.t(), a.scale, b.scale.t(), out_dtype=dtype, use_fast_accum=fast)
 
 
@@ -111,10 +106,10 @@ class _Products(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, granularity: str, dtype: torch.dtype, *weights: Tensor) -> tuple[Tensor, ...]:
         if granularity == "partly":
-            plain, kept = scaled(x, granularity, VALUES), (x.to(dtype),)
+            plain, saved = scaled(x, granularity, VALUES), (x.to(dtype),)
         else:
-            plain, kept = scaled_both_ways(x, granularity, VALUES)  # kept: half of bf16's memory
-        ctx.save_for_backward(*weights, *kept)
+            plain, saved = scaled_both_ways(x, granularity, VALUES)  # saved: half of bf16's memory
+        ctx.save_for_backward(*weights, *saved)
         ctx.granularity, ctx.x_dtype = granularity, x.dtype
         rounded = (scaled(weight, _of_weights(granularity), VALUES) for weight in weights)
         return tuple(multiply(plain, weight, dtype, FAST_FORWARD) for weight in rounded)
@@ -123,17 +118,17 @@ class _Products(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         granularity, fast = ctx.granularity, FAST_BACKWARD[ctx.granularity]
         saved = ctx.saved_tensors  # asked for once: recomputation gives them out once
-        weights, kept = saved[: len(gradients)], saved[len(gradients) :]
+        weights, x = saved[: len(gradients)], saved[len(gradients) :]
         to_x, to_weights = [], []
         for gradient, weight in zip(gradients, weights, strict=True):
             dtype = gradient.dtype
             if granularity == "partly":
-                plain, of_weight = scaled(gradient, granularity, GRADIENTS[granularity]), gradient.t() @ kept[0]
+                plain, of_weight = scaled(gradient, granularity, GRADIENTS[granularity]), gradient.t() @ x[0]
             else:
-                plain, turned = scaled_both_ways(gradient, granularity, GRADIENTS[granularity])
-                of_weight = multiply(turned, Scaled(*kept), dtype, fast)
-            _, weight_turned = scaled_both_ways(weight, _of_weights(granularity), VALUES)
-            to_x.append(multiply(plain, weight_turned, dtype, fast))
+                plain, transposed = scaled_both_ways(gradient, granularity, GRADIENTS[granularity])
+                of_weight = multiply(transposed, Scaled(*x), dtype, fast)
+            _, weight_transposed = scaled_both_ways(weight, _of_weights(granularity), VALUES)
+            to_x.append(multiply(plain, weight_transposed, dtype, fast))
             to_weights.append(of_weight.to(weight.dtype))
         return sum(to_x[1:], start=to_x[0]).to(ctx.x_dtype), None, None, *to_weights
 
@@ -152,5 +147,5 @@ def products(
     count = len(rows)
     if count % STEP:  # the weights' gradients are sums over the rows: zeros add nothing
         rows = pad(rows, (0, 0, 0, -count % STEP))
-    found = (value[:count].unflatten(0, x.shape[:-1]) for value in _Products.apply(rows, granularity, dtype, *weights))
-    return tuple(value if bias is None else value + bias.to(dtype) for value, bias in zip(found, biases, strict=True))
+    plain = (value[:count].unflatten(0, x.shape[:-1]) for value in _Products.apply(rows, granularity, dtype, *weights))
+    return tuple(value if bias is None else value + bias.to(dtype) for value, bias in zip(plain, biases, strict=True))

@@ -3,7 +3,7 @@
 Kernels are taken where products are of 16 bits; elsewhere, and where none are given, the formulas are the plain ones.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -11,13 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, linear, silu
 
-from mvm.network.blocks import Block, ModulatedBlock, Passed, SharedBlock, Stack, images
 from mvm.network.dit import DiT
 from mvm.network.extras import GELU, Local, PlainAttention
 from mvm.network.fast import float8
 from mvm.network.fast.recompute import keeping_products
 from mvm.network.fast.swap import Swaps, swap
-from mvm.network.layers import MLP, NORM_EPS, Attention, RotaryAttention, SwiGLU
+from mvm.network.layers import MLP, NORM_EPS, Attention, Block, RotaryAttention, Stack, SwiGLU
 
 # Still to be added to the tokens: a branch's answer y, the bias that is in it detached, and its gate: gate y.
 Pending = tuple[Tensor, Tensor, Tensor]
@@ -137,7 +136,7 @@ class KernelLocal(ByKernels, Local):
         return self.kernels.add_local(x, self.weight) if square and self.takes(x) else super().forward(x)
 
 
-class KernelModulatedBlock(ByKernels, ModulatedBlock):
+class KernelBlock(ByKernels, Block):
     """A block in which an addition and the norm after it are one kernel, across blocks too."""
 
     def forward(
@@ -146,7 +145,7 @@ class KernelModulatedBlock(ByKernels, ModulatedBlock):
         condition: Tensor,
         cos: Tensor,
         sin: Tensor,
-        kept: Tensor | None = None,
+        mask: Tensor | None = None,
         pending: Pending | None = None,
         leave: bool = False,
     ) -> Any:
@@ -157,8 +156,8 @@ class KernelModulatedBlock(ByKernels, ModulatedBlock):
         if not self.takes(x) or condition.dim() > 2:  # kernels have no modulation of each token
             if pending is not None or leave:
                 raise ValueError("a block without kernels adds what it has itself; pending and leave are for kernels")
-            return super().forward(x, condition, cos, sin, kept)
-        shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = self.modulations(condition, kept)
+            return super().forward(x, condition, cos, sin, mask)
+        shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = self.modulations(condition, mask)
         kernels, centred, attention, mlp = self.kernels, self.centred, self.attention, self.mlp
         assert isinstance(attention, GpuAttention)
         assert isinstance(mlp, GpuMLP)
@@ -181,18 +180,10 @@ def _bias_apart(branch: ByKernels, x: Tensor, layer: nn.Linear) -> tuple[Tensor,
     return branch.product_bias_apart(x, layer), layer.bias.view_as(layer.bias)
 
 
-class KernelBlock(KernelModulatedBlock, Block):
-    """A Block by kernels."""
-
-
-class KernelSharedBlock(KernelModulatedBlock, SharedBlock):
-    """A SharedBlock by kernels."""
-
-
 class FusedStack(ByKernels, Stack):
     """Blocks by kernels that leave their last addition to the next one's first kernel, in training.
 
-    A tap or the inner head reads the tokens and stops it at that block; skips or local convolutions stop it altogether.
+    A tap reads the tokens and stops it at that block; skips or local convolutions stop it altogether.
     """
 
     def forward(
@@ -202,45 +193,25 @@ class FusedStack(ByKernels, Stack):
         cos: Tensor,
         sin: Tensor,
         *,
-        image: int | None = None,
         taps: Sequence[int] = (),
-        inner_block: int = 0,
-        inner_head: Callable[[Tensor], Tensor] | None = None,
-        skips: nn.ModuleList | None = None,
-        locals: nn.ModuleList | None = None,
-        kept: Sequence[Tensor] | None = None,
-    ) -> Passed:
+        image: int | None = None,
+        masks: Sequence[Tensor] | None = None,
+        **others: Any,
+    ) -> tuple[Tensor, dict[int, Tensor]]:
         fused = torch.is_grad_enabled() and self.takes(tokens)  # each way to call a compiled block is one more graph
-        if not fused or skips is not None or locals is not None:
-            return super().forward(
-                tokens,
-                condition,
-                cos,
-                sin,
-                image=image,
-                taps=taps,
-                inner_block=inner_block,
-                inner_head=inner_head,
-                skips=skips,
-                locals=locals,
-                kept=kept,
-            )
-        self.check(taps)
-        features, inner, pending = {}, None, None
+        if not fused or any(modules is not None for modules in others.values()):
+            return super().forward(tokens, condition, cos, sin, taps=taps, image=image, masks=masks, **others)
+        features, pending = {}, None
         for number, block in enumerate(self, start=1):
-            leave = number not in (*taps, inner_block, len(self)) and self.may_leave(number)
-            factors = None if kept is None else kept[number - 1]
-            found = self.run(number, block, tokens, condition, cos, sin, factors, pending, leave)
-            tokens, pending = found if leave else (found, None)
+            # two tensors may not enter a block that is computed again, unless products are stored: it keeps what enters
+            may_leave = number >= self.recompute or self.context_fn is keeping_products
+            leave = may_leave and number not in (*taps, len(self))
+            mask = None if masks is None else masks[number - 1]
+            output = self.run(number, block, tokens, condition, cos, sin, mask, pending, leave)
+            tokens, pending = output if leave else (output, None)
             if number in taps:
-                features[number] = images(tokens, image)
-            if inner_head is not None and number == inner_block:
-                inner = inner_head(images(tokens, image))
-        return Passed(images(tokens, image), inner, features)
-
-    def may_leave(self, number: int) -> bool:
-        """Return whether two tensors may enter the block after this: one computed again keeps what enters it."""
-        return number >= self.recompute or self.keeping is keeping_products
+                features[number] = tokens[:, :image]
+        return tokens[:, :image], features
 
 
 BRANCHES: Swaps = {
@@ -250,7 +221,7 @@ BRANCHES: Swaps = {
     GELU: GpuGELU,
 }
 SAMPLING: Swaps = {kind: BRANCHES[kind] for kind in (RotaryAttention, PlainAttention, SwiGLU)}
-BLOCKS: Swaps = {Block: KernelBlock, SharedBlock: KernelSharedBlock, Local: KernelLocal}
+BLOCKS: Swaps = {Block: KernelBlock, Local: KernelLocal}
 
 
 def apply(network: nn.Module, kernels: Any = None, fp8: str = "off", sampling: bool = False) -> None:

@@ -21,52 +21,46 @@ from mvm.network.layers import MLP, Attention, RotaryAttention, SwiGLU
 LARGEST = 127.0
 
 
-class Rows(NamedTuple):
+class ScaledRows(NamedTuple):
     """A matrix (M, K) as values * scale: int8 values, scale float32 (M, 1)."""
 
     values: Tensor
     scale: Tensor
 
 
-def rounded(x: Tensor) -> Rows:
+def rounded(x: Tensor) -> ScaledRows:
     """Return the float32 matrix x, each row scaled so that its largest magnitude is 127."""
     magnitude = x.abs().amax(-1, keepdim=True).clamp_(min=SMALLEST)
-    return Rows((x * (LARGEST / magnitude)).round_().to(torch.int8), magnitude.div_(LARGEST))
+    return ScaledRows((x * (LARGEST / magnitude)).round_().to(torch.int8), magnitude.div_(LARGEST))
 
 
-class Kept(NamedTuple):
-    """A weight's rounded rows, and the version and address by which a change since is seen."""
-
-    version: int
-    address: int
-    rows: Rows
+# of each weight: version and address, by which a change since is seen, and its rounded rows
+_rounded_weights = WeakTensorKeyDictionary()
 
 
-_kept = WeakTensorKeyDictionary()
-
-
-def rounded_weight(weight: Tensor) -> Rows:
+def rounded_weight(weight: Tensor) -> ScaledRows:
     """Return `rounded` of a weight, computed again only when it has changed."""
-    kept: Kept | None = _kept.get(weight)
-    if kept is None or (kept.version, kept.address) != (weight._version, weight.data_ptr()):
-        kept = Kept(weight._version, weight.data_ptr(), rounded(weight.detach()))
-        _kept[weight] = kept
-    return kept.rows
+    now = weight._version, weight.data_ptr()
+    before, rows = _rounded_weights.get(weight, (None, None))
+    if rows is None or before != now:
+        rows = rounded(weight.detach())
+        _rounded_weights[weight] = now, rows
+    return rows
 
 
-def multiply(a: Rows, b: Rows, bias: Tensor | None) -> Tensor:
+def multiply(a: ScaledRows, b: ScaledRows, bias: Tensor | None) -> Tensor:
     """Return a b^T + bias (M, N) in float32, for a (M, K) and b (N, K); sums are exact."""
-    found = torch._int_mm(a.values, b.values.t()).float().mul_(b.scale.t())
-    return found.mul_(a.scale) if bias is None else torch.addcmul(bias, found, a.scale, out=found)
+    sums = torch._int_mm(a.values, b.values.t()).float().mul_(b.scale.t())
+    return sums.mul_(a.scale) if bias is None else torch.addcmul(bias, sums, a.scale, out=sums)
 
 
 def products(x: Tensor, weight: Tensor, bias: Tensor | None, parts: int) -> tuple[Tensor, ...]:
     """Return x w^T + b for each of `parts` equal parts of a weight and its bias; x (..., d)."""
     rows, whole = rounded(x.flatten(0, -2)), rounded_weight(weight)
-    weights = (Rows(*part) for part in zip(*(value.chunk(parts) for value in whole), strict=True))
+    weights = (ScaledRows(*part) for part in zip(*(value.chunk(parts) for value in whole), strict=True))
     biases = (None,) * parts if bias is None else bias.chunk(parts)
-    found = (multiply(rows, part, b) for part, b in zip(weights, biases, strict=True))
-    return tuple(value.unflatten(0, x.shape[:-1]) for value in found)
+    results = (multiply(rows, part, b) for part, b in zip(weights, biases, strict=True))
+    return tuple(value.unflatten(0, x.shape[:-1]) for value in results)
 
 
 def product(x: Tensor, layer: nn.Linear) -> Tensor:

@@ -1,4 +1,4 @@
-"""Activation checkpointing that keeps what is dear to compute twice: the results of matrix products and attention.
+"""Activation checkpointing that stores what is expensive to compute twice: results of matrix products and attention.
 
 All else in a block is cheap, and half its memory.
 """
@@ -28,4 +28,4 @@ def keeping_products() -> Any:
 
 def apply(network: DiT | DDT) -> None:
     """Have the blocks that the backward pass computes again keep these results."""
-    network.blocks.keeping = keeping_products
+    network.blocks.context_fn = keeping_products

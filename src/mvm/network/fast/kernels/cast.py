@@ -12,19 +12,21 @@ TILE = (128, 128, 8)
 
 
 @triton.jit
-def cast_kernel(x, factor, values, turned, rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def cast_kernel(x, factor, values, transposed, rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     first, start = tl.program_id(1) * ROWS, tl.program_id(0) * COLUMNS  # neighbours read what lies together
     row, column = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
-    below, beside = first + row < rows, start + column < width
-    inside = below[:, None] & beside[None, :]
+    below, right = first + row < rows, start + column < width
+    inside = below[:, None] & right[None, :]
     place = row[:, None] * width + column[None, :]
     tile = first.to(tl.int64) * width + start
     exact = tl.load(x + tile + place, mask=inside, other=0.0).to(tl.float32) * tl.load(factor)
     exact += 0 * exact  # the format's largest is where the GPU cuts off, infinity too: that must not look finite
     rounded = exact.to(values.dtype.element_ty)
     tl.store(values + tile + place, rounded, mask=inside)
-    turned += start.to(tl.int64) * rows + first
-    tl.store(turned + column[:, None] * rows + row[None, :], tl.trans(rounded), mask=beside[:, None] & below[None, :])
+    transposed += start.to(tl.int64) * rows + first
+    tl.store(
+        transposed + column[:, None] * rows + row[None, :], tl.trans(rounded), mask=right[:, None] & below[None, :]
+    )
 
 
 @triton_op("mvm::rounded_both_ways", mutates_args=())
@@ -33,9 +35,9 @@ def rounded_both_ways(x: Tensor, factor: Tensor, dtype: torch.dtype) -> tuple[Te
     x = x.contiguous()
     rows, width = x.shape
     tile_rows, tile_columns, warps = TILE
-    values, turned = x.new_empty((rows, width), dtype=dtype), x.new_empty((width, rows), dtype=dtype)
+    values, transposed = x.new_empty((rows, width), dtype=dtype), x.new_empty((width, rows), dtype=dtype)
     grid = triton.cdiv(width, tile_columns), triton.cdiv(rows, tile_rows)
     wrap_triton(cast_kernel)[grid](
-        x, factor, values, turned, rows, width, ROWS=tile_rows, COLUMNS=tile_columns, num_warps=warps
+        x, factor, values, transposed, rows, width, ROWS=tile_rows, COLUMNS=tile_columns, num_warps=warps
     )
-    return values, turned
+    return values, transposed

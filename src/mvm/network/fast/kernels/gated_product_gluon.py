@@ -125,17 +125,17 @@ def multiply(
 def gated_product_kernel(
     x, weight, out, bias, rows, hidden, K: gl.constexpr, STAGES: gl.constexpr, KEEP: gl.constexpr
 ):  # fmt: skip
-    HELD: gl.constexpr = K // STEP if KEEP else STAGES
+    SLOTS: gl.constexpr = K // STEP if KEEP else STAGES
     BAR: gl.constexpr = mbarrier.MBarrierLayout()
-    x_s = gl.allocate_shared_memory(gl.bfloat16, [2 * HELD, ROWS, STEP], x.layout)
+    x_s = gl.allocate_shared_memory(gl.bfloat16, [2 * SLOTS, ROWS, STEP], x.layout)
     w_s = gl.allocate_shared_memory(gl.bfloat16, [2 * STAGES, COLUMNS, STEP], weight.layout)
     both_s = w_s._reinterpret(gl.bfloat16, [STAGES, 2 * COLUMNS, STEP], weight.layout)
     o_s = gl.allocate_shared_memory(gl.bfloat16, [2, ROWS, COLUMNS], out.layout)
-    x_full = gl.allocate_shared_memory(gl.int64, [HELD, 1], BAR)
-    x_empty = gl.allocate_shared_memory(gl.int64, [HELD, 1], BAR)
+    x_full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], BAR)
+    x_empty = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], BAR)
     w_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BAR)
     w_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BAR)
-    for i in gl.static_range(HELD):
+    for i in gl.static_range(SLOTS):
         mbarrier.init(x_full.index(i), count=1)
         mbarrier.init(x_empty.index(i), count=2)
     for i in gl.static_range(STAGES):

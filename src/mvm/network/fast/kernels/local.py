@@ -13,7 +13,7 @@ import triton.language as tl  # ty: ignore[import-not-found]
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
-from mvm.network.fast.kernels.gradient import backward_by
+from mvm.network.fast.kernels.tiles import backward_by
 
 # Chosen by benchmarks/kernel_speed.py: channels of a program, and its warps.
 FORWARD = (64, 4)
@@ -21,7 +21,7 @@ BACKWARD = (32, 4)
 
 
 @triton.jit
-def _beside(x, row, shift, column, width, SIDE: tl.constexpr, BLOCK: tl.constexpr):
+def _shifted(x, row, shift, column, width, SIDE: tl.constexpr, BLOCK: tl.constexpr):
     """Return what lies `shift` to the right of each place in a row of the grid (BLOCK, columns); zero outside it."""
     place = tl.arange(0, BLOCK) + shift
     inside = (row >= 0) & (row < SIDE) & (place >= 0) & (place < SIDE)
@@ -32,9 +32,9 @@ def _beside(x, row, shift, column, width, SIDE: tl.constexpr, BLOCK: tl.constexp
 @triton.jit
 def _row(x, row, column, width, SIDE: tl.constexpr, BLOCK: tl.constexpr):
     """Return a row of the grid as seen from each place: what lies left of it, the place itself, what lies right."""
-    left = _beside(x, row, -1, column, width, SIDE, BLOCK)
-    right = _beside(x, row, 1, column, width, SIDE, BLOCK)
-    return left, _beside(x, row, 0, column, width, SIDE, BLOCK), right
+    left = _shifted(x, row, -1, column, width, SIDE, BLOCK)
+    right = _shifted(x, row, 1, column, width, SIDE, BLOCK)
+    return left, _shifted(x, row, 0, column, width, SIDE, BLOCK), right
 
 
 @triton.jit
@@ -101,7 +101,7 @@ def local_back_kernel(
     left, middle, right = _row(grad, 0, column, width, SIDE, BLOCK)
     for row in tl.range(0, SIDE):
         low_left, low, low_right = _row(grad, row + 1, column, width, SIDE, BLOCK)
-        value = _beside(x, row, 0, column, width, SIDE, BLOCK).to(tl.float32)
+        value = _shifted(x, row, 0, column, width, SIDE, BLOCK).to(tl.float32)
         g0, g1, g2 = up_left.to(tl.float32), up.to(tl.float32), up_right.to(tl.float32)
         g3, g4, g5 = left.to(tl.float32), middle.to(tl.float32), right.to(tl.float32)
         g6, g7, g8 = low_left.to(tl.float32), low.to(tl.float32), low_right.to(tl.float32)

@@ -32,10 +32,10 @@ def join_kernel(
     for turn in tl.range(TURNS, num_stages=STAGES):  # what lies outside was loaded as zeros, and adds nothing
         row = turn * ROWS + tl.arange(0, ROWS)[:, None]
         inside = (first + row < rows) & (column < width)[None, :]
-        kept, place = row * width + column[None, :], row * (3 * width) + column[None, :]
-        q = tl.load(q_grad + kept, mask=inside, other=0.0)
-        k = tl.load(k_grad + kept, mask=inside, other=0.0)
-        v = tl.load(v_grad + kept, mask=inside, other=0.0)
+        offset, place = row * width + column[None, :], row * (3 * width) + column[None, :]
+        q = tl.load(q_grad + offset, mask=inside, other=0.0)
+        k = tl.load(k_grad + offset, mask=inside, other=0.0)
+        v = tl.load(v_grad + offset, mask=inside, other=0.0)
         tl.store(out + place, q, mask=inside)
         tl.store(out + place + width, k, mask=inside)
         tl.store(out + place + 2 * width, v, mask=inside)

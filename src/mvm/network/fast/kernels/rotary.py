@@ -35,7 +35,7 @@ def _weights(weight, half, HEAD: tl.constexpr):
 
 
 @triton.jit
-def _rotated(x, out, low_weight, high_weight, c, s, place, kept, inside, HEAD: tl.constexpr, EPS: tl.constexpr):
+def _rotated(x, out, low_weight, high_weight, c, s, place, offset, inside, HEAD: tl.constexpr, EPS: tl.constexpr):
     """Norm and rotate one head of the program's tokens: (low, high) -> (low c - high s, high c + low s)."""
     HALF: tl.constexpr = HEAD // 2
     low = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
@@ -43,8 +43,8 @@ def _rotated(x, out, low_weight, high_weight, c, s, place, kept, inside, HEAD: t
     inverse = tl.rsqrt(tl.sum(low * low + high * high, axis=1) / HEAD + EPS)[:, None]
     low *= inverse * low_weight
     high *= inverse * high_weight
-    tl.store(out + kept, (low * c - high * s).to(out.dtype.element_ty), mask=inside)
-    tl.store(out + kept + HALF, (high * c + low * s).to(out.dtype.element_ty), mask=inside)
+    tl.store(out + offset, (low * c - high * s).to(out.dtype.element_ty), mask=inside)
+    tl.store(out + offset + HALF, (high * c + low * s).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -63,21 +63,21 @@ def place_kernel(
     q_out += first.to(tl.int64) * WIDTH
     k_out += first.to(tl.int64) * WIDTH
     for head in tl.static_range(HEADS):
-        place, kept = token * (3 * WIDTH) + head * HEAD + half, token * WIDTH + head * HEAD + half
-        _rotated(qkv, q_out, q_low, q_high, c, s, place, kept, inside, HEAD, EPS)
-        _rotated(qkv + WIDTH, k_out, k_low, k_high, c, s, place, kept, inside, HEAD, EPS)
+        place, offset = token * (3 * WIDTH) + head * HEAD + half, token * WIDTH + head * HEAD + half
+        _rotated(qkv, q_out, q_low, q_high, c, s, place, offset, inside, HEAD, EPS)
+        _rotated(qkv + WIDTH, k_out, k_low, k_high, c, s, place, offset, inside, HEAD, EPS)
 
 
 @triton.jit
-def _turned_back(
-    grad, x, out, low_weight, high_weight, c, s, place, kept, inside, HEAD: tl.constexpr, EPS: tl.constexpr
+def _rotated_back(
+    grad, x, out, low_weight, high_weight, c, s, place, offset, inside, HEAD: tl.constexpr, EPS: tl.constexpr
 ):
     """Store the gradient of one head of the program's tokens; return the weight's, (tokens, half) low and high."""
     HALF: tl.constexpr = HEAD // 2
     low = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
     high = tl.load(x + place + HALF, mask=inside, other=0.0).to(tl.float32)
-    g = tl.load(grad + kept, mask=inside, other=0.0).to(tl.float32)
-    h = tl.load(grad + kept + HALF, mask=inside, other=0.0).to(tl.float32)
+    g = tl.load(grad + offset, mask=inside, other=0.0).to(tl.float32)
+    h = tl.load(grad + offset + HALF, mask=inside, other=0.0).to(tl.float32)
     back_low, back_high = g * c + h * s, h * c - g * s  # the rotation undone
     d, e = back_low * low_weight, back_high * high_weight
     inverse = tl.rsqrt(tl.sum(low * low + high * high, axis=1) / HEAD + EPS)[:, None]
@@ -111,15 +111,15 @@ def place_back_kernel(
     of_q_low = tl.zeros((TOKENS, BLOCK), tl.float32)
     of_q_high, of_k_low, of_k_high = of_q_low, of_q_low, of_q_low
     for head in tl.range(HEADS, num_stages=STAGES):
-        place, kept = token * (3 * WIDTH) + head * HEAD + half, token * WIDTH + head * HEAD + half
-        a, b = _turned_back(q_grad, qkv, out, q_low, q_high, c, s, place, kept, inside, HEAD, EPS)
+        place, offset = token * (3 * WIDTH) + head * HEAD + half, token * WIDTH + head * HEAD + half
+        a, b = _rotated_back(q_grad, qkv, out, q_low, q_high, c, s, place, offset, inside, HEAD, EPS)
         of_q_low += a
         of_q_high += b
-        a, b = _turned_back(k_grad, qkv + WIDTH, out + WIDTH, k_low, k_high, c, s, place, kept, inside, HEAD, EPS)
+        a, b = _rotated_back(k_grad, qkv + WIDTH, out + WIDTH, k_low, k_high, c, s, place, offset, inside, HEAD, EPS)
         of_k_low += a
         of_k_high += b
-        value_low = tl.load(v_grad + kept, mask=inside)
-        value_high = tl.load(v_grad + kept + HALF, mask=inside)
+        value_low = tl.load(v_grad + offset, mask=inside)
+        value_high = tl.load(v_grad + offset + HALF, mask=inside)
         tl.store(out + place + 2 * WIDTH, value_low, mask=inside)
         tl.store(out + place + 2 * WIDTH + HALF, value_high, mask=inside)
     sums = partial + tl.program_id(0) * (4 * BLOCK) + tl.arange(0, BLOCK)  # of four parts, summed over programs later

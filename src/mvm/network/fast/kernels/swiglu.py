@@ -11,8 +11,7 @@ import triton.language as tl  # ty: ignore[import-not-found]
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
-from mvm.network.fast.kernels.gradient import backward_by
-from mvm.network.fast.kernels.tiles import Tiles
+from mvm.network.fast.kernels.tiles import Tiles, backward_by
 
 FORWARD = Tiles(8, 128, 1, 4, 1)
 BACKWARD = Tiles(8, 128, 32, 4, 3)

@@ -9,22 +9,17 @@ from torch import Tensor
 from mvm.options import choose, nearest
 from mvm.path import MEAN_VELOCITY, Schedule, equal_snr_scale, equal_snr_time
 from mvm.solver import SOLVERS, Plan, Solver, State
-from mvm.solver.sampling import once_a_step
-
-
-def fitting_solvers() -> list[str]:
-    """Return the names of the solvers that evaluate the field once a step, which is what a scheduler can do."""
-    return [name for name, make in SOLVERS.items() if once_a_step(make())]
+from mvm.solver.variants import once_a_step
 
 
 def build_solver(name: str, options: dict[str, float | str]) -> Solver:
     """Return the solver of that name with these options; one that does not evaluate once a step is refused."""
     make = choose("solver", name, SOLVERS)
-    fitting = fitting_solvers()
-    if name not in fitting:
+    if not once_a_step(make()):
+        fitting = ", ".join(name for name, make in SOLVERS.items() if once_a_step(make()))
         raise ValueError(
             f"solver='{name}' does not evaluate the network once a step, as a scheduler must; use one of: "
-            f"{', '.join(fitting)}, or sample with mvm.sample"
+            f"{fitting}, or sample with mvm.sample"
         )
     known = [option for option in inspect.signature(make).parameters if option != "name"]
     for option in options:
@@ -37,10 +32,11 @@ def build_solver(name: str, options: dict[str, float | str]) -> Solver:
 
 
 @dataclass(frozen=True)
-class Course:
-    """A plan with its times as the schedule's, what turns the solver's states into its own, and noise into the first.
+class SchedulePlan:
+    """A plan with its times as the schedule's, and the scales of the schedule's samples against the solver's states.
 
-    first is 1, but where a grid begins short of the end: native solvers take the noise as a state of the end.
+    first: what makes noise the first sample: 1, but where a grid begins short of the end, as native solvers take the
+    noise as a state of the end.
     """
 
     plan: Plan
@@ -48,23 +44,23 @@ class Course:
     scales: tuple[float, ...]
     first: float = 1.0
 
-    def inward(self, index: int, sample: Tensor) -> Tensor:
+    def to_state(self, index: int, sample: Tensor) -> Tensor:
         """Return a sample at times[index] as the solver's state, float32 at least; a copy, as samples get changed."""
         wide = sample if sample.dtype == torch.float64 else sample.float()
         return wide / self.scales[index]
 
-    def outward(self, state: State) -> Tensor:
+    def to_sample(self, state: State) -> Tensor:
         """Return the solver's state as a sample; a copy, as samples get changed."""
         return state.x * self.scales[state.index]
 
-    def met(self, state: State, sample: Tensor) -> State:
+    def resume(self, state: State, sample: Tensor) -> State:
         """Return the state to go on from; a sample that is no longer the state's counts as it is, uncorrected.
 
         The corrector would start from the state one step back, which knows nothing of the change.
         """
-        if torch.equal(sample, self.outward(state).to(sample.dtype)):
+        if torch.equal(sample, self.to_sample(state).to(sample.dtype)):
             return state
-        return replace(state, x=self.inward(state.index, sample), anchor=None, kick=None)
+        return replace(state, x=self.to_state(state.index, sample), anchor=None, kick=None)
 
 
 def solver_path(solver: Solver, schedule: Schedule) -> Schedule:
@@ -79,11 +75,11 @@ def times_on(target: Schedule, times: tuple[float, ...], source: Schedule) -> tu
     return tuple(float(equal_snr_time(t, source, target)) for t in times)
 
 
-def course_of(plan: Plan, solver: Solver, schedule: Schedule) -> Course:
+def plan_on(schedule: Schedule, plan: Plan, solver: Solver) -> SchedulePlan:
     """Return the plan as the schedule sees it."""
     path = solver_path(solver, schedule)
     if path == schedule:
-        return Course(plan, plan.times, (1.0,) * len(plan.times))
+        return SchedulePlan(plan, plan.times, (1.0,) * len(plan.times))
     scales = tuple(float(equal_snr_scale(t, path, schedule)) for t in plan.times)
     first = scales[0] * float(equal_snr_scale(schedule.end, schedule, path))
-    return Course(plan, times_on(schedule, plan.times, path), scales, first)
+    return SchedulePlan(plan, times_on(schedule, plan.times, path), scales, first)
