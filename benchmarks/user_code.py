@@ -3,12 +3,15 @@
     python benchmarks/user_code.py --json benchmarks/results/user-code.json
 
 A line is one that is neither empty nor a comment, formatted alike (120 columns). Networks and data are the user's own
-and the same for all (benchmarks/user_code/networks.py, not counted). flow_matching, torchcfm and diffusers must be
-importable; --libraries mvm runs ours alone. Tasks: points of two moons by an MLP; images by a UNet of diffusers from
-an own Dataset, with an average of the weights and a picture; embedded captions with guidance; 1-D signals; inpainting.
+and the same for all (benchmarks/user_code/networks.py, not counted). The others' programs are as their documentation
+has them: a DataLoader, torch's or diffusers' averages, a ready solver or pipeline where there is one. flow_matching,
+torchcfm and diffusers must be importable; --libraries mvm runs ours alone. Tasks: points of two moons by an MLP;
+images by a UNet of diffusers from an own Dataset, with an average of the weights and a picture; embedded captions
+with guidance; 1-D signals; inpainting.
 """
 
 import argparse
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -56,7 +59,8 @@ def main() -> None:
             run(program)
             counts[task][library] = lines(program)
     if options.json:
-        options.json.write_text(json.dumps({"lines": counts}, indent=1) + "\n")
+        versions = {name: importlib.metadata.version(name) for name in options.libraries if name != "mvm"}
+        options.json.write_text(json.dumps({"lines": counts, "versions": versions}, indent=1) + "\n")
     print(table(counts, options.libraries))
 
 

@@ -135,6 +135,8 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     draw = np.random.default_rng(0)
     captions = [f"a {word} square" for word in ("red", "blue")] * 4
     np.savez(folder / "captioned.npz", images=draw.integers(0, 256, (8, 20, 16, 3), np.uint8), captions=captions)
+    vectors = {"images": draw.integers(0, 256, (8, 16, 16, 3), np.uint8), "v": draw.normal(size=(8, 5))}
+    np.savez(folder / "vectors.npz", **vectors)
     np.savez(folder / "signals.npz", images=draw.normal(size=(8, 1, 64)).astype(np.float32))
     tiny_encoder(folder / "encoders" / "text", "bert")
     data = str(folder / "data" / "cifar10")

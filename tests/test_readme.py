@@ -47,8 +47,11 @@ SHORTER = {
 def test_python_blocks_run(code: str) -> None:
     names: dict[str, object] = {}
     exec(compile(code, "README.md", "exec"), names)
-    shape, name = ((500, 2), "points") if "points" in names else ((8, 1, 8, 8), "images")
-    assert names[name].shape == shape  # ty: ignore[unresolved-attribute]
+    if "points" not in names:
+        assert names["images"].shape == (8, 1, 8, 8)  # ty: ignore[unresolved-attribute]
+        return
+    distance = (names["points"] - names["points"].sign()).abs()  # ty: ignore[unresolved-attribute]
+    assert distance.median() < 0.2, "to the nearest of the four blobs, whose deviation is 0.1"
 
 
 def draw_photos(folder: Path) -> None:

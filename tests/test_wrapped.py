@@ -1,5 +1,6 @@
 """mvm.wrap and mvm.loss: any network, tensor and condition, against fields and losses worked out by hand."""
 
+import copy
 import math
 
 import pytest
@@ -136,6 +137,28 @@ def test_conditions_go_through_likelihood_and_encoding():
         mvm.likelihood(field, NOISE, condition={"mean": VECTOR[:3, :1]})
 
 
+@pytest.mark.parametrize("hidden", [False, True])
+def test_the_density_is_float64_whatever_the_weights_are(hidden):
+    """A float32 network of one layer, as a module and in a function: the flow of float64 weights, to rounding."""
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(4, 3)
+
+    class Network(torch.nn.Module):
+        def __init__(self, layer):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x, t):
+            return self.layer(torch.cat((x, t[:, None]), 1))
+
+    network = Network(layer)
+    field = mvm.wrap((lambda x, t: network(x, t)) if hidden else network)
+    found = mvm.likelihood(field, NOISE.float(), steps=20, method="exact")
+    assert found.dtype == torch.float64
+    wide = mvm.wrap(Network(copy.deepcopy(layer).double()))
+    assert torch.allclose(found, mvm.likelihood(wide, NOISE.float(), steps=20, method="exact"), atol=1e-3)
+
+
 @pytest.mark.parametrize("shape", [(2,), (3, 16), (1, 4, 6), (2, 3, 4, 5)])
 def test_loss_by_seeds_is_the_formula_of_u(shape):
     """At equal (seeds, step): the mean over samples of |prediction - (sqrt(t) x0 - eps)|^2, on any tensor."""
@@ -206,9 +229,17 @@ def refused(words, call):
 def test_what_is_refused():
     x0, same = torch.zeros(4, 3), lambda x, t, condition: x
     refused("network=3 cannot be called", lambda: mvm.wrap(3))
-    refused("path='cosine' is unknown|schedule='cosine' is unknown", lambda: mvm.wrap(same, path="cosine"))
+    refused("path='cosine' is unknown", lambda: mvm.wrap(same, path="cosine"))
     refused("kind='velocity' is unknown", lambda: mvm.wrap(same, kind="velocity"))
     refused("time='log' is unknown", lambda: mvm.wrap(same, time="log"))
+    refused("time='3' is unknown", lambda: mvm.wrap(same, time=3))
+    refused(
+        r"kind='u' belongs to MeanVelocity; on path=LinearFlow\(\) use kind='flow'",
+        lambda: mvm.wrap(same, path="linear-flow"),
+    )
+    refused(r"x0 of shape \(4, 3\) holds NaN or Inf", lambda: mvm.loss(same, x0 / 0))
+    refused(r"x0 is torch.float32 of shape \(0, 3\)", lambda: mvm.loss(same, x0[:0]))
+    refused("drop=2 is out of range", lambda: mvm.loss(mvm.wrap(same, null=0), x0, torch.zeros(4).long(), drop=2))
     refused("wrapped already", lambda: mvm.wrap(mvm.wrap(same)))
     refused("path, kind and null are those of mvm.wrap", lambda: mvm.loss(mvm.wrap(same), x0, kind="x0"))
     refused("seeds and step go together", lambda: mvm.loss(same, x0, seeds=range(4)))
@@ -219,6 +250,14 @@ def test_what_is_refused():
     refused("drop=0.1: condition is None", lambda: mvm.loss(mvm.wrap(same, null=0), x0, drop=0.1))
     field = mvm.wrap(same, null=torch.zeros(1, 2))
     refused(r"null has shape \(4, 2\) where condition has \(4, 1\)", lambda: mvm.loss(field, x0, x0[:, :1], drop=0.1))
+    for null in (torch.zeros(1, 2), lambda c: torch.zeros(1, 2)):  # also where guidance alone would meet it
+        field = mvm.wrap(same, null=null)
+        words = r"null has shape \(4, 2\) where condition has \(4, 1\); give one row of the same shape"
+        refused(words, lambda field=field: mvm.sample(field, x0 + 1, condition=x0[:, :1]))
+    refused(r"null has shape \(4,\) where", lambda: mvm.loss(mvm.wrap(same, null=3), x0, x0[:, :1]))
+    refused("the structures differ here", lambda: mvm.loss(mvm.wrap(same, null={"a": x0[:1]}), x0, x0))
+    field = mvm.wrap(same, null=torch.full((1, 1), torch.nan))
+    refused(r"null of shape \(4, 1\) holds NaN", lambda: mvm.sample(field, x0 + 1, condition=x0[:, :1]))
     field = mvm.wrap(lambda x, t: x[:, :1])
     refused(r"answers x of shape \(4, 3\) with \(4, 1\)", lambda: mvm.sample(field, x0))
     refused(

@@ -1,12 +1,11 @@
 import torch
 from diffusers import DDPMScheduler, DPMSolverMultistepScheduler
-from networks import STEPS, Captioned, text_unet
+from networks import EPOCHS, Captioned, text_unet
 from torch.utils.data import DataLoader
 
 network, noising = text_unet(), DDPMScheduler()
 optimizer = torch.optim.AdamW(network.parameters(), 1e-3)
-step = 0
-while step < STEPS:
+for _ in range(EPOCHS):
     for x0, tokens in DataLoader(Captioned(), batch_size=64, shuffle=True, drop_last=True):
         tokens = torch.where(torch.rand(len(tokens), 1, 1) < 0.1, 0, tokens)
         noise, t = torch.randn_like(x0), torch.randint(1000, (len(x0),))
@@ -15,7 +14,6 @@ while step < STEPS:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        step += 1
 wanted = torch.stack([Captioned()[i][1] for i in range(16)])
 both = torch.cat((torch.zeros_like(wanted), wanted))
 scheduler = DPMSolverMultistepScheduler.from_config(noising.config)

@@ -1,13 +1,12 @@
 import torch
 from flow_matching.path import CondOTProbPath
 from flow_matching.solver import ODESolver
-from networks import STEPS, Captioned, text_unet
+from networks import EPOCHS, Captioned, text_unet
 from torch.utils.data import DataLoader
 
 network, path = text_unet(), CondOTProbPath()
 optimizer = torch.optim.AdamW(network.parameters(), 1e-3)
-step = 0
-while step < STEPS:
+for _ in range(EPOCHS):
     for x1, tokens in DataLoader(Captioned(), batch_size=64, shuffle=True, drop_last=True):
         tokens = torch.where(torch.rand(len(tokens), 1, 1) < 0.1, 0, tokens)
         sample = path.sample(x_0=torch.randn_like(x1), x_1=x1, t=torch.rand(len(x1)))
@@ -16,7 +15,6 @@ while step < STEPS:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        step += 1
 
 
 def guided(x, t, tokens):

@@ -1,13 +1,12 @@
 import torch
-from networks import STEPS, Captioned, text_unet
+from networks import EPOCHS, Captioned, text_unet
 from torch.utils.data import DataLoader
 from torchcfm.conditional_flow_matching import ConditionalFlowMatcher
 from torchdiffeq import odeint
 
 network, matcher = text_unet(), ConditionalFlowMatcher(sigma=0.0)
 optimizer = torch.optim.AdamW(network.parameters(), 1e-3)
-step = 0
-while step < STEPS:
+for _ in range(EPOCHS):
     for x1, tokens in DataLoader(Captioned(), batch_size=64, shuffle=True, drop_last=True):
         tokens = torch.where(torch.rand(len(tokens), 1, 1) < 0.1, 0, tokens)
         t, xt, ut = matcher.sample_location_and_conditional_flow(torch.randn_like(x1), x1)
@@ -15,7 +14,6 @@ while step < STEPS:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        step += 1
 wanted = torch.stack([Captioned()[i][1] for i in range(16)])
 both = torch.cat((torch.zeros_like(wanted), wanted))
 

@@ -182,8 +182,10 @@ def embedded(model: Model, captions: Sequence[str], encoder: str | Path = "") ->
         raise ValueError(f"captions are for models of text; this one has condition.kind='{kind.kind}'")
     folder = encoder or kind.encoder
     if not folder:
-        remedy = "give condition={'tokens': ..., 'mask': ...}, or encoder=, the folder that made them"
-        raise ValueError(f"captions need a text encoder, and condition.encoder is empty; {remedy}")
+        raise ValueError(
+            "captions need a text encoder, and condition.encoder is empty: this model learned from embeddings, or was "
+            "exported; give encoder=, the folder that made them, or condition={'tokens': ..., 'mask': ...}"
+        )
     from mvm.data.text import TextEncoder  # and transformers with it
 
     return TextEncoder(folder).embed(list(captions), kind.length)

@@ -25,6 +25,7 @@ from mvm.path.schedule import equal_snr_scale, equal_snr_time
 from mvm.pixels import GREY_SCALE
 from mvm.solver import PredictorCorrector, adams_power, no_noise, run
 from mvm.solver.variants import GRID_POWER, START_POWER, power_times
+from mvm.wrapped import NetworkField
 
 T_MIN = 1e-5
 SOLVER: PredictorCorrector = adams_power()
@@ -113,6 +114,8 @@ def log_likelihood(
     at_least("steps", steps, 1)
     at_least("probes", probes, 1)
     seeds = noise.as_seeds(seeds, x.shape[0], x.device)
+    # weights hidden in a function are of x's dtype, for all that is known
+    seen_in = x.dtype if isinstance(field, NetworkField) and field.dtype is None else torch.float64
     x = x.double()
     schedule, condition = require_schedule(field, schedule), checked_condition(field, condition, x)
     mapped, times, evaluation = equal_snr(field, schedule, MEAN_VELOCITY), _times(schedule, steps), count()
@@ -125,7 +128,11 @@ def log_likelihood(
         else:  # Rademacher probes from each sample's seed and the number of the evaluation
             drawn = noise.uniform(seeds, noise.HUTCHINSON + next(evaluation), (probes, *state.shape[1:]))
             vectors, number = drawn.sub(0.5).sign().transpose(0, 1), probes
-        x0, x0_divergence = divergence(lambda state: mapped(state, t, condition), state, vectors, number)
+
+        def seen(state: Tensor) -> Tensor:
+            return mapped(state.to(seen_in), t, condition).double()
+
+        x0, x0_divergence = divergence(seen, state, vectors, number)
         per_x0 = -(1 + c * c) / c  # -2c - (1 - c^2)/c
         return state / c + per_x0 * x0, state[0].numel() / c + per_x0 * x0_divergence
 

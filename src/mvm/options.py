@@ -53,7 +53,8 @@ def nearest(name: str, choices: Iterable[str]) -> str:
 def choose(option: str, name: str, choices: Mapping[str, T]) -> T:
     """Return choices[name]; an unknown name is a ValueError with the nearest valid one."""
     if name not in choices:
-        raise ValueError(f"{option}='{name}' is unknown{nearest(name, choices)}; allowed: {', '.join(choices)}")
+        likely = nearest(name, choices) if isinstance(name, str) else ""
+        raise ValueError(f"{option}='{name}' is unknown{likely}; allowed: {', '.join(choices)}")
     return choices[name]
 
 

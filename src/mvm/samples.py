@@ -217,11 +217,18 @@ def sample_parts(
 def read_condition(path: Path) -> Condition:
     """Return the condition in X.npy, or in X.npz: a mapping of its arrays, or the one that it has alone.
 
+    X.npz:KEY is one array of several; X.npz:KEY,MASK embedded text and its mask, as `mvm data prepare` takes them.
     uint8 images become numbers in [-1, 1], other real numbers float32. Nothing is unpickled.
     """
-    with refusal(f"condition={path} is no whole .npy or .npz of plain arrays"):
-        stored = np.load(path, allow_pickle=False)
-        arrays = dict(stored) if isinstance(stored, np.lib.npyio.NpzFile) else {"": stored}
+    file, _, asked = str(path).rpartition(":") if not path.exists() and ":" in path.name else (str(path), "", "")
+    wanted = dict(zip(("tokens", "mask"), asked.split(","), strict=False)) if asked else {}
+    with refusal(f"condition={file} is no whole .npy or .npz of plain arrays"):
+        found = np.load(file, allow_pickle=False)
+        held = found.files if isinstance(found, np.lib.npyio.NpzFile) else []
+        if missing := [key for key in wanted.values() if key not in held]:
+            raise ValueError(f"it has the arrays {', '.join(held) or 'without names'}, no {missing[0]}")
+        wanted = wanted or {name: name for name in held}
+        arrays = {name: found[key] for name, key in wanted.items()} or {"": found}
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     return as_received(tensors if len(tensors) > 1 else next(iter(tensors.values())))
 

@@ -3,13 +3,16 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from mvm.network.own import Own
 from mvm.options import choose
-from mvm.path import KINDS, MEAN_VELOCITY, Condition, Null, Schedule, schedule_named, to_x0
-from mvm.path.condition import batched, null_of, require_finite
+from mvm.path import KINDS, MEAN_VELOCITY, Condition, MeanVelocity, Null, Schedule, to_x0
+from mvm.path.condition import batched, null_of, require_finite, require_fit
+from mvm.path.convert import MEAN_VELOCITY_KINDS
 from mvm.path.field import network_time
+from mvm.path.schedule import SCHEDULES
 
 Time = str | Callable[[Tensor], Tensor]
 
@@ -57,9 +60,22 @@ class NetworkField(PredictedField):
         super().__init__()
         self.network, self.kind, self.schedule = network, kind, schedule
 
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """Dtype of the network's weights, which it is given x in; None: a function, given x as it is."""
+        return next((value.dtype for value in self.parameters() if value.is_floating_point()), None)
+
     def check_condition(self, condition: Condition, x: Tensor) -> Condition:
         """Return the condition with one row per sample of x; one that does not fit is refused."""
-        return require_finite(batched(condition, x))
+        given = require_finite(batched(condition, x))
+        if self.network.null is not None:
+            require_fit(given, require_finite(null_of(self.network.null, given, x), "null"))
+        return given
+
+    def _inputs(self, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what the network receives for x and t: x in the type of the weights."""
+        x, time = super()._inputs(x, t)
+        return x.to(self.dtype or x.dtype), time
 
     def joins(self, x: Tensor) -> bool:
         """Return whether `both` is to be asked: a null that is a function needs the condition."""
@@ -91,10 +107,12 @@ def wrap(
     None. time: what the network receives for t: "t", "level" (the noise level in [0, 1], sqrt(t) on mean velocity),
     or a function of t, float64 (B,).
     """
-    schedule = schedule_named(path) if isinstance(path, str) else path
+    schedule = choose("path", path, SCHEDULES)() if isinstance(path, str) else path
     if not isinstance(schedule, Schedule):
         raise ValueError(f"path={path!r} must be a schedule of mvm.path, e.g. mvm.path.LinearFlow(), or its name")
     choose("kind", kind, KINDS)
+    if kind in MEAN_VELOCITY_KINDS and not isinstance(schedule, MeanVelocity):
+        raise ValueError(f"kind='{kind}' belongs to MeanVelocity; on path={schedule} use kind='flow'")
     if not callable(time):
         choose("time", time, dict.fromkeys(("t", "level")))
     if isinstance(network, NetworkField):

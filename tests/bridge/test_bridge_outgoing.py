@@ -150,3 +150,16 @@ def test_times_at_the_ends():
 def test_bad_arguments_are_named(make, named):
     with pytest.raises(ValueError, match=named):
         make()
+
+
+def test_a_field_of_text_goes_out_with_its_condition():
+    """x0_hat is the mean of the tokens that are there, whatever x: so is the denoiser's answer."""
+    text = {"tokens": torch.randn(3, 4, 2), "mask": torch.tensor([[True, True, False, False]])}
+
+    def mean(x, t, condition):
+        return (condition["tokens"] * condition["mask"][..., None]).sum(1) / condition["mask"].sum(1, keepdim=True)
+
+    denoiser, x = as_denoiser(mvm.wrap(mean, kind="x0")), torch.randn(3, 2)
+    assert torch.allclose(denoiser(x, 2.0, text), text["tokens"][:, :2].mean(1))
+    with pytest.raises(ValueError, match=r"condition\['tokens'\] of shape \(2, 4, 2\) has 2 rows for a batch of 3"):
+        denoiser(x, 2.0, {**text, "tokens": text["tokens"][:2]})

@@ -102,7 +102,8 @@ def test_a_named_network_is_trained_sampled_and_exported(place, done, refused, c
     images = model.generate(2, nfe=2, progress=False).images
     assert (place / "two.npy").is_file()
     assert images.dtype == torch.uint8
-    done("export", "run", "--out", "folder", "--dtype", "float32")
+    said = done("export", "run", "--out", "folder", "--dtype", "float32")
+    assert f"sample: mvm sample folder --network {KIND} --out grid.png; send: mvm push folder" in said
     card = (place / "folder" / "README.md").read_text()
     assert 'model = mvm.load("folder", network=network)' in card
     assert "network.kind='module:own_net_of_tests:Net', which is not part of mvm" in card

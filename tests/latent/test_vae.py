@@ -189,6 +189,10 @@ BIG = 1 << 40
         ({"scaling_factor": "1"}, "scaling_factor=1"),
         ({"scaling_factor": float("nan")}, "scaling_factor=nan"),
         ({"scaling_factor": 0}, "scaling_factor=0"),
+        ({"scaling_factor": 10**400}, "scaling_factor=1000"),
+        ({"scaling_factor": None}, "scaling_factor=None"),
+        ({"shift_factor": -(10**400)}, "shift_factor=-1000"),
+        ({"latents_mean": [0.0] * 3, "latents_std": [1e300] * 3}, r"latents_std=\[1e\+300"),
         ({"latents_mean": [0.0]}, "latents_mean has 1 numbers"),
     ],
 )

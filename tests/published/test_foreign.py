@@ -278,6 +278,12 @@ def test_files_in_half_precision(tmp_path, dtype):
     found = convert("lightningdit", tmp_path / "x.safetensors")
     assert all(value.dtype == torch.float32 for value in found.weights.values())
     assert torch.equal(found.weights["label.weight"], state["y_embedder.embedding_table.weight"].float())
+    # 8 bits, which torch promotes to nothing
+    state["y_embedder.embedding_table.weight"] = table = torch.full_like(
+        state["y_embedder.embedding_table.weight"], 0.125
+    ).to(torch.float8_e4m3fn)
+    torch.save(state, tmp_path / "x.pt")
+    assert torch.equal(convert("lightningdit", tmp_path / "x.pt").weights["label.weight"], table.float())
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,9 @@ def reseal(folder):
     rewrite(folder, lambda told: told.update(sha256=sha256(folder / "model.safetensors")))
 
 
+FOLDER = {"name": "folder", "channels": 1, "size": 8, "classes": 10}  # data of the user's own
+
+
 class Bomb:
     def __reduce__(self):
         return (Path.touch, (Path("went-off"),))
@@ -166,6 +169,12 @@ def test_configs_that_are_none(folder, text, reason):
     ("change", "reason"),
     [
         (lambda told: told.update(auto_map={"AutoModel": "x.y"}), "the keys must be"),
+        (lambda told: told["recipe"]["data"].update(FOLDER, path="/etc"), r"data\.path='/etc' must be a name"),
+        (
+            lambda told: told["recipe"]["data"].update(FOLDER, path="a/../../b"),
+            r"data\.path='a/\.\./\.\./b' must be a name",
+        ),
+        (lambda told: told["recipe"]["repa"].update(encoder="/dino"), r"repa\.encoder='/dino' must be a name"),
         (lambda told: told["recipe"].update(evil=1), "unknown key 'evil'"),
         (lambda told: told["recipe"]["train"].update(steps="1"), r"train\.steps='1' must be of type int"),
         (lambda told: told["source"].update(step="4"), r"source\.step='4' must be of type int"),

@@ -332,7 +332,7 @@ NETWORKS = {
     "infinite": (nn_of_3(Infinite), "network predicts NaN or Inf for x of shape (2, 3)"),
     "a function": (lambda x, t: x, "network is of type function; give a torch module, or a recipe"),
     "null for nothing": (mvm.wrap(nn_of_3(), null=3), "null is given to mvm.wrap, and the dataset gives no condition"),
-    "custom path": (mvm.wrap(nn_of_3(), path=mvm.path.VariancePreserving(0.2)), "no recipe can name path="),
+    "custom path": (mvm.wrap(nn_of_3(), kind="x0", path=mvm.path.VariancePreserving(0.2)), "no recipe can name path="),
 }
 
 

@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,7 +19,7 @@ from mvm.evaluation.images import of_model
 from mvm.generate import Draw, Sampler
 from mvm.model import load
 from mvm.recipes import load_recipe, override
-from mvm.samples import checksum
+from mvm.samples import checksum, read_condition
 from mvm.training.loop import train
 
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -146,6 +147,14 @@ def test_the_command_goes_round_the_rows_of_a_file(run, tmp_path):
     assert main(["sample", str(run), "--condition", str(tmp_path / "text.npz"), *options, *out]) == 0
     with np.load(tmp_path / "x.npz") as found:
         images, labels = found["arr_0"], found["arr_1"]
+    # by the names that prepared them, among others
+    np.savez(tmp_path / "all.npz", c=text["tokens"], m=text["mask"], images=np.zeros((9, 2)), names=["a"])
+    named = ["sample", str(run), "--condition", f"{tmp_path / 'all.npz'}:c,m", *options]
+    assert main([*named, "--out", str(tmp_path / "y.npz")]) == 0
+    with np.load(tmp_path / "y.npz") as found:
+        assert np.array_equal(found["arr_0"], images)
+    with pytest.raises(ValueError, match=r"it has the arrays c, m, images, names, no nope"):
+        read_condition(Path(f"{tmp_path / 'all.npz'}:nope"))
     assert labels.tolist() == [0, 1, 0, 1, 0]
     wanted = {name: value[[0, 1, 0, 1, 0]] for name, value in text.items()}
     made = load(run).generate(5, condition=wanted, cfg=2.0, batch=2, progress=False)

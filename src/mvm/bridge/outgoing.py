@@ -11,6 +11,7 @@ from mvm.bridge.diffusers import beta_table
 from mvm.bridge.incoming import Clock, FlowConvention, VarianceExploding
 from mvm.path import MEAN_VELOCITY, Condition, Field, LinearFlow, Schedule, TrainedField, as_time, convert, equal_snr
 from mvm.path.betas import BetaTable
+from mvm.path.condition import batched
 
 ROUNDING = 1e-6  # of the end: what float32 may do to a caller's time
 
@@ -39,6 +40,7 @@ class Outgoing:
                 "sigma of at least 0; a flow in 0 to 1000 says time_scale=1000"
             )
         t = t.clamp(0, self.end).reshape(-1).expand(x.shape[0])
+        condition = None if condition is None else batched(condition, x)
         return self.sign * convert(self.field(x, t, condition), "x0", self.kind, x, t, self.path)
 
 

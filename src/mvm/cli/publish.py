@@ -61,7 +61,7 @@ def export(
     options = {"weights": weights, "which": which, "dtype": dtype, "license": license}
     config = write_export(model, out, words=words, figures=figures, draw=_draw if grid else None, **options)
     print(f"wrote {out}: {config.source.weights} of step {config.source.step}, {_megabytes(out):.1f} MB; ", end="")
-    print(f"sample: mvm sample {out} --out grid.png; send: mvm push {out} OWNER/NAME")
+    print(f"{config.recipe.usage(str(out), True)}; send: mvm push {out} OWNER/NAME")
     return 0
 
 

@@ -39,8 +39,8 @@ def sample(
     batch
         Images at a time, in each process.
     condition
-        Of a model with another condition than class labels: X.npy, or X.npz with an array of each name, e.g. tokens and
-        mask. Its rows are gone round.
+        Of a model with another condition than class labels: X.npy, X.npz:KEY (of text X.npz:KEY,MASK), as it was given
+        to mvm data prepare, or X.npz with an array of each name, e.g. tokens and mask. Its rows are gone round.
     caption
         Of a model of text: what to show. Given several times, the images go round them.
     encoder

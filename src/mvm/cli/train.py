@@ -67,6 +67,7 @@ def train(
     """
     from mvm import checkpoint
     from mvm.model import choose_device
+    from mvm.published import run_recipe
     from mvm.recipes import RECIPE, override
     from mvm.training.interrupt import Terminated
     from mvm.training.loop import train as run_training
@@ -106,7 +107,8 @@ def train(
         except (ValueError, OSError) as error:  # the run is done, whatever comes of its report
             warn_from_first(f"no report: {error}")
     done = step >= chosen.train.steps
-    advice = "; ".join(filter(None, ["" if done else go_on, chosen.usage(quoted, done)]))
+    written = run_recipe(folder) if (folder / RECIPE).is_file() else chosen  # with what its data are
+    advice = "; ".join(filter(None, ["" if done else go_on, written.usage(quoted, done)]))
     say_from_first(f"{folder} is at step {step} of {chosen.train.steps}; {advice}")
     return 0
 

@@ -28,6 +28,7 @@ from mvm.untrusted import cut, read_json, refusal
 CONFIG, WEIGHTS = "config.json", "diffusion_pytorch_model.safetensors"
 POSTERIORS = ("mean", "draw")
 MOST_CONFIG = 1 << 16  # bytes
+MOST_FACTOR = 1e30  # of latents: published ones lie between 0.01 and 100
 MOST_LAYERS = 16  # blocks of a VAE, and layers of a block: published ones have 4 and 2
 # layers of the attention in files of before 2023
 RENAMED = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
@@ -132,10 +133,12 @@ def _options(path: Path, known: Mapping[str, Any]) -> dict[str, Any]:
         if not (isinstance(channels, list) and 0 < len(channels) <= MOST_LAYERS):
             raise ValueError(f"block_out_channels={cut(channels)}")
         for name in ("scaling_factor", "shift_factor", "latents_mean", "latents_std"):
-            value = options.get(name)
-            values = value if isinstance(value, list) else [] if value is None else [value]
-            low = 0 if name in ("scaling_factor", "latents_std") else -math.inf
-            if not all(isinstance(one, int | float) and low < one < math.inf for one in values):
+            value = options.get(name, 1.0 if name == "scaling_factor" else None)
+            optional = name != "scaling_factor" and value is None
+            values = value if isinstance(value, list) else [] if optional else [value]
+            low = 1 / MOST_FACTOR if name in ("scaling_factor", "latents_std") else -math.inf
+            # float32 holds them, and their inverses
+            if not all(isinstance(one, int | float) and low < one and abs(one) < MOST_FACTOR for one in values):
                 raise ValueError(f"{name}={cut(value)}")
             if isinstance(value, list) and len(value) != options.get("latent_channels", 4):
                 raise ValueError(f"{name} has {len(value)} numbers")

@@ -11,9 +11,9 @@ from mvm import noise
 from mvm.network import Output
 from mvm.objective.repa import RepaConfig, alignment, match_grid, spatial_norm
 from mvm.objective.weights import WEIGHTS
-from mvm.options import check
+from mvm.options import between, check
 from mvm.path import KINDS, MEAN_VELOCITY, Condition, Noised, Null, Schedule, TimeLaw, like, noised, perturb
-from mvm.path.condition import batched, dropped, null_of, require_finite, rows
+from mvm.path.condition import batched, dropped, null_of, require_finite, require_fit, rows
 from mvm.path.field import network_time
 from mvm.wrapped import NetworkField, wrap
 
@@ -191,7 +191,7 @@ def loss(
     noise are new at every call, by torch's generator or the one given; or a function of (seeds, step), one seed for
     each sample.
     """
-    if not isinstance(x0, Tensor) or not x0.is_floating_point() or x0.ndim < 2:
+    if not isinstance(x0, Tensor) or not x0.is_floating_point() or x0.ndim < 2 or not x0.numel():
         shape = f"{x0.dtype} of shape {tuple(x0.shape)}" if isinstance(x0, Tensor) else type(x0).__name__
         raise ValueError(f"x0 is {shape}; give floating-point samples (B, ...)")
     law = TimeLaw(timesteps) if isinstance(timesteps, str) else timesteps
@@ -199,10 +199,16 @@ def loss(
         network = wrap(network, kind=kind or "u", path=path or MEAN_VELOCITY, null=null)
     elif not (path is None and kind is None and null is None):
         raise ValueError("path, kind and null are those of mvm.wrap's call; leave them out here")
+    looks = not x0.is_cuda  # on a GPU a look at values would wait for all that was launched
+    if looks:
+        require_finite(x0, "x0")
     if condition is not None:
-        condition = batched(condition, x0)
-        if not x0.is_cuda:  # on a GPU a look at values would wait for all that was launched
+        condition, null = batched(condition, x0), network.network.null
+        if looks:
             require_finite(condition)
+        if not (null is None or callable(null)):
+            require_fit(condition, null_of(null, condition, x0))
+    between("drop", drop, 0, 1)
     if drop and (condition is None or network.network.null is None):
         missing = "condition is None" if condition is None else "null is None"
         raise ValueError(f"drop={drop}: {missing}, and drop puts the null condition in its place; give both")

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mvm.untrusted import cut
+
 Condition = Any
 Null = Any  # a condition of one row, which serves all samples, or a callable: condition -> null condition
 
@@ -64,7 +66,8 @@ def batched(condition: Condition, x: Tensor, name: str = "condition") -> Conditi
 
     out = map_tensors(rows_of, condition, name=name)
     if not tensors:
-        raise ValueError(f"{name} must be a tensor with one row per sample, or a structure of such; got {condition!r}")
+        given = cut(repr(condition))
+        raise ValueError(f"{name} must be a tensor with one row per sample, or a structure of such; got {given}")
     return out
 
 
@@ -141,15 +144,25 @@ def null_of(null: Null, condition: Condition, x: Tensor) -> Condition:
     return batched(null(condition), x, "null(condition)")
 
 
+def _require_shape(position: str, given: Tensor, instead: Tensor) -> Tensor:
+    if given.shape[1:] != instead.shape[1:] or given.ndim != instead.ndim:
+        raise ValueError(
+            f"null has shape {tuple(instead.shape)} where {position} has {tuple(given.shape)}; give one row of "
+            "the same shape (pad texts to one length), or a callable: condition -> null"
+        )
+    return given
+
+
+def require_fit(condition: Condition, null: Condition) -> None:
+    """Refuse a null condition of another structure, or with rows of another shape. Both are batched."""
+    map_tensors(_require_shape, condition, null)
+
+
 def dropped(condition: Condition, null: Condition, mask: Tensor) -> Condition:
     """Return the condition with the null condition in the rows of `mask`, bool (B,). Both are batched."""
 
     def pick(position: str, given: Tensor, instead: Tensor) -> Tensor:
-        if given.shape[1:] != instead.shape[1:] or given.ndim != instead.ndim:
-            raise ValueError(
-                f"null has shape {tuple(instead.shape)} where {position} has {tuple(given.shape)}; give one row of "
-                "the same shape (pad texts to one length), or a callable: condition -> null"
-            )
+        _require_shape(position, given, instead)
         here = mask.to(given.device).reshape(-1, *(1,) * (given.ndim - 1))
         return torch.where(here, instead.to(given.dtype), given) if given.ndim else given
 

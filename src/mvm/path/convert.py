@@ -68,7 +68,7 @@ class Moment:
         self.refuse(self.sigma == 0, f"{kind} -> eps is indeterminate where sigma = 0")
 
     def need_signal(self, kind: str) -> None:
-        self.refuse(self.alpha == 0, f"{kind} -> x0 is indeterminate where alpha = 0")
+        self.refuse(self.alpha == 0, f"{kind} -> x0 is indeterminate where alpha = 0; train another kind")
 
 
 def _u_to_x0(u: Tensor, x: Tensor, at: Moment) -> Tensor:

@@ -94,7 +94,7 @@ class ForeignTensors:
 
     def __init__(self, named: Mapping[str, Tensor], where: str) -> None:
         self.left = {
-            name: value.to(torch.promote_types(value.dtype, torch.float32)) if value.is_floating_point() else value
+            name: value.float() if value.is_floating_point() and value.itemsize < 4 else value
             for name, value in named.items()
         }
         self.where = where

@@ -92,6 +92,10 @@ class Config:
             if not text.replace("\n", "").isprintable():  # it goes to terminals, which obey escape sequences
                 raise ValueError(f"{option}={text!r} must be printable text")
         check_license(self.license)
+        for option in ("data.path", "repa.encoder"):
+            text = attrgetter(option)(self.recipe)
+            if Path(text).is_absolute() or ".." in Path(text).parts:
+                raise ValueError(f"{option}={cut(repr(text))} must be a name: a published model names no other folder")
         for option in ("codec.path", "codec.encoder", "codec.latents", "condition.encoder"):
             if value := attrgetter(option)(self.recipe):  # a stranger's folder reads nothing but itself
                 raise ValueError(f"{option}={value!r} must be empty: a published model names no other folder")

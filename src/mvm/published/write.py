@@ -168,7 +168,8 @@ def _source(opened: Opened, dtype: str | None) -> WeightsSource:
 def _base(name: str) -> str:
     """Return a path's last part; a hub id stays as it is."""
     path = Path(name)
-    return path.name if path.is_absolute() or path.exists() or name.count("/") > 1 else name
+    local = path.is_absolute() or ".." in path.parts or path.exists() or name.count("/") > 1
+    return path.name if local else name
 
 
 def _public(recipe: Recipe) -> Recipe:

@@ -49,7 +49,8 @@ def _checked(option: str, value: Any, kind: type) -> Any:
         except OverflowError:
             raise ValueError(f"{option}={cut(value)} is beyond all numbers of type float") from None
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise ValueError(f"{option}={cut(repr(value))} must be of type {kind.__name__}")
+        named = f", one of the names in: mvm options {option}" if kind is str and isinstance(value, bool) else ""
+        raise ValueError(f"{option}={cut(repr(value))} must be of type {kind.__name__}{named}")
     return value
 
 

@@ -10,6 +10,7 @@ from mvm.distributed.processes import EngineConfig
 from mvm.latent import DecoderConfig, EncoderConfig
 from mvm.latent.rae import decoder_cost
 from mvm.network import ConditionConfig, DiTConfig, OwnConfig, multiply_adds
+from mvm.network.own import OWN
 from mvm.objective import ObjectiveConfig, RepaConfig
 from mvm.objective.reconstruction import ReconstructionConfig
 from mvm.optim.optimizers import TrainConfig
@@ -342,7 +343,9 @@ class Recipe(BaseRecipe):
         return multiply_adds(self.network, self.sample_shape, len(self.data.class_names), self.condition)
 
     def usage(self, run: str, done: bool) -> str:
-        own = f" --network {self.network.kind}" if isinstance(self.network, OwnConfig) else ""
+        own = ""
+        if isinstance(self.network, OwnConfig):
+            own = f" --network {'module:PACKAGE.MODULE:CLASS' if self.network.kind == OWN else self.network.kind}"
         return f"sample: mvm sample {run}{own} --out {'samples.npy' if self.data.values == 'float' else 'grid.png'}"
 
 
