@@ -14,8 +14,8 @@ from mvm.network.fast.kernels.cast import rounded_both_ways
 def compare(x, factor, dtype):
     before = x.clone()
     wanted = (x.float() * factor).to(dtype)
-    values, turned = rounded_both_ways(x, factor, dtype)
-    for found, want in ((values, wanted), (turned, wanted.t())):
+    values, transposed = rounded_both_ways(x, factor, dtype)
+    for found, want in ((values, wanted), (transposed, wanted.t())):
         assert found.dtype == dtype and found.shape == want.shape and found.is_contiguous()
         assert torch.equal(found.float(), want.float()), (x.shape, dtype)
     assert torch.equal(x, before)
@@ -84,7 +84,7 @@ with torch.autocast("cpu", torch.bfloat16):
     found = torch.compile(work, backend=aot_autograd(fw_compiler=read, bw_compiler=read), fullgraph=True)(x, *weights)
 assert found.shape == (2, 9, 48) and found.dtype == torch.bfloat16
 found.sum().backward()
-assert graphs == [[["turned", "values"]], 4 * [["turned", "values"]]], graphs
+assert graphs == [[["transposed", "values"]], 4 * [["transposed", "values"]]], graphs
 """
 
 # For Hopper, without one: it rounds by its own instruction, and reads and writes no fewer than 16 bytes at a time.
