@@ -115,7 +115,7 @@ def check_gaussian_posterior() -> Checks:
     exact, prior = oracle.spectrum(stds).field(MEAN_VELOCITY), turn @ torch.diag(stds**2) @ turn.T
     a = noise.normal(torch.arange(3), 1, (size,), torch.float64)
     y, worst = torch.tensor([[1.0, -2.0, 0.5]], dtype=torch.float64), 0.0
-    told = edit.Conditioned(
+    conditioned = edit.Conditioned(
         lambda x, t, condition: exact(x @ turn, t, condition) @ turn.T, y, lambda x: x @ a.T, noise=STD, iterations=size
     )
     for t in (0.02, 0.1, 0.5, 0.9):
@@ -123,7 +123,7 @@ def check_gaussian_posterior() -> Checks:
         both = torch.cat(((1 - t) * torch.eye(size), a))
         errors = torch.diag(torch.tensor([t] * size + [STD**2] * len(a), dtype=torch.float64))
         wanted = torch.cat((x, y.expand(16, -1)), 1) @ torch.linalg.inv(both @ prior @ both.T + errors) @ both @ prior
-        worst = max(worst, peak(told(x, full_time(x, t)) - wanted))
+        worst = max(worst, peak(conditioned(x, full_time(x, t)) - wanted))
     yield Check("measurements as a field: exact on a Gaussian", worst, 1e-7)
 
 
