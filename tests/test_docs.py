@@ -35,6 +35,8 @@ PARSED = {
     ("fine-tune.md", "mvm train cifar10-small --init-from"): "full size; tests/cli/test_init_from.py types small ones",
     ("fine-tune.md", "mvm sample runs/tuned"): "needs the run before it",
     ("baselines.md", "mvm train cifar10-ddpm --objective"): "in place of the line before it; one folder is one run",
+    ("edit.md", "mvm edit inpaint cifar10 photo.png"): "needs a photo; tests/cli/test_edit_command.py types it",
+    ("edit.md", "mvm edit deblur cifar10 blurred"): "needs the pictures of the Python lines before it",
     ("latents.md", "mvm train"): "needs an encoder and LPIPS; tests/cli/test_rae_command.py types it with small ones",
     ("latents.md", "mvm sample runs/ddt"): "needs the run before it",
     ("latents.md", "mvm sweep runs/ddt"): "needs the run before it",
@@ -57,6 +59,11 @@ SHORT = {
     "tune": {"--num": "2", "--nfe": "2", "--rounds": "1", "--reference-nfe": "3"},
     "compare": {"--num": "8", "--nfe": "2", "--metrics": "fd-pixels", "--blocks": "2"},
     "eval": {"--metrics": "fd-pixels"},
+    **{
+        f"edit {task}": {"--nfe": "1", "--index": "0", "--iterations": "1"}
+        for task in ("inpaint", "outpaint", "upscale", "deblur")
+    },
+    "edit image-to-image": {"--nfe": "1", "--index": "0"},
     "data stats": {"--features": "pixels"},
 }
 

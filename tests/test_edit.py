@@ -35,7 +35,9 @@ def images(count=3, side=8, channels=1):
 def test_the_field_of_a_gaussians_posterior_is_exact(schedule, std):
     operator = torch.tensor([[1.0, 1, 0, 0, 0, 0], [0, 0, 1, 0, 2, 0], [0, 1, 0, 0, 0, 1]], dtype=torch.float64)
     covariance, y = TURN @ torch.diag(STDS**2) @ TURN.T, torch.tensor([[1.0, -2.0, 0.5]], dtype=torch.float64)
-    told = edit.Conditioned(turned(schedule), y, lambda x: x @ operator.T, noise=std, iterations=6, schedule=schedule)
+    conditioned = edit.Conditioned(
+        turned(schedule), y, lambda x: x @ operator.T, noise=std, iterations=6, schedule=schedule
+    )
     for t in (0.1, 0.5, 0.9):
         t = t * schedule.end
         alpha, sigma = float(schedule.alpha(t)), float(schedule.sigma(t))
@@ -45,7 +47,7 @@ def test_the_field_of_a_gaussians_posterior_is_exact(schedule, std):
         error = torch.diag(torch.tensor([sigma**2] * 6 + [std**2] * 3, dtype=torch.float64))
         gain = covariance @ both.T @ torch.linalg.inv(both @ covariance @ both.T + error)
         wanted = torch.cat((x, y.expand(5, 3)), 1) @ gain.T
-        torch.testing.assert_close(told(x, full_time(x, t)), wanted, rtol=1e-7, atol=1e-8)
+        torch.testing.assert_close(conditioned(x, full_time(x, t)), wanted, rtol=1e-7, atol=1e-8)
 
 
 @pytest.mark.parametrize("name", ["adams", "heun", "euler-maruyama", "dpm++2m"])
@@ -300,6 +302,10 @@ def digits():
 Y, FIELD = torch.zeros(2, 1), LAW.field(MEAN_VELOCITY)
 
 
+def no_gradient(x, t, condition=None):
+    return FIELD(x.detach(), t, condition)
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
@@ -314,6 +320,10 @@ Y, FIELD = torch.zeros(2, 1), LAW.field(MEAN_VELOCITY)
         (lambda: edit.restore(FIELD, Y, lambda x: x[:, :1], shape=(2,), particles=2, solver="sa"), "solver adams"),
         (lambda: edit.restore(FIELD, Y, lambda x: x[:, :1], shape=(2,), solver="adaptive"), "goes by tolerance"),
         (lambda: edit.restore(FIELD, Y, lambda x: x[:, :1], shape=(2,), iterations=0), "iterations=0"),
+        (
+            lambda: edit.restore(no_gradient, Y, lambda x: x[:, :1], shape=(2,)),
+            "needs the field's gradient.*projection",
+        ),
         (lambda: edit.inpaint(FIELD, torch.zeros(2, 2), torch.zeros(2)), "marks nothing"),
         (lambda: edit.inpaint(FIELD, torch.zeros(2, 2), torch.ones(3)), r"mask has shape \(3,\) and x0 \(2, 2\)"),
         (lambda: edit.inpaint(FIELD, torch.zeros(2, 2, dtype=torch.uint8), torch.ones(2)), "floating-point"),

@@ -118,34 +118,30 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
     return (a * b).flatten(1).sum(1).reshape(-1, *(1,) * (a.ndim - 1))
 
 
-def _per_sample(values: Tensor, x: Tensor) -> Tensor:
-    return values.reshape(-1, *(1,) * (x.ndim - 1))
+def _conjugate_gradients(
+    w: Operator, operator: Operator, std: float, residual: Tensor, steps: int
+) -> tuple[Tensor, Tensor]:
+    """Return W z and residual . z (B,), where (A W + std^2) z = residual; one application of w a step.
 
-
-def _weighed(pull: Operator, operator: Operator, std: float, residual: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-    """Return W z and residual . z (B,), where (A W + std^2) z = residual; pull is W, operator A.
-
-    Conjugate gradients, a pull a step. A sample stops where A W is not positive, as a network's may be.
+    A sample stops where A W is not positive, as a network's may be.
     """
-    left = direction = residual
-    square = first = _dot(left, left)
-    pulled, energy, alive = None, torch.zeros_like(square), torch.ones_like(square, dtype=torch.bool)
+    r = p = residual
+    squared = first = _dot(r, r)
+    wz: Any = 0
+    quadratic, active = torch.zeros_like(squared), torch.ones_like(squared, dtype=torch.bool)
     smallest = torch.finfo(residual.dtype).eps ** 2
     for _ in range(steps):
-        back = pull(direction)
-        forth = operator(back) + std**2 * direction
-        curvature = _dot(direction, forth)
-        alive = alive & (curvature > 0) & (square > smallest * first)
-        step = torch.where(alive, square / curvature, 0)
-        change = _per_sample(step, back) * back
-        pulled = change if pulled is None else pulled + change
-        energy = energy + step * square
-        left = left - step * forth
-        following = _dot(left, left)
-        direction = left + torch.where(alive, following / square, 0) * direction
-        square = following
-    assert pulled is not None
-    return pulled, energy.flatten()
+        wp = w(p)
+        q = operator(wp) + std**2 * p
+        curvature = _dot(p, q)
+        active = active & (curvature > 0) & (squared > smallest * first)
+        step = torch.where(active, squared / curvature, 0)
+        wz = wz + step.reshape(-1, *(1,) * (wp.ndim - 1)) * wp
+        quadratic = quadratic + step * squared
+        r = r - step * q
+        before, squared = squared, _dot(r, r)
+        p = r + torch.where(active, squared / before, 0) * p
+    return wz, quadratic.flatten()
 
 
 def _adjoint(operator: Operator, x: Tensor) -> Operator:
@@ -213,16 +209,16 @@ class Conditioned:
 
     def packed(self, x: Tensor, t: Tensor, *answers: Tensor) -> tuple[Tensor, ...]:
         """Return `posterior`'s three parts, flat and in one tensor (B, 2 D + 1), for each answer x0_hat to x."""
-        alpha, sigma = (like(value, x) for value in (self.schedule.alpha(t), self.schedule.sigma(t)))
-        return tuple(self._packed(x, answer, alpha, sigma) for answer in answers)
+        return tuple(self._packed(x, t, answer) for answer in answers)
 
-    def _packed(self, x: Tensor, answer: Tensor, alpha: Tensor, sigma: Tensor) -> Tensor:
+    def _packed(self, x: Tensor, t: Tensor, answer: Tensor) -> Tensor:
+        alpha, sigma = (like(value, x) for value in (self.schedule.alpha(t), self.schedule.sigma(t)))
         x0 = answer.detach()
         if self.method == "projection":
             adjoint = _adjoint(self.operator, x0)
             factor = sigma**2 / (alpha**2 + sigma**2)  # variance of x0 given x_t, had each value mean 0 and std 1
 
-            def pull(z: Tensor) -> Tensor:
+            def covariance(z: Tensor) -> Tensor:  # C A^T z
                 return factor * adjoint(z)
 
         else:
@@ -232,53 +228,53 @@ class Conditioned:
                     "torch); use method='projection'"
                 )
             with torch.enable_grad():
-                seen = self.operator(answer)
+                measured = self.operator(answer)
             self.products += self.iterations
 
-            def pull(z: Tensor) -> Tensor:  # C A^T z, as C = C^T
-                return sigma**2 / alpha * torch.autograd.grad(seen, x, z, retain_graph=True)[0]
+            def covariance(z: Tensor) -> Tensor:  # C A^T z, as C = C^T
+                return sigma**2 / alpha * torch.autograd.grad(measured, x, z, retain_graph=True)[0]
 
-        residual = self._miss(x0)
-        change, energy = _weighed(pull, self.operator, self.noise, residual, self.iterations)
-        return torch.cat((x0.flatten(1), (x0 + change).flatten(1), -energy[:, None] / 2), 1)
+        change, quadratic = self._correction(covariance, x0, self.noise)
+        return torch.cat((x0.flatten(1), (x0 + change).flatten(1), -quadratic[:, None] / 2), 1)
 
-    def _miss(self, x0: Tensor) -> Tensor:
-        return self.y.to(x0) - self.operator(x0)
+    def _correction(self, covariance: Operator, x0: Tensor, noise: float) -> tuple[Tensor, Tensor]:
+        residual = self.y.to(x0) - self.operator(x0)
+        return _conjugate_gradients(covariance, self.operator, noise, residual, self.iterations)
 
     def consistent(self, x: Tensor) -> Tensor:
         """Return the nearest samples that agree with measurements free of noise; x itself where they have some."""
         if self.noise:
             return x
-        return x + _weighed(_adjoint(self.operator, x), self.operator, 0.0, self._miss(x), self.iterations)[0]
+        return x + self._correction(_adjoint(self.operator, x), x, 0.0)[0]
 
 
 @dataclass
 class _Posterior:
     """A field's posterior, packed: guidance extrapolates x0_hat, its correction and log p(y | x_t) alike."""
 
-    told: Conditioned
+    conditioned: Conditioned
     field: Any
 
-    def traced(self, x: Tensor) -> tuple[Tensor, Any]:
+    def differentiable(self, x: Tensor) -> tuple[Tensor, Any]:
         """Return x to be differentiated by, and the context for it."""
-        moments = self.told.method == "moments"
+        moments = self.conditioned.method == "moments"
         return x.detach().requires_grad_(moments), torch.set_grad_enabled(moments)
 
     def __call__(self, x: Tensor, t: Tensor, condition: Condition) -> Tensor:
-        x, tracing = self.traced(x)
-        with tracing:
+        x, grad = self.differentiable(x)
+        with grad:
             answer = self.field(x, t, condition)
-        return self.told.packed(x, t, answer)[0]
+        return self.conditioned.packed(x, t, answer)[0]
 
 
 class _PairedPosterior(_Posterior):
     """The same of a field with an inner head."""
 
     def pair(self, x: Tensor, t: Tensor, condition: Condition) -> tuple[Tensor, ...]:
-        x, tracing = self.traced(x)
-        with tracing:
+        x, grad = self.differentiable(x)
+        with grad:
             answers = self.field.pair(x, t, condition)
-        return self.told.packed(x, t, *answers)
+        return self.conditioned.packed(x, t, *answers)
 
 
 @dataclass(frozen=True)
@@ -292,7 +288,7 @@ class Restored:
     seeds: Tensor
 
 
-def _filtered(
+def _twisted_diffusion(
     field: Conditioned,
     x: Tensor,
     seeds: Tensor,
@@ -307,44 +303,47 @@ def _filtered(
     A particle takes the posterior's step; its weight makes up for the field's own, and for log p(y | x_t) on the way.
     adams of order 2 without corrector: a step then is a Gaussian given the past, by either field.
     """
-    count, size = x.shape[:2]
+    count, particles = x.shape[:2]
     solver = replace(base, predictor=2, corrector=0, ending=1).for_size(x[0, 0].numel())
     plan: Any = solver.plan(field.schedule, nfe, rho)
-    each = torch.arange(size, device=x.device)
-    first = size * torch.arange(count, device=x.device)[:, None]  # of the particles of a sample
+    each = torch.arange(particles, device=x.device)
+    first = particles * torch.arange(count, device=x.device)[:, None]  # of the particles of a sample
 
-    def evaluate(x: Tensor, t: float) -> Any:
-        return field.posterior(x, full_time(x, t), condition)
+    def drawn(cumulative: Tensor, at: Tensor) -> Tensor:
+        return torch.searchsorted(cumulative, at).clamp_max(particles - 1)
 
-    def draw(index: int) -> Tensor:
+    def uniform(index: int) -> Tensor:
         return counter_noise.uniform(seeds, counter_noise.RESAMPLE + index, (1,))
 
-    seen, x = in_solver_time(solver, evaluate, x.flatten(0, 1), field.schedule)
-    weight, before = x.new_zeros(count, size), x.new_zeros(())
-    plain: tuple[Tensor, ...] = ()
-    moved: tuple[Tensor, ...] = ()
+    evaluate: Any = lambda x, t: field.posterior(x, full_time(x, t), condition)  # noqa: E731 (of three parts)
+    evaluate, x = in_solver_time(solver, evaluate, x.flatten(0, 1), field.schedule)
+    log_weights, last_twist = x.new_zeros(count, particles), x.new_zeros(())
+    prior: tuple[Tensor, ...] = ()  # x0_hat of the last two steps, newest first: by the field
+    posterior: tuple[Tensor, ...] = ()  # and given y
     for i, (t, row) in enumerate(zip(plan.times, plan.rows, strict=False)):
-        x0, posterior, twist = seen(x, t)
-        weight = weight + twist.reshape(count, size) - before
-        share = torch.softmax(weight.double(), 1)
-        few = 1 / share.square().sum(1, keepdim=True) < size / 2  # the effective number of particles
-        spread = torch.searchsorted(share.cumsum(1), (each + draw(i)) / size).clamp_max(size - 1)
-        parents = (torch.where(few, spread, each) + first).flatten()
-        weight, before = torch.where(few, 0, weight), twist[parents].reshape(count, size)
-        x, plain, moved = x[parents], (x0, *plain[:1]), (posterior, *moved[:1])
-        plain, moved = tuple(past[parents] for past in plain), tuple(past[parents] for past in moved)
+        by_field, given_y, twist = evaluate(x, t)
+        log_weights = log_weights + twist.reshape(count, particles) - last_twist
+        weights = torch.softmax(log_weights.double(), 1)
+        resample = 1 / weights.square().sum(1, keepdim=True) < particles / 2  # the effective sample size
+        systematic = drawn(weights.cumsum(1), (each + uniform(i)) / particles)
+        parents = (torch.where(resample, systematic, each) + first).flatten()
+        log_weights = torch.where(resample, 0, log_weights)
+        last_twist = twist[parents].reshape(count, particles)
+        x = x[parents]
+        prior = tuple(x0[parents] for x0 in (by_field, *prior[:1]))
+        posterior = tuple(x0[parents] for x0 in (given_y, *posterior[:1]))
         if i == plan.steps - 1:
             break
-        kick = counter_noise.normal(seeds, counter_noise.STEP + i, (size, *x.shape[1:]), x.dtype).flatten(0, 1)
+        kick = counter_noise.normal(seeds, counter_noise.STEP + i, (particles, *x.shape[1:]), x.dtype).flatten(0, 1)
         kick = row.std * kick
-        start, x = x, combine(row.decay, x, row.predict, moved, kick)
-        other = x - combine(row.decay, start, row.predict, plain, None)  # the noise of this step by the field's own
-        weight = weight + (_dot(kick, kick) - _dot(other, other)).reshape(count, size) / (2 * row.std**2)
+        start, x = x, combine(row.decay, x, row.predict, posterior, kick)
+        prior_kick = x - combine(row.decay, start, row.predict, prior, None)  # of the same step by the field
+        ratio = (_dot(kick, kick) - _dot(prior_kick, prior_kick)) / (2 * row.std**2)
+        log_weights = log_weights + ratio.reshape(count, particles)
         if on_step is not None:
-            on_step(State(i + 1, x, moved))
-    share = torch.softmax(weight.double(), 1)
-    chosen = torch.searchsorted(share.cumsum(1), draw(nfe)).clamp_max(size - 1)
-    return moved[0][(chosen + first).flatten()]
+            on_step(State(i + 1, x, posterior))
+    chosen = drawn(torch.softmax(log_weights.double(), 1).cumsum(1), uniform(nfe))
+    return posterior[0][(chosen + first).flatten()]
 
 
 def solve(
@@ -406,7 +405,7 @@ def solve(
         each = torch.arange(len(y), device=y.device).repeat_interleave(particles)
         posterior.y = y[each]
         with torch.no_grad():
-            found = _filtered(
+            found = _twisted_diffusion(
                 posterior, x, seeds, nfe, rho, rows(given, each) if given is not None else None, chosen, on_step
             )
         posterior.y = y
@@ -426,29 +425,6 @@ def restore(field: Field, y: Tensor, operator: Operator, **options: Any) -> Tens
     Other options are those of `mvm.sample`; rho is 1 unless given, which is nearer to the posterior than the ODE.
     """
     return solve(field, y, operator, **options).x
-
-
-def _require_samples(name: str, x: Tensor) -> None:
-    if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim < 2 or not x.numel():
-        raise ValueError(
-            f"{name} must be a floating-point tensor of shape (B, ...), as the model's codec encodes images"
-        )
-    if not bool(torch.isfinite(x).all()):
-        raise ValueError(f"{name} of shape {tuple(x.shape)} must be finite; it holds NaN or Inf")
-
-
-def _mask_for(mask: Tensor, x0: Tensor) -> Tensor:
-    """Return the mask as bool that broadcasts over x0 (B, C, *space)."""
-    mask = torch.as_tensor(mask).to(x0.device) != 0
-    if mask.ndim < x0.ndim:
-        mask = mask.reshape(*(1,) * (x0.ndim - mask.ndim), *mask.shape)
-    if mask.ndim > x0.ndim or any(m not in (1, n) for m, n in zip(mask.shape, x0.shape, strict=True)):
-        raise ValueError(
-            f"mask has shape {tuple(mask.shape)} and x0 {tuple(x0.shape)}; give one of x0's shape, or of its last axes"
-        )
-    if not bool(mask.any()):
-        raise ValueError("mask marks nothing to make anew; set it to 1 there")
-    return mask.expand_as(x0)
 
 
 def inpaint(field: Field, x0: Tensor, mask: Tensor, **options: Any) -> Tensor:
@@ -496,37 +472,14 @@ def start_of(strength: float, field: Field, schedule: Schedule | None = None) ->
     return whole if t >= whole.end else whole.until(t)
 
 
-def image_to_image(
-    field: Field,
-    x0: Tensor,
-    strength: float,
-    *,
-    inversion: bool = False,
-    source: Condition = None,
-    schedule: Schedule | None = None,
-    nfe: int = DEFAULT_NFE,
-    condition: Condition = None,
-    seeds: Sequence[int] | Tensor | None = None,
-    **options: Any,
-) -> Tensor:
+def image_to_image(field: Field, x0: Tensor, strength: float, **options: Any) -> Tensor:
     """Return images made of x0 (B, ...): carried to t = strength, and sampled from there with `nfe` evaluations.
 
-    strength: t of MeanVelocity(T=1), at equal SNR on other paths; 1 keeps nothing. inversion: carried by the ODE, in
-    `nfe` evaluations more (`mvm.likelihood.encode`), under the condition `source`; else by noise of the seeds. With
+    strength: t of MeanVelocity(T=1), at equal SNR on other paths; 1 keeps nothing. inversion=True: carried by the ODE,
+    in `nfe` evaluations more (`mvm.likelihood.encode`), under the condition `source`; else by noise of the seeds. With
     inversion and rho 0 an unchanged condition gives x0 again. Other options are those of `mvm.sample`.
     """
-    return solve_image_to_image(
-        field,
-        x0,
-        strength,
-        inversion=inversion,
-        source=source,
-        schedule=schedule,
-        nfe=nfe,
-        condition=condition,
-        seeds=seeds,
-        **options,
-    ).x
+    return solve_image_to_image(field, x0, strength, **options).x
 
 
 def solve_image_to_image(
@@ -544,16 +497,33 @@ def solve_image_to_image(
 ) -> Solution:
     """Return `image_to_image`'s answer with what the sampling cost, to which an inversion adds `nfe` evaluations."""
     _require_samples("x0", x0)
-    part = start_of(strength, field, schedule)
+    seeds = counter_noise.as_seeds(seeds, len(x0), x0.device)
+    x, part = intermediate(field, x0, strength, seeds, inversion, source, schedule, nfe)
+    return solve_field(field, x, schedule=part, nfe=nfe, condition=condition, seeds=seeds, **options)
+
+
+def intermediate(
+    field: Field,
+    x0: Tensor,
+    strength: float,
+    seeds: Tensor,
+    inversion: bool = False,
+    source: Condition = None,
+    schedule: Schedule | None = None,
+    nfe: int = DEFAULT_NFE,
+) -> tuple[Tensor, Schedule]:
+    """Return x0 carried to t = strength of MeanVelocity(T=1), and the part of the field's schedule that ends there."""
+    whole = require_schedule(field, schedule).whole
+    if not isinstance(strength, Real) or not 0 < strength <= 1:
+        raise ValueError(f"strength={strength} is out of range; it must lie in (0, 1]: 1 keeps nothing of the image")
     if source is not None and not inversion:
         raise ValueError("source is the condition of an inversion; add inversion=True, or leave it out")
-    seeds = counter_noise.as_seeds(seeds, len(x0), x0.device)
+    t = float(equal_snr_time(float(strength), MEAN_VELOCITY, whole))
+    part = whole if t >= whole.end else whole.until(t)
     if inversion:
-        x = likelihood.encode(field, x0, schedule=part, nfe=nfe, condition=source)
-    else:
-        alpha, sigma = (like(value(part.end), x0) for value in (part.alpha, part.sigma))
-        x = alpha * x0 + sigma * counter_noise.initial(seeds, x0.shape[1:], x0.dtype)
-    return solve_field(field, x, schedule=part, nfe=nfe, condition=condition, seeds=seeds, **options)
+        return likelihood.encode(field, x0, schedule=part, nfe=nfe, condition=source), part
+    alpha, sigma = (like(value(part.end), x0) for value in (part.alpha, part.sigma))
+    return alpha * x0 + sigma * counter_noise.initial(seeds, x0.shape[1:], x0.dtype), part
 
 
 def _require_samples(name: str, x: Tensor) -> None:

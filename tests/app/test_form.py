@@ -2,13 +2,13 @@
 
 import pytest
 
-from mvm.app.form import ODE, RANGES, SDE, Form, step_solvers, takes_noise
+from mvm.app.form import ODE, RANGES, SDE, SampleForm, step_solvers, takes_noise
 from mvm.noise import MAX_SEED
 from mvm.recipes import SampleConfig
 
 
 def test_what_the_page_starts_with_is_right():
-    assert Form("digits").problems() == {}
+    assert SampleForm("digits").problems() == {}
 
 
 @pytest.mark.parametrize(
@@ -30,12 +30,12 @@ def test_what_the_page_starts_with_is_right():
     ],
 )
 def test_an_odd_value_is_told_beside_its_field(field, value, words):
-    assert Form("digits", **{field: value}).problems() == {field: words}
+    assert SampleForm("digits", **{field: value}).problems() == {field: words}
 
 
 def test_an_interval_that_ends_before_it_begins_is_told():
     words = "Guide to is 0.2, below Guide from (0.8); it must be 0.8 to 1"
-    assert Form("digits", low=0.8, high=0.2).problems() == {"high": words}
+    assert SampleForm("digits", low=0.8, high=0.2).problems() == {"high": words}
 
 
 def test_the_ends_of_all_ranges_are_right():
@@ -46,23 +46,25 @@ def test_the_ends_of_all_ranges_are_right():
 
 
 def test_the_sides_differ_in_rho_alone():
-    form = Form("digits", nfe=7.0, rho=0.75, solver="sa")
+    form = SampleForm("digits", nfe=7.0, rho=0.75, solver="sa")
     assert form.sides == (ODE, SDE)
     assert form.settings(ODE) == SampleConfig("sa", 7, 0.0)
     assert form.settings(SDE) == SampleConfig("sa", 7, 0.75)
 
 
 def test_an_interval_counts_with_guidance_alone():
-    assert Form("digits", cfg=1.0, low=0.2, high=0.8).settings(ODE) == SampleConfig("adams", 13)
-    assert Form("digits", cfg=1.5, low=0.2, high=0.8).settings(ODE) == SampleConfig("adams", 13, 0.0, 1.5, 0.2, 0.8)
+    assert SampleForm("digits", cfg=1.0, low=0.2, high=0.8).settings(ODE) == SampleConfig("adams", 13)
+    assert SampleForm("digits", cfg=1.5, low=0.2, high=0.8).settings(ODE) == SampleConfig(
+        "adams", 13, 0.0, 1.5, 0.2, 0.8
+    )
 
 
 def test_internal_guidance_is_guidance_on_the_interval():
-    found = Form("digits", internal=1.5, low=0.2, high=0.8).settings(ODE)
+    found = SampleForm("digits", internal=1.5, low=0.2, high=0.8).settings(ODE)
     assert found == SampleConfig("adams", 13, 0.0, 1.0, 0.2, 0.8, internal=1.5)
 
 
 def test_solvers_offered_have_steps_and_ode_solvers_one_side():
     assert step_solvers() == ["adams", "sa", "heun", "euler", "euler-maruyama"]
     assert [takes_noise(name) for name in step_solvers()] == [True, True, False, False, True]
-    assert Form("digits", solver="heun").sides == (ODE,)
+    assert SampleForm("digits", solver="heun").sides == (ODE,)

@@ -9,15 +9,20 @@ from dataclasses import replace
 
 import pytest
 
-from mvm.app.form import ODE, SDE, Form
+from mvm.app.form import ODE, SDE, SampleForm
 from mvm.app.lines import command, file_name, number, python
 from mvm.app.show import side_html
 from mvm.app.walk import look
 from mvm.cli import run
 from mvm.model import load
 
-GUIDED = Form("digits", (3, 5), 3, "11", "adams", 4, 0.75, cfg=1.5, low=0.1, high=0.9)
-FORMS = [(Form("digits", nfe=3), SDE), (GUIDED, ODE), (GUIDED, SDE), (Form("digits", nfe=4, solver="heun"), ODE)]
+GUIDED = SampleForm("digits", (3, 5), 3, "11", "adams", 4, 0.75, cfg=1.5, low=0.1, high=0.9)
+FORMS = [
+    (SampleForm("digits", nfe=3), SDE),
+    (GUIDED, ODE),
+    (GUIDED, SDE),
+    (SampleForm("digits", nfe=4, solver="heun"), ODE),
+]
 
 
 def saved(model, form, side):
@@ -49,7 +54,7 @@ def test_command_and_python_write_the_saved_picture(digits, form, side, tmp_path
 
 def test_internal_guidance_is_in_the_lines(inner, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    model, plain = load(inner), Form(inner, nfe=3)
+    model, plain = load(inner), SampleForm(inner, nfe=3)
     pictures = {
         check_lines(model, replace(plain, cfg=cfg, internal=internal, low=low), ODE, tmp_path)
         for cfg, internal, low in ((1.0, 1.0, 0.0), (1.0, 4.0, 0.0), (1.0, 4.0, 0.5), (2.0, 4.0, 0.0))
@@ -87,7 +92,7 @@ def test_what_a_recipe_has_beyond_the_page_is_undone(digits, monkeypatch):
 
 
 def test_names_with_spaces_are_quoted(digits):
-    form = Form("my runs/a b")
+    form = SampleForm("my runs/a b")
     assert command(form, ODE, digits).startswith("mvm sample 'my runs/a b' --num 4 ")
     assert file_name(form, ODE) == "a b-seed-0-ode.png"
 

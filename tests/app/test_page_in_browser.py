@@ -7,8 +7,9 @@ import time
 
 import pytest
 import torch
+from PIL import Image
 
-from mvm.app.form import ODE, SDE, Form
+from mvm.app.form import ODE, SDE, SampleForm
 from mvm.app.service import Shelf, offered
 from mvm.app.show import picture_file
 from mvm.cli import run
@@ -173,7 +174,7 @@ def test_the_first_image_of_the_larger_shipped_model_comes_within_ten_seconds(vi
     assert {name: float(entry(page, name).input_value()) for name in own} == own  # the model's own guidance
     slider = page.locator(".mvm-number").filter(has=field(page, "cfg")).locator("input[type=range]")
     assert float(slider.input_value()) == own["cfg"]
-    assert save(page, "sde")[1] == wanted(model, Form("cifar10", images=1, **own), SDE)
+    assert save(page, "sde")[1] == wanted(model, SampleForm("cifar10", images=1, **own), SDE)
     choose(page, "model", "digits")
     page.wait_for_function("() => document.querySelector('#mvm-sde figcaption')?.innerText.includes('class 0')")
     assert float(entry(page, "cfg").input_value()) == 1
@@ -188,12 +189,12 @@ def test_internal_guidance_is_for_models_with_an_inner_head(visit, inner):
     ask(page, "nfe", 5)
     wait_for(page, 5)
     assert "--internal 4 " in command_of(page, "ode")
-    assert save(page, "ode")[1] == wanted(load(inner), Form(inner, nfe=5, internal=4), ODE)
+    assert save(page, "ode")[1] == wanted(load(inner), SampleForm(inner, nfe=5, internal=4), ODE)
     choose(page, "model", "digits")
     field(page, "internal").wait_for(state="hidden")
     ask(page, "nfe", 6)
     wait_for(page, 6)
-    assert save(page, "ode")[1] == wanted(load("digits"), Form("digits", nfe=6), ODE)  # nothing of it is left
+    assert save(page, "ode")[1] == wanted(load("digits"), SampleForm("digits", nfe=6), ODE)  # nothing of it is left
 
 
 def test_solver_classes_and_guidance_are_those_chosen(visit, digits):
@@ -208,7 +209,7 @@ def test_solver_classes_and_guidance_are_those_chosen(visit, digits):
     ask(page, "low", 0.1)
     ask(page, "nfe", 5)
     wait_for(page, 5)
-    form = Form("digits", (7,), solver="sa", nfe=5, cfg=2.0, low=0.1)
+    form = SampleForm("digits", (7,), solver="sa", nfe=5, cfg=2.0, low=0.1)
     page.wait_for_function("() => document.querySelector('#mvm-sde figcaption').innerText == 'class 7, seed 0'")
     page.wait_for_function("() => document.querySelector('#mvm-figures').innerText.includes('grey levels')")
     assert save(page, "ode")[1] == wanted(digits, form, ODE)
@@ -239,7 +240,7 @@ def test_twenty_quick_changes_end_with_the_last(visit, digits):
     wait_for(page, 4)
     page.wait_for_timeout(500)
     assert "--nfe 4 " in command_of(page, "sde")
-    assert save(page, "sde")[1] == wanted(digits, Form("digits", nfe=4), SDE)
+    assert save(page, "sde")[1] == wanted(digits, SampleForm("digits", nfe=4), SDE)
 
 
 def test_two_visitors_at_once_get_their_own_pictures(visit, digits):
@@ -253,7 +254,7 @@ def test_two_visitors_at_once_get_their_own_pictures(visit, digits):
     for seed, page in pages.items():
         name, content = save(page, "sde")
         assert name == f"digits-seed-{seed}-sde.png"
-        assert content == wanted(digits, Form("digits", seed=seed, nfe=30), SDE)
+        assert content == wanted(digits, SampleForm("digits", seed=seed, nfe=30), SDE)
 
 
 def test_particles_move_on_the_plane_and_can_be_saved(visit):
@@ -268,6 +269,35 @@ def test_particles_move_on_the_plane_and_can_be_saved(visit):
         page.get_by_text("Save animation").click()
     assert download.value.path().read_bytes()[8:12] == b"WEBP"
     assert "exact draws" in page.locator("#mvm-plane-figures").inner_text()
+    page.set_viewport_size({"width": 400, "height": 900})
+    page.wait_for_function("() => document.documentElement.scrollWidth <= 400")
+
+
+def test_a_picture_is_uploaded_and_edited(visit, tmp_path, monkeypatch):
+    page = visit()
+    monkeypatch.chdir(tmp_path)
+    Image.new("RGB", (60, 40), (200, 40, 40)).save("photo.png")
+    page.get_by_role("tab", name="Edit a picture").click()
+    state, command = page.locator("#mvm-edit-film .mvm-state"), page.locator("#mvm-edit-command .cm-content")
+    state.get_by_text("done").wait_for()
+    assert "--box 4,0,8,8 --classes 0 " in command.inner_text().replace("\n", " ")
+    page.locator("#mvm-edit-task input").click()
+    page.get_by_role("option", name="upscale", exact=True).click()
+    page.locator("#mvm-edit-factor").wait_for(state="visible")
+    assert not page.locator("#mvm-edit-part").is_visible()
+    page.set_input_files("#mvm-edit-upload input[type=file]", "photo.png")
+    page.wait_for_function(
+        "() => !document.querySelector('#mvm-edit-command .cm-content').innerText.includes('--classes')"
+        " && document.querySelector('#mvm-edit-film .mvm-state').innerText.includes('done')"
+    )
+    for words, name in (("Save what was given", "given.png"), ("Save results", "digits-upscale-seed-0.png")):
+        with page.expect_download() as download:
+            page.get_by_text(words).click()
+        assert download.value.suggested_filename == name
+        content = download.value.path().read_bytes()
+        (tmp_path / name).write_bytes(content)
+    assert run(shlex.split(command.inner_text().replace("\n", " "))[1:]) == 0
+    assert (tmp_path / name).read_bytes() == content
     page.set_viewport_size({"width": 400, "height": 900})
     page.wait_for_function("() => document.documentElement.scrollWidth <= 400")
 

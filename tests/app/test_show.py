@@ -7,9 +7,9 @@ import re
 import torch
 from PIL import Image
 
-from mvm.app.form import ODE, Form
+from mvm.app.form import ODE, SampleForm
 from mvm.app.show import chosen, figures_html, film_html, no_side, problem_html, side_html
-from mvm.app.walk import Look, Side, Still
+from mvm.app.walk import Look, SideRun, Still
 from mvm.recipes import SampleConfig
 
 FRAMES = [[b"a", b"b"], [b"c", b"d"]]  # of two steps, a picture of each side
@@ -19,7 +19,7 @@ def side(channels, steps=3, index=3, count=2):
     images = torch.arange(count * channels * 16).reshape(count, channels, 4, 4).to(torch.uint8)
     path = [Still(1 - step / steps, images[0], images[0]) for step in range(index + 1)]
     labels = torch.arange(count)
-    return Side(SampleConfig(nfe=steps), labels, images, steps, index, index, 2 * index, 1.5, path)
+    return SideRun(SampleConfig(nfe=steps), labels, images, steps, index, index, 2 * index, 1.5, path)
 
 
 def shown(page):
@@ -30,7 +30,7 @@ def shown(page):
 
 def test_grey_and_colour_pictures_stand_above_their_classes():
     for channels, mode in ((1, "L"), (3, "RGB")):
-        page = side_html(ODE, Form("m", seed="7"), side(channels), ["cat", "a <b>"])
+        page = side_html(ODE, SampleForm("m", seed="7"), side(channels), ["cat", "a <b>"])
         assert {picture.mode for picture in shown(page)} == {mode}
         assert len(shown(page)) == 2 + 2 * 4
         assert "class cat, seed 7" in page
@@ -40,7 +40,7 @@ def test_grey_and_colour_pictures_stand_above_their_classes():
 
 
 def test_a_side_on_its_way_tells_how_far_it_is():
-    page = side_html(ODE, Form("m"), side(1, index=2), ["a", "b"])
+    page = side_html(ODE, SampleForm("m"), side(1, index=2), ["a", "b"])
     assert "step 2 of 3" in page
     assert "download" not in page
 
@@ -71,7 +71,7 @@ def test_distances_wait_for_what_is_not_there_yet():
 def test_words_are_escaped():
     assert problem_html("<script>") == '<p class="mvm-problem" role="alert">&lt;script&gt;</p>'
     assert problem_html("") == ""
-    assert "The solver heun solves the ODE alone" in no_side(Form("m", solver="heun"))
+    assert "The solver heun solves the ODE alone" in no_side(SampleForm("m", solver="heun"))
 
 
 def test_a_film_shows_its_last_frame_and_has_a_slider_when_done():

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from mvm.app.form import ODE, SDE, Form
-from mvm.app.walk import REFERENCE_NFE, look, moments, rms, side_by_steps
+from mvm.app.form import ODE, SDE, SampleForm
+from mvm.app.walk import REFERENCE_NFE, look, rms, sampler_states, side_by_steps
 from mvm.generate import Draw, Sampler
 from mvm.oracle import gaussian
 from mvm.path import LinearFlow
@@ -44,12 +44,12 @@ def test_another_schedule_is_walked_as_it_is_solved(solver):
     base = gaussian(0.3, 0.5).field(schedule)
     x = torch.randn(4, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     settings = SampleConfig(solver, 6, 0.5)
-    last = list(moments(base, x, settings, seeds, schedule=schedule))[-1]
+    last = list(sampler_states(base, x, settings, seeds, schedule=schedule))[-1]
     assert torch.equal(last.state, solve(base, x, schedule=schedule, solver=solver, nfe=6, rho=0.5, seeds=seeds).x)
 
 
 def test_both_sides_start_from_the_same_noise_and_go_by_turns(digits):
-    form = Form("digits", images=2, nfe=3)
+    form = SampleForm("digits", images=2, nfe=3)
     counts = []
     for found in look(digits, form):
         counts.append(tuple(side.index for side in found.sides.values()))
@@ -63,7 +63,7 @@ def test_both_sides_start_from_the_same_noise_and_go_by_turns(digits):
 
 
 def test_the_long_run_comes_last_and_is_the_ode(digits):
-    form = Form("digits", images=1, nfe=1, solver="heun", reference=True)
+    form = SampleForm("digits", images=1, nfe=1, solver="heun", reference=True)
     *_, found = look(digits, form)
     assert found.reference.settings == SampleConfig("adams", REFERENCE_NFE)
     assert found.reference.done

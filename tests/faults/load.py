@@ -17,21 +17,21 @@ from pathlib import Path
 import httpx
 from tests.faults.visitors import FULL, Answer, Page, Visitor, served
 
-from mvm.app.form import Form
+from mvm.app.form import SampleForm
 
 SEATS = 8  # as many as `mvm app` has
 GROWTH = 25  # MiB that the requests after the first ones, or ten times as many images, may add
 TRY_AGAIN = 0.2  # seconds
 
 
-def forms(count: int, nfe: int = 4) -> list[Form]:
+def forms(count: int, nfe: int = 4) -> list[SampleForm]:
     """Return requests that all differ in their pictures, and differ in everything that a page lets one choose."""
     found = []
     for place in range(count):
         draw = random.Random(place)
         options = {"solver": draw.choice(["adams", "sa", "heun"]), "rho": draw.choice([0.5, 1.0]), "nfe": nfe}
         options |= {"cfg": draw.choice([1.0, 2.0]), "images": draw.randint(1, 6)}
-        found.append(Form("digits", (place % 10,), seed=str(1000 * place), **options))
+        found.append(SampleForm("digits", (place % 10,), seed=str(1000 * place), **options))
     return found
 
 
@@ -53,16 +53,16 @@ class Crowd:
     seconds: float
 
 
-async def lone_answers(page: Page, asked: Sequence[Form]) -> list[Answer]:
+async def lone_answers(page: Page, asked: Sequence[SampleForm]) -> list[Answer]:
     """Return what each request gets from a page that serves nobody else."""
     async with client() as line:
         return [await Visitor(page, line).get(form) for form in asked]
 
 
-async def crowd(page: Page, asked: Sequence[Form], expected: Sequence[Answer]) -> Crowd:
+async def crowd(page: Page, asked: Sequence[SampleForm], expected: Sequence[Answer]) -> Crowd:
     """Let all visitors ask at once, those who are refused again and again; count what they get."""
 
-    async def visit(form: Form, right: Answer) -> list[str]:
+    async def visit(form: SampleForm, right: Answer) -> list[str]:
         visitor, found = Visitor(page, line), []
         while not found or found[-1] == "refused":
             answer = await visitor.get(form)
@@ -85,7 +85,7 @@ async def leave_in_the_middle(page: Page, count: int) -> None:
 
     async def visit(place: int) -> None:
         visitor = Visitor(page, line)
-        await visitor.ask(Form("digits", seed=str(place), nfe=100, images=16))
+        await visitor.ask(SampleForm("digits", seed=str(place), nfe=100, images=16))
         async for message in visitor.told():
             if message["msg"] == "process_generating":
                 return
@@ -118,7 +118,7 @@ async def memory(page: Page, requests: int, warm: int, visitors: int = SEATS) ->
 
     async def work(count: int) -> None:
         for place in range(count):
-            answer = await Visitor(page, line).get(Form("digits", seed=str(place), nfe=2))
+            answer = await Visitor(page, line).get(SampleForm("digits", seed=str(place), nfe=2))
             assert not answer["mvm-problem"], answer["mvm-problem"]
             assert "mvm-save" in answer["mvm-sde"]
 

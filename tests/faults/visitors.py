@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 from gradio_client.utils import apply_diff
 
-from mvm.app.form import Form
+from mvm.app.form import SampleForm
 
 PATIENCE = 120  # seconds that an answer may take
 TOLD = ("mvm-problem", "mvm-ode", "mvm-sde")  # what is kept of an answer: its other parts tell times
@@ -42,14 +42,14 @@ class Page:
         return int(re.search(r"VmRSS:\s+(\d+) kB", told)[1]) / 1024
 
 
-def _function(address: str) -> tuple[int, tuple[str, ...]]:
-    """Return the number of the function behind "Make pictures", and the names of what it fills."""
+def _function(address: str, button: str = "mvm-go") -> tuple[int, tuple[str, ...]]:
+    """Return the number of the function behind a button, "Make pictures" unless named, and what it fills."""
     config = httpx.get(f"{address}config", timeout=PATIENCE).json()
     names = {part["id"]: part["props"].get("elem_id") or "" for part in config["components"]}
     for function in config["dependencies"]:
-        if any(names.get(part) == "mvm-go" for part, _ in function["targets"]):
+        if any(names.get(part) == button for part, _ in function["targets"]):
             return function["id"], tuple(names[part] for part in function["outputs"])
-    raise AssertionError("the page has no button that makes pictures")
+    raise AssertionError(f"the page has no button {button}")
 
 
 def page_at(address: str, process: int) -> Page:
@@ -85,7 +85,7 @@ class Visitor:
         self.page, self.client = page, client
         self.session, self.numbers = uuid.uuid4().hex, itertools.count(1)
 
-    async def ask(self, form: Form, number: int | None = None) -> str:
+    async def ask(self, form: SampleForm, number: int | None = None) -> str:
         """Ask for pictures; return the number of the event."""
         _, *fields = astuple(form)
         values: list[Any] = [None, number or next(self.numbers), form.model, list(fields[0]), *fields[1:]]
@@ -119,7 +119,7 @@ class Visitor:
                 break
         return found
 
-    async def get(self, form: Form) -> Answer:
+    async def get(self, form: SampleForm) -> Answer:
         """Ask; return the answer."""
         event = await self.ask(form)
         return (await self.answers({event}))[event]
@@ -130,3 +130,17 @@ def _merged(before: list[Any] | None, data: list[Any]) -> list[Any]:
     if before is None:
         return data
     return [apply_diff(old, edits) for old, edits in zip(before, data, strict=True)]
+
+
+def told_of(address: str, button: str, values: list[Any]) -> dict[str, Any]:
+    """Return the message that ends the answer to one press of a button with these values."""
+    function, _ = _function(address, button)
+    asked = {"fn_index": function, "data": values, "session_hash": uuid.uuid4().hex}
+    httpx.post(f"{address}gradio_api/queue/join", json=asked, timeout=PATIENCE).raise_for_status()
+    who = {"session_hash": asked["session_hash"]}
+    with httpx.stream("GET", f"{address}gradio_api/queue/data", params=who, timeout=PATIENCE) as stream:
+        for line in stream.iter_lines():
+            message = json.loads(line.removeprefix("data:")) if line.startswith("data:") else {"msg": ""}
+            if message["msg"] == "process_completed":
+                return message
+    raise AssertionError("no answer")

@@ -9,7 +9,7 @@ import torch
 
 import mvm
 from mvm import noise
-from mvm.app.form import ODE, Form
+from mvm.app.form import ODE, SampleForm
 from mvm.app.lines import command
 from mvm.app.walk import side_by_steps
 from mvm.cli import run
@@ -132,7 +132,7 @@ def test_an_evaluation_records_whether_times_were_tuned(tuned):
 
 
 def test_the_page_makes_what_its_command_makes(tuned):
-    model, form = mvm.load(tuned), Form(str(tuned), images=2, nfe=4)
+    model, form = mvm.load(tuned), SampleForm(str(tuned), images=2, nfe=4)
     assert "--solver" not in command(form, ODE, model)
     assert "--solver adams" in command(form, ODE, mvm.load("digits"))
     *_, side = side_by_steps(model, form.draw(), form.settings(ODE))

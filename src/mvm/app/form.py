@@ -15,7 +15,7 @@ GUIDED = "progress from noise (0) to image (1)"
 
 
 @dataclass(frozen=True)
-class Range:
+class NumberRange:
     """The numbers a field takes, ends included; start: what it holds at first."""
 
     label: str
@@ -42,13 +42,13 @@ class Range:
 
 
 RANGES = {
-    "images": Range("Pictures", 1, 16, 4, 1, "how many", whole=True),
-    "nfe": Range("NFE", 1, 100, 13, 1, "evaluations of the network, each side", whole=True),
-    "rho": Range("rho", 0, 2, 1.0, 0.05, "noise of the SDE side; 0: none, 1: the reverse SDE"),
-    "cfg": Range("Guidance", 0, 10, 1.0, 0.1, "scale of classifier-free guidance; 1: none"),
-    "internal": Range("Internal guidance", 0, 10, 1.0, 0.1, "scale of guidance by the inner head; 1: none"),
-    "low": Range("Guide from", 0, 1, 0.0, 0.05, GUIDED),
-    "high": Range("Guide to", 0, 1, 1.0, 0.05, GUIDED),
+    "images": NumberRange("Pictures", 1, 16, 4, 1, "how many", whole=True),
+    "nfe": NumberRange("NFE", 1, 100, 13, 1, "evaluations of the network, each side", whole=True),
+    "rho": NumberRange("rho", 0, 2, 1.0, 0.05, "noise of the SDE side; 0: none, 1: the reverse SDE"),
+    "cfg": NumberRange("Guidance", 0, 10, 1.0, 0.1, "scale of classifier-free guidance; 1: none"),
+    "internal": NumberRange("Internal guidance", 0, 10, 1.0, 0.1, "scale of guidance by the inner head; 1: none"),
+    "low": NumberRange("Guide from", 0, 1, 0.0, 0.05, GUIDED),
+    "high": NumberRange("Guide to", 0, 1, 1.0, 0.05, GUIDED),
 }
 
 
@@ -74,7 +74,7 @@ def seed_problem(text: Any, images: int = 1) -> str:
 
 
 @dataclass(frozen=True)
-class Form:
+class SampleForm:
     """The fields as they are; `problems` must be empty before anything else is asked of it."""
 
     model: str

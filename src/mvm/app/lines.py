@@ -4,7 +4,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from mvm.app.form import Form
+from mvm.app.form import SampleForm
 from mvm.model import Model, choose_device
 
 
@@ -13,12 +13,12 @@ def number(value: float) -> str:
     return str(int(value)) if value == int(value) else repr(float(value))
 
 
-def file_name(form: Form, side: str) -> str:
+def file_name(form: SampleForm, side: str) -> str:
     """Return the name of a picture: MODEL-seed-SEED-ode.png."""
     return f"{Path(form.model).name}-seed-{int(form.seed)}-{side.lower()}.png"
 
 
-def options(form: Form, side: str, model: Model) -> dict[str, Any]:
+def options(form: SampleForm, side: str, model: Model) -> dict[str, Any]:
     """Return what makes this side's picture, by the names of `mvm sample` and `Model.generate`."""
     how = form.settings(side)
     found = {
@@ -36,7 +36,7 @@ def options(form: Form, side: str, model: Model) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def command(form: Form, side: str, model: Model) -> str:
+def command(form: SampleForm, side: str, model: Model) -> str:
     """Return the `mvm sample` that makes this side's picture."""
     words = ["mvm", "sample", form.model]
     for name, value in options(form, side, model).items():
@@ -47,7 +47,7 @@ def command(form: Form, side: str, model: Model) -> str:
     return shlex.join([*words, "--out", file_name(form, side)])
 
 
-def python(form: Form, side: str, model: Model) -> str:
+def python(form: SampleForm, side: str, model: Model) -> str:
     """Return the Python lines that make this side's picture."""
     where = "" if model.device.type == "cpu" else f".to({str(model.device)!r})"
     asked = ", ".join(f"{name}={value!r}" for name, value in options(form, side, model).items())

@@ -15,14 +15,17 @@ os.environ["GRADIO_ANALYTICS_CACHE_FREQUENCY"] = str(1 << 31)
 import gradio as gr
 
 from mvm.app import show
-from mvm.app.form import ODE, RANGES, SDE, Form, Range, step_solvers
+from mvm.app.edit import EDIT_RANGES, MOST_UPLOAD, OPTION, PARTS, TASKS, UNSAID, EditForm
+from mvm.app.form import ODE, RANGES, SDE, NumberRange, SampleForm, step_solvers
 from mvm.app.plane import LAWS, PLANE_RANGES, PlaneForm
 from mvm.app.service import COMMAND, FAILURES, FIGURES, FILM, PROBLEM, PYTHON, Make, Service, Shelf, Turn, code_part
 from mvm.app.walk import REFERENCE_NFE
 from mvm.model import Model
 
 REMEMBERED = 64  # visitors whose page gradio keeps, a third of a MiB each; it would keep 10,000
+CLEANED, FORGOTTEN = 600, 3000  # seconds between two cleanings of uploads, and after which they are removed
 GUIDANCE = ("cfg", "internal", "low", "high")  # fields that a model has values of its own for
+CODE: dict[str, Any] = {"wrap_lines": True, "show_line_numbers": False, "interactive": False, "lines": 2}
 Components = dict[str, Any]  # the component that shows a part, by the part's name
 Updates = dict[Any, Any]
 # every request starts at once: of one visitor's the newest alone goes on (mvm.app.service.Turn)
@@ -65,13 +68,13 @@ class Fields:
     def seed(self, info: str) -> None:
         self.checked("seed", gr.Textbox("0", label="Seed", info=info))
 
-    def typed(self, name: str, bounds: Range) -> Any:
+    def typed(self, name: str, bounds: NumberRange) -> Any:
         """Add a number that is typed; return it. Its range is checked by the form, in words, not here."""
         info = f"{bounds.meaning}; {bounds.low:g} to {bounds.high:g}"
         part = gr.Number(bounds.start, label=bounds.label, info=info, step=bounds.step, min_width=110)
         return self.checked(name, part)
 
-    def number(self, name: str, bounds: Range) -> None:
+    def number(self, name: str, bounds: NumberRange) -> None:
         """Add a number that can be typed, or set by a slider that follows it."""
         low, high = bounds.low, bounds.high
         with gr.Group(elem_classes="mvm-number"):
@@ -156,7 +159,6 @@ def _picture_fields(service: Service) -> tuple[Fields, Any, Any]:
 
 def _picture_results() -> Components:
     """Add the column of results; return its components."""
-    code: dict[str, Any] = {"wrap_lines": True, "show_line_numbers": False, "interactive": False}
     with gr.Column(elem_classes="mvm-results", min_width=320):
         found = {PROBLEM: gr.HTML(elem_id="mvm-problem")}
         with gr.Row(elem_classes="mvm-pair"):
@@ -167,7 +169,7 @@ def _picture_results() -> Components:
                 with gr.Column(min_width=280):
                     for kind, words, language in ((COMMAND, "command", None), (PYTHON, "Python", "python")):
                         name, label = code_part(side, kind), f"{side}: {words}"
-                        found[name] = gr.Code(label=label, language=language, elem_id=f"mvm-{name}", **code)
+                        found[name] = gr.Code(label=label, language=language, elem_id=f"mvm-{name}", **CODE)
     return found
 
 
@@ -187,7 +189,7 @@ def _pictures_tab(service: Service, blocks: gr.Blocks) -> None:
         updates = {classes: gr.update(choices=class_choices(found), value=[]), results[PROBLEM]: ""}
         return {**updates, inner: gr.update(visible=has_inner_head(found)), **fields.guidance(found)}
 
-    answers = _answers(service, fields, results, Form, service.pictures)
+    answers = _answers(service, fields, results, SampleForm, service.pictures)
     gr.on([blocks.load, go.click, *fields.changes(but="model")], **answers)
     guided = fields.guidance(service.shelf.get(service.shelf.names[0]))
     changed = [classes, inner, results[PROBLEM], *guided]
@@ -214,10 +216,65 @@ def _plane_tab(service: Service, tab: gr.Tab) -> None:
     gr.on([go.click, tab.select, *fields.changes()], **_answers(service, fields, results, PlaneForm, service.plane))
 
 
+def _edit_tab(service: Service, tab: gr.Tab) -> None:
+    """Build the tab of edits, which makes one when it is first seen."""
+    fields, names = Fields("edit"), service.shelf.names
+    first = service.shelf.get(names[0])
+    classes = class_choices(first)
+    columns: Components = {}  # of the field that belongs to a task alone
+    ranges = EDIT_RANGES | {"cfg": replace(EDIT_RANGES["cfg"], start=own_guidance(first)["cfg"])}
+    with gr.Row(elem_classes="mvm-body"):
+        with gr.Column(elem_classes="mvm-controls", min_width=260):
+            go = gr.Button("Edit", variant="primary", elem_id="mvm-edit")
+            model = fields.choice("model", names, "Model", "a run or a shipped one")
+            task = fields.choice("task", list(TASKS), "Task", "what is done with the picture", value="inpaint")
+            kinds = [".png", ".jpg", ".jpeg", ".webp", ".bmp"]
+            fields.add("upload", gr.File(type="binary", file_types=kinds, label="Your picture", height=120))
+            drawn = fields.choice("drawn", classes, "Else one that the model draws", "its class", value=0)
+            said = [("as given", UNSAID), *classes]
+            wanted = fields.choice("wanted", said, "Class of the results", "yours has none unless said", value=UNSAID)
+            for name in OPTION.values():
+                with gr.Column(visible=name == OPTION["inpaint"], min_width=110) as columns[name]:
+                    if name == "part":
+                        fields.choice(name, list(PARTS), "Part", "to be made anew")
+                    else:
+                        fields.number(name, EDIT_RANGES[name])
+            fields.number("images", EDIT_RANGES["images"])
+            fields.seed("a whole number; result i has seed + i")
+            for name in ("nfe", "rho", "cfg"):
+                fields.number(name, ranges[name])
+        with gr.Column(elem_classes="mvm-results", min_width=320):
+            gr.Markdown(
+                "Your picture stays on the machine that serves this page, and is forgotten within the hour. It is made "
+                "as large as the task takes it. What the model has not learned to draw it cannot restore either."
+            )
+            results: Components = {name: gr.HTML(elem_id=f"mvm-edit-{name}") for name in (PROBLEM, FILM, FIGURES)}
+            results[COMMAND] = gr.Code(label="command", elem_id="mvm-edit-command", **CODE)
+
+    def task_chosen(task: str) -> Updates:
+        return {column: gr.update(visible=name == OPTION.get(task)) for name, column in columns.items()}
+
+    def model_chosen(name: str) -> Updates:
+        try:
+            found = service.shelf.get(name)
+        except FAILURES as error:
+            return {results[PROBLEM]: show.problem_html(str(error))}
+        choices = class_choices(found)
+        said = gr.update(choices=[("as given", UNSAID), *choices], value=UNSAID)
+        first_class = gr.update(choices=choices, value=0)
+        return {drawn: first_class, wanted: said, results[PROBLEM]: "", **fields.guidance(found)}
+
+    answers = _answers(service, fields, results, EditForm, service.edits)
+    gr.on([go.click, tab.select, *fields.changes(but="model")], **answers)
+    task.change(task_chosen, task, list(columns.values()), show_progress="hidden")
+    changed = [drawn, wanted, results[PROBLEM], *fields.guidance(first)]
+    model.change(model_chosen, model, changed, show_progress="hidden").success(**answers)
+
+
 def build(shelf: Shelf, seats: int) -> gr.Blocks:
     """Return the page, not yet served."""
     service = Service(shelf, seats)
-    with gr.Blocks(title="mvm", analytics_enabled=False) as blocks:
+    with gr.Blocks(title="mvm", analytics_enabled=False, delete_cache=(CLEANED, FORGOTTEN)) as blocks:
         gr.Markdown(
             "# Mean Velocity Matching\n"
             "One learned field, two ways from the same noise to a picture: the ODE, "
@@ -225,6 +282,8 @@ def build(shelf: Shelf, seats: int) -> gr.Blocks:
         )
         with gr.Tab("Pictures"):
             _pictures_tab(service, blocks)
+        with gr.Tab("Edit a picture") as tab:
+            _edit_tab(service, tab)
         with gr.Tab("The field on the plane") as tab:
             _plane_tab(service, tab)
     return blocks
@@ -254,6 +313,7 @@ def serve(
             prevent_thread_lock=True,
             ssr_mode=False,
             footer_links=[],
+            max_file_size=MOST_UPLOAD,
             run_history=False,
             enable_monitoring=False,
             mcp_server=False,

@@ -11,8 +11,8 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from mvm import noise
-from mvm.app.form import ODE, RANGES, SDE, Range, seed_problem, takes_noise
-from mvm.app.walk import Compute, moments
+from mvm.app.form import ODE, RANGES, SDE, NumberRange, seed_problem, takes_noise
+from mvm.app.walk import Compute, sampler_states
 from mvm.options import choose
 from mvm.oracle import Mixture, mixture
 from mvm.path import MEAN_VELOCITY
@@ -20,7 +20,7 @@ from mvm.recipes import SampleConfig
 
 PARTICLES = 400
 PLANE_RANGES = {
-    "nfe": Range("NFE", 1, 100, 13, 1, "evaluations of the exact field, each side", whole=True),
+    "nfe": NumberRange("NFE", 1, 100, 13, 1, "evaluations of the exact field, each side", whole=True),
     "rho": RANGES["rho"],
 }
 
@@ -100,7 +100,7 @@ def scenes(law: Mixture, form: PlaneForm, compute: Compute | None = None) -> Ite
     x = noise.initial(seeds, (2,), torch.float64)
     settings = {side: SampleConfig(form.solver, int(form.nfe), 0.0 if side == ODE else form.rho) for side in form.sides}
     base = law.field(MEAN_VELOCITY)
-    walks = [moments(base, x, how, seeds, compute=compute) for how in settings.values()]
+    walks = [sampler_states(base, x, how, seeds, compute=compute) for how in settings.values()]
     scene: Scene | None = None
     for now in zip(*walks, strict=True):
         scene = scene or Scene(now[0].steps, [], {side: [] for side in form.sides})
@@ -115,20 +115,20 @@ def law_named(name: str) -> Mixture:
     return choose("law", name, LAWS)()
 
 
-class Score(NamedTuple):
+class LogDensity(NamedTuple):
     """A mean, and its standard error."""
 
     mean: float
     error: float
 
 
-def log_density_score(law: Mixture, points: Tensor) -> Score:
+def log_density_score(law: Mixture, points: Tensor) -> LogDensity:
     """Return the mean log density of points under the exact law of the data, in nats."""
     found = law.log_density(points, torch.zeros(1), MEAN_VELOCITY)
-    return Score(float(found.mean()), float(found.std() / math.sqrt(len(found))))
+    return LogDensity(float(found.mean()), float(found.std() / math.sqrt(len(found))))
 
 
-def exact_score(law: Mixture, count: int = 20_000) -> Score:
+def exact_score(law: Mixture, count: int = 20_000) -> LogDensity:
     """Return the score of exact draws: what perfect particles would reach on average."""
     return log_density_score(law, law.sample(torch.arange(count)))
 

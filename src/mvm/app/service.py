@@ -6,14 +6,24 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from mvm.app import plane, show
-from mvm.app.form import ODE, SDE, Form
+from mvm.app.edit import (
+    EditForm,
+    EditRun,
+    check_upload,
+    drawn_picture,
+    edit_by_steps,
+    edit_command,
+    edit_html,
+    given_picture,
+)
+from mvm.app.form import ODE, SDE, SampleForm
 from mvm.app.lines import command, python
 from mvm.app.plane import PlaneForm
 from mvm.app.walk import Look, look
@@ -23,11 +33,13 @@ from mvm.published import shipped_folder, shipped_models
 PAUSE = 0.1  # seconds between two updates of a page: more would not be seen
 LONGEST_WAIT = 2.0  # seconds that a request waits at most for an older one of its visitor to be sent
 POLL = 0.02  # seconds between two looks, while it waits, whether a newer one has come
+KEPT = 64  # pictures that models drew to be edited
 FAILURES = (ValueError, FloatingPointError, OSError)  # shown as messages, as the command line does
 PROBLEM, FIGURES, FILM = "problem", "figures", "film"
 COMMAND, PYTHON = "command", "python"
 
 Parts = dict[str, str]
+AnyForm = SampleForm | PlaneForm | EditForm
 
 
 def code_part(side: str, kind: str) -> str:
@@ -152,8 +164,9 @@ class Service:
 
     def __init__(self, shelf: Shelf, seats: int) -> None:
         self.shelf, self.desk, self.compute = shelf, Desk(seats), threading.Lock()
+        self.drawn = lru_cache(KEPT)(lambda name, label: drawn_picture(shelf.get(name), label))  # to be edited
 
-    def serve(self, turn: Turn, number: int, form: Form | PlaneForm, make: Make) -> Iterator[Parts]:
+    def serve(self, turn: Turn, number: int, form: AnyForm, make: Make) -> Iterator[Parts]:
         """Yield problems (or that there are none), then parts, until a request of this visitor with a higher number."""
         newest = turn.take(number)
         try:
@@ -167,7 +180,7 @@ class Service:
                 if current:
                     yield {PROBLEM: show.problem_html(str(error))}
 
-    def _parts(self, turn: Turn, form: Form | PlaneForm, make: Make) -> Iterator[Callable[[], Parts]]:
+    def _parts(self, turn: Turn, form: AnyForm, make: Make) -> Iterator[Callable[[], Parts]]:
         """Yield what is to be shown next: the problems, then as much of the work as can be seen."""
         wrong = form.problems()
         yield lambda: {PROBLEM: show.problem_html(" · ".join(wrong.values()))}
@@ -180,7 +193,7 @@ class Service:
                     yield shot.parts
                     shown = time.perf_counter()
 
-    def pictures(self, form: Form) -> Iterator[Shot]:
+    def pictures(self, form: SampleForm) -> Iterator[Shot]:
         """Yield both sides of a form as they go, their figures, and the lines that make them again."""
         model = self.shelf.get(form.model)
         lines = _lines(form, model)
@@ -191,6 +204,26 @@ class Service:
 
         for found in look(model, form, self.compute):
             yield Shot(partial(seen, found), found.finished(form))
+
+    def edits(self, form: EditForm) -> Iterator[Shot]:
+        """Yield the results of an edit as they go, their cost, and the command that makes them again."""
+        model = self.shelf.get(form.model)
+        task, drawn = form.task_for(model), None
+        with self.compute:  # decoding too: of all visitors' uploads one at a time is unpacked
+            if form.upload is not None:
+                check_upload(form.upload)
+            else:
+                drawn = self.drawn(form.model, form.drawn)
+            given = given_picture(form, model, task, drawn)
+
+        def seen(run: EditRun) -> Parts:
+            figures = {"evaluations (NFE)": run.nfe, "network passes": run.passes, "backward passes": run.products}
+            cost = {name: [str(value)] for name, value in figures.items()} | {"seconds": [f"{run.seconds:.2f}"]}
+            found = {FILM: edit_html(form, run, given), FIGURES: show.table(["each result"], cost)}
+            return {**found, COMMAND: edit_command(form, model, task)}
+
+        for run in edit_by_steps(model, task, given, form, self.compute):
+            yield Shot(partial(seen, run), run.done)
 
     def plane(self, form: PlaneForm) -> Iterator[Shot]:
         """Yield the particles as they go; at the end the whole film, to save too, and how well they fit the law."""
@@ -208,7 +241,7 @@ class Service:
         yield Shot(lambda: {FILM: show.film_html(pictures, True) + saved, FIGURES: figures}, last=True)
 
 
-def _lines(form: Form, model: Model) -> Parts:
+def _lines(form: SampleForm, model: Model) -> Parts:
     """Return command and Python lines of both sides; for a side that the solver does not have, a note."""
     none = f"# {form.solver} solves the ODE alone"
     found = {SDE: show.no_side(form)} if SDE not in form.sides else {}

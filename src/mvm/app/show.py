@@ -10,10 +10,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from mvm.app.form import ODE, SDE, Form
+from mvm.app.form import ODE, SDE, SampleForm
 from mvm.app.lines import file_name
-from mvm.app.plane import Score
-from mvm.app.walk import REFERENCE_NFE, Look, Side, Still, rms
+from mvm.app.plane import LogDensity
+from mvm.app.walk import REFERENCE_NFE, Look, SideRun, Still, rms
 from mvm.pictures import png_bytes, to_pillow, write_images
 
 MOST_STILLS = 12  # on the way of one side; more are thinned out
@@ -62,7 +62,7 @@ def chosen(stills: Sequence[Still], most: int = MOST_STILLS) -> list[Still]:
     return [stills[int(i)] for i in torch.linspace(0, len(stills) - 1, most).round()]
 
 
-def side_html(name: str, form: Form, side: Side, names: Sequence[str]) -> str:
+def side_html(name: str, form: SampleForm, side: SideRun, names: Sequence[str]) -> str:
     """Return one side: its pictures above class and seed, how far it is or a link to save, the first one's way."""
     pictures = []
     for i, (image, label) in enumerate(zip(side.images, side.labels.tolist(), strict=True)):
@@ -92,13 +92,13 @@ def side_html(name: str, form: Form, side: Side, names: Sequence[str]) -> str:
     )
 
 
-def no_side(form: Form) -> str:
+def no_side(form: SampleForm) -> str:
     """Return what is shown instead of the SDE where the solver has none."""
     words = f"The solver {form.solver} solves the ODE alone. For the SDE take adams, sa or euler-maruyama."
     return f'<section class="mvm-side sde"><h3>{TITLES[SDE]}</h3><p class="mvm-state">{words}</p></section>'
 
 
-def _table(names: Sequence[str], rows: Mapping[str, Sequence[str]], note: str = "") -> str:
+def table(names: Sequence[str], rows: Mapping[str, Sequence[str]], note: str = "") -> str:
     """Return a table with a column for each name, and a note below."""
     head = "".join(f"<th>{name}</th>" for name in names)
     body = (f"<tr><th>{row}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>" for row, cells in rows.items())
@@ -124,14 +124,14 @@ def figures_html(look: Look) -> str:
     if len(sides) == 2 and all(side.done for side in sides):
         distance = rms(*(side.images for side in sides))
         note = f"<p>RMS distance between ODE and SDE pictures: <b>{distance:.1f}</b> grey levels of 255.</p>"
-    return _table(list(look.sides), rows, note)
+    return table(list(look.sides), rows, note)
 
 
-def plane_figures(reached: Mapping[str, Score], exact: Score) -> str:
+def plane_figures(reached: Mapping[str, LogDensity], exact: LogDensity) -> str:
     """Return the mean log density of the particles at the end, next to that of exact draws."""
     scores = {**reached, "exact draws": exact}
     cells = [f"{score.mean:.2f} ± {score.error:.2f}" for score in scores.values()]
-    return _table(list(scores), {"mean log density under the exact law, nats": cells})
+    return table(list(scores), {"mean log density under the exact law, nats": cells})
 
 
 def problem_html(words: str) -> str:

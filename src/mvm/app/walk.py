@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mvm import noise
-from mvm.app.form import ODE, Form
+from mvm.app.form import ODE, SampleForm
 from mvm.generate import Draw
 from mvm.model import Model
 from mvm.path import MEAN_VELOCITY, Field, Schedule
@@ -22,7 +22,7 @@ REFERENCE_NFE = 104  # of the long run: four times the default
 Compute = AbstractContextManager[object]  # a lock during a step, so that visitors' steps do not slow each other down
 
 
-class Moment(NamedTuple):
+class SamplerState(NamedTuple):
     """The sampler after a step: t falls to 0; state (B, ...) at t, its x0_hat, and the cost so far."""
 
     index: int
@@ -35,7 +35,7 @@ class Moment(NamedTuple):
     seconds: float
 
 
-def moments(
+def sampler_states(
     base: Field,
     x: Tensor,
     settings: SampleConfig,
@@ -44,7 +44,7 @@ def moments(
     schedule: Schedule = MEAN_VELOCITY,
     condition: Tensor | None = None,
     compute: Compute | None = None,
-) -> Iterator[Moment]:
+) -> Iterator[SamplerState]:
     """Yield the noise, then every step of `mvm.solver.solve`, which ends with the very same numbers."""
     solver, meter = None if settings.unnamed else settings.build_solver(), metered(base)
     chosen = solver_for(solver, base, x[0].numel(), settings.nfe, settings.rho, settings.guidance())
@@ -52,7 +52,7 @@ def moments(
     plan = chosen.plan(schedule, settings.nfe, settings.rho)
     evaluate, x = in_solver_time(chosen, evaluator(meter, schedule, condition, settings.guidance()), x, schedule)
     state, seconds = State(0, x), 0.0
-    yield Moment(0, plan.steps, plan.times[0], x, x, 0, 0, 0.0)
+    yield SamplerState(0, plan.steps, plan.times[0], x, x, 0, 0, 0.0)
     while state.index < plan.steps:
         with compute or nullcontext(), torch.no_grad():
             start = time.perf_counter()
@@ -60,7 +60,7 @@ def moments(
             seconds += time.perf_counter() - start
         guess = state.x if state.index == plan.steps else state.history[0]
         t = plan.times[state.index]
-        yield Moment(state.index, plan.steps, t, state.x, guess, meter.evaluations, meter.passes, seconds)
+        yield SamplerState(state.index, plan.steps, t, state.x, guess, meter.evaluations, meter.passes, seconds)
 
 
 class Still(NamedTuple):
@@ -72,7 +72,7 @@ class Still(NamedTuple):
 
 
 @dataclass
-class Side:
+class SideRun:
     """One side as far as it has come: images uint8 (B, C, H, W), at first the noise, at the end the pictures."""
 
     settings: SampleConfig
@@ -90,15 +90,17 @@ class Side:
         return self.index == self.steps
 
 
-def side_by_steps(model: Model, draw: Draw, settings: SampleConfig, compute: Compute | None = None) -> Iterator[Side]:
+def side_by_steps(
+    model: Model, draw: Draw, settings: SampleConfig, compute: Compute | None = None
+) -> Iterator[SideRun]:
     """Yield one side after every step; the last has the pictures of `mvm.generate.Sampler.batch`, bit for bit."""
     labels, seeds = draw.chosen_labels(model.num_classes), draw.chosen_seeds()
     x = noise.initial(seeds.to(model.device), model.sample_shape)
     how = {"schedule": model.schedule, "condition": labels.to(model.device), "compute": compute}
-    side: Side | None = None
-    for now in moments(model, x, settings, seeds.to(model.device), **how):
+    side: SideRun | None = None
+    for now in sampler_states(model, x, settings, seeds.to(model.device), **how):
         images = model.codec.decode(now.guess).cpu()
-        side = side or Side(settings, labels, images, now.steps)
+        side = side or SideRun(settings, labels, images, now.steps)
         side.images, side.index, side.nfe = images, now.index, now.nfe
         side.passes, side.seconds = now.passes, now.seconds
         side.path.append(Still(now.t, model.codec.decode(now.state[:1])[0].cpu(), images[0]))
@@ -109,16 +111,16 @@ def side_by_steps(model: Model, draw: Draw, settings: SampleConfig, compute: Com
 class Look:
     """What a page shows of a form: its sides, and the long run if asked for."""
 
-    sides: dict[str, Side] = field(default_factory=dict)
-    reference: Side | None = None
+    sides: dict[str, SideRun] = field(default_factory=dict)
+    reference: SideRun | None = None
 
-    def finished(self, form: Form) -> bool:
+    def finished(self, form: SampleForm) -> bool:
         """Return whether all that was asked for is there."""
         parts = [self.sides.get(name) for name in form.sides] + ([self.reference] if form.reference else [])
         return all(part is not None and part.done for part in parts)
 
 
-def look(model: Model, form: Form, compute: Compute | None = None) -> Iterator[Look]:
+def look(model: Model, form: SampleForm, compute: Compute | None = None) -> Iterator[Look]:
     """Yield what there is to see after every step: both sides by turns, then the long ODE of the default solver."""
     draw, found = form.draw(), Look()
     running = {side: side_by_steps(model, draw, form.settings(side), compute) for side in form.sides}

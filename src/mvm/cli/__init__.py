@@ -7,7 +7,7 @@ import sys
 
 from cyclopts import CycloptsError, UnknownOptionError, UnusedCliTokensError
 
-from mvm.cli import data, judge, look, publish, sample, train  # noqa: F401 (their commands)
+from mvm.cli import data, edit, judge, look, publish, sample, train  # noqa: F401 (their commands)
 from mvm.cli.app import INTERRUPTED, USAGE_ERROR, Overrides, app
 from mvm.process import keep_freed_memory, share_cores
 

@@ -216,11 +216,11 @@ class Weights:
     checkpoint: str = "latest"
     network: str | None = None
 
-    def load(self, name: str) -> "Model":
-        """Return the model of that name with these weights."""
+    def load(self, name: str, encoder: bool = False) -> "Model":
+        """Return the model of that name with these weights; encoder: to encode images too."""
         from mvm.model import load
 
-        return load(name, self.weights, self.checkpoint, network=self.network)
+        return load(name, self.weights, self.checkpoint, encoder=encoder, network=self.network)
 
 
 @Parameter(name="*")
@@ -251,11 +251,11 @@ class Drawing(Weights):
     compile: bool = False
     kernels: bool = True
 
-    def open(self, name: str, place: "Processes") -> "Sampler":
+    def open(self, name: str, place: "Processes", encoder: bool = False) -> "Sampler":
         """Return what draws from a model, on its device, compiled if that is asked for."""
         from mvm.generate import Sampler
 
-        model = self.load(name).to(place.device)
+        model = self.load(name, encoder).to(place.device)
         return Sampler(model, self.precision, compile=self.compile, kernels=self.kernels)
 
     def draw(self, num: int, batch: int, names: Sequence[str] | None = None) -> "Draw":

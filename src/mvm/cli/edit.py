@@ -1,0 +1,431 @@
+"""mvm edit: image-to-image, inpainting, outpainting, super-resolution, deblurring."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, Parameter
+
+from mvm.cli.app import Device, Drawing, SamplerOptions, Whole, app
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mvm.data.sources import SourceRecord
+    from mvm.tasks import Shape, Task
+
+DATA = "data:"  # before the name of a set in the package
+MOST_READ = 1024  # pictures at once
+
+edit = App(
+    name="edit",
+    help="Edit and restore pictures with a model of their kind; nothing is trained.",
+    help_format="plaintext",
+)
+app.command(edit)
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Editing:
+    """Which pictures are edited, and where the results go.
+
+    Parameters
+    ----------
+    num
+        Results of each picture, with other noise. Result k of picture i has seed SEED + NUM i + k.
+    index
+        Which of several pictures, from 0 on, e.g. 3 or 0,2,5-8; all when empty.
+    resize
+        Of pictures of another size: none refuses them; box squashes the whole picture, centre-crop takes its middle.
+    condition
+        Of a model with another condition than class labels: X.npy, or X.npz with an array of each name.
+    caption
+        Of a model of text: what the results show.
+    encoder
+        Folder of the text encoder that embeds captions, where it is not where it was in training.
+    batch
+        Results computed together.
+    out
+        X.png is a grid: on the left what was given, on the right the results. X.npz, X.npy, X.parquet, X.zip and a
+        folder of PNG files hold the results alone.
+    """
+
+    num: Annotated[Whole, Parameter(alias="-n")] = 1
+    index: str = ""
+    resize: str = "none"
+    condition: Path | None = None
+    caption: list[str] | None = None
+    encoder: str = ""
+    batch: Whole = 64
+    device: Device = "auto"
+    out: Path = Path("edited.png")
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Restoring:
+    """How a picture is restored from what is known of it.
+
+    Parameters
+    ----------
+    particles
+        Of each result, weighted and resampled: costs as many times as much, and comes nearer to the posterior.
+    method
+        moments, or projection: no gradient of the network, one forward pass an evaluation, less exact.
+    iterations
+        Of conjugate gradients at every evaluation, a backward pass each.
+    noise
+        Std of the errors of what is known, where pixels are in [-1, 1]. At 0 the results agree with it.
+    """
+
+    particles: Whole = 1
+    method: str = "moments"
+    iterations: Whole = 3
+    noise: float | None = None
+
+
+def numbers(option: str, text: str, form: str) -> list[int]:
+    """Return the whole numbers of "8,8,24,24"; form: what is needed, for an error."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise ValueError(f"--{option} {text}: {form}")
+    return [int(part) for part in parts]
+
+
+def indices(text: str) -> list[int]:
+    """Return the numbers of "0,2,5-8"."""
+    form, found = "pictures by number and range are needed, from 0 on, e.g. 3 or 0,2,5-8", list[int]()
+    for part in text.split(","):
+        try:
+            first, *last = map(int, part.split("-", 1))
+        except ValueError:
+            raise ValueError(f"--index {text}: {form}") from None
+        found += range(first, (last[0] if last else first) + 1)[:MOST_READ]
+    if not 0 < len(found) <= MOST_READ:
+        raise ValueError(f"--index {text}: {form}, {MOST_READ} at most")
+    return found
+
+
+def records(source: str, as_arrays: bool) -> "Iterator[SourceRecord]":
+    """Yield what a picture's file, a folder, prepared data, an array or data:NAME holds, one after another."""
+    import torch
+
+    from mvm.data import DATA_SETS, open_prepared
+    from mvm.data.shards import is_prepared
+    from mvm.data.sources import SUFFIXES, SourceRecord, open_source
+    from mvm.options import choose
+    from mvm.untrusted import MOST_PICTURE
+
+    path = Path(source)
+    if source.startswith(DATA):
+        embedded = {name: known.load for name, known in DATA_SETS.items() if known.load is not None}
+        for i, image in enumerate(choose("data", source.removeprefix(DATA), embedded)("all").images):
+            yield SourceRecord(f"{source} {i}", image.permute(1, 2, 0).numpy(), 0)
+    elif is_prepared(path):
+        mapped = open_prepared(path).mapped()
+        for i in range(len(mapped)):
+            sample = mapped.gather(torch.tensor([i]))[0][0]
+            yield SourceRecord(f"{source} {i}", (sample if as_arrays else sample.permute(1, 2, 0)).numpy(), 0)
+    elif path.is_file() and not path.name.lower().endswith(tuple(SUFFIXES)):
+        with path.open("rb") as file:
+            yield SourceRecord(path.name, file.read(MOST_PICTURE + 1), 0)
+    else:
+        for part in open_source(path, as_arrays=as_arrays).parts:
+            yield from part.read()
+
+
+def read_pictures(source: str, shape: "Shape", values: str, resize: str, index: str) -> "Tensor":
+    """Return pictures (N, C, *space) of this shape, those of an index."""
+    import torch
+
+    from mvm.pictures import is_image
+    from mvm.tasks import fitted
+
+    as_arrays = not is_image(shape, torch.uint8 if values == "uint8" else torch.float32)
+    asked, found, count = indices(index) if index else [], dict[int, torch.Tensor](), 0
+    for count, record in enumerate(records(source, as_arrays), 1):
+        if not asked and count > MOST_READ:
+            raise ValueError(f"'{source}' has more than {MOST_READ} pictures; choose some, e.g. --index 0-7")
+        if not asked or count - 1 in asked:
+            found[count - 1] = fitted(record.image, record.name, shape, resize, as_arrays)
+        if asked and count > max(asked):
+            break
+    if missing := [i for i in asked if i not in found]:
+        raise ValueError(f"--index {index}: '{source}' has {count} pictures, and no number {missing[0]}")
+    return torch.stack([found[i] for i in asked] if asked else list(found.values()))
+
+
+def read_mask(path: Path | None, box: str, shape: "Shape") -> "Tensor":
+    """Return what is to be made anew of samples (C, *space): white in a picture, not 0 in X.npy, or a box of pixels."""
+    import torch
+
+    from mvm.data.resize import BadImage, decode, planes
+    from mvm.tasks import size_of
+    from mvm.untrusted import MOST_PICTURE, map_npy, refusal
+
+    if (path is None) == (not box):
+        raise ValueError("inpaint needs one of --box LEFT,TOP,RIGHT,BOTTOM and --mask FILE: what is to be made anew")
+    if path is None:
+        height, width = shape[-2:] if len(shape) == 3 else (0, 0)
+        form = f"LEFT,TOP,RIGHT,BOTTOM in pixels are needed, within 0,0,{width},{height}, e.g. 8,8,24,24"
+        corners = numbers("box", box, form)
+        if len(corners) != 4 or not (corners[0] < corners[2] <= width and corners[1] < corners[3] <= height):
+            raise ValueError(f"--box {box}: {form}")
+        mask = torch.zeros(height, width)
+        mask[corners[1] : corners[3], corners[0] : corners[2]] = 1
+        return mask
+    if path.suffix.lower() == ".npy":
+        with refusal(f"--mask {path} is no whole .npy of numbers"):
+            mask = torch.from_numpy(map_npy(path) != 0)
+    else:
+        try:
+            with path.open("rb") as file:
+                mask = torch.from_numpy(planes(decode(file.read(MOST_PICTURE + 1), 1))[0] >= 128)
+        except BadImage as error:
+            raise ValueError(f"--mask {path} cannot be read ({error}); give a black and white PNG, or .npy") from None
+    if tuple(mask.shape) not in (tuple(shape), tuple(shape[1:])):
+        raise ValueError(
+            f"--mask {path} is {size_of(mask.shape)}, and the pictures are {size_of(shape[1:])}; give one of their size"
+        )
+    return mask
+
+
+def run(
+    task: "Callable[[Shape], Task]",
+    model: str,
+    pictures: str,
+    editing: Editing,
+    options: SamplerOptions,
+    drawing: Drawing,
+    restoring: Restoring = Restoring(),
+    source: str = "",
+) -> int:
+    """Edit pictures, and write the results; task: made for samples of a shape; source: classes that they show."""
+
+    from mvm import __version__
+    from mvm.distributed.processes import Processes
+    from mvm.files import atomic, write_text
+    from mvm.generate import asked_conditions, class_numbers, cycle_labels, given, solver_record
+    from mvm.model import choose_device
+    from mvm.options import at_least
+    from mvm.pictures import png_bytes, write_images
+    from mvm.samples import check_set, note_beside, read_condition, require_written
+    from mvm.tasks import Restoration, before_and_after, check_task, edited, settings_for
+
+    out = editing.out
+    at_least("num", editing.num, 1)
+    check_set(out, 0)
+    condition = None if editing.condition is None else read_condition(editing.condition)
+    sampler = drawing.open(model, Processes(device=choose_device(editing.device)), encoder=True)
+    loaded = sampler.model
+    require_written(out, loaded)
+    what = task(loaded.recipe.data.shape)
+    shape = check_task(what, loaded)
+    images = read_pictures(pictures, shape, loaded.recipe.data.values, editing.resize, editing.index)
+    count = editing.num * len(images)
+    check_set(out, len(images) + count)
+    settings = options.settings(replace(loaded.recipe.sample, share=0.0))
+    draw = drawing.draw(count, editing.batch, loaded.classes)
+    if loaded.labelled and not drawing.classes:  # what the pictures show is not known
+        if not loaded.recipe.objective.has_null:
+            raise ValueError(f"--classes is needed, what the results show: '{model}' learned no null class")
+        labels, conditions = None, None
+        if vars(options)["cfg"] is None:
+            settings = replace(settings, cfg=1.0)  # which has nothing to guide towards
+    else:
+        labels, conditions = asked_conditions(loaded, draw, condition, editing.caption or (), editing.encoder)
+    shown = None
+    if source:
+        shown = cycle_labels(class_numbers(source, loaded.classes), len(images), loaded.num_classes)
+        shown = shown.repeat_interleave(editing.num)
+    settings = settings_for(what, loaded, settings, vars(options)["rho"])
+    found = edited(
+        sampler,
+        what,
+        images.repeat_interleave(editing.num, 0),
+        None if labels is None else given(loaded, labels, conditions),
+        draw.chosen_seeds(),
+        settings,
+        Restoration(**vars(restoring)),
+        source=shown,
+        batch=editing.batch,
+    )
+    made = found.made
+    out.resolve().parent.mkdir(parents=True, exist_ok=True)
+    if out.suffix.lower() == ".png":
+        with atomic(out) as temporary:
+            temporary.write_bytes(png_bytes(before_and_after(found.before, made.images, editing.num)))
+    else:
+        write_images(out, made.images, made.labels)
+        how = {"settings": asdict(settings), "solver": solver_record(loaded, settings), "restoration": vars(restoring)}
+        facts = {"mvm": __version__, "origin": loaded.origin, "task": repr(what), "pictures": pictures, **how}
+        write_text(note_beside(out), json.dumps({**facts, "draw": asdict(draw)}, indent=2, default=str) + "\n")
+    products = f" and {found.products} backward passes" * bool(found.products)
+    cost = f"{made.nfe} evaluations, {made.passes} network passes{products} each"
+    print(f"wrote {count} results of {len(images)} pictures to {out}; {settings.solver}, {cost}")
+    return 0
+
+
+@edit.command(name="image-to-image")
+def image_to_image(
+    model: str,
+    pictures: str,
+    /,
+    *,
+    strength: float = 0.5,
+    inversion: bool = False,
+    source: str = "",
+    editing: Editing = Editing(),
+    options: SamplerOptions = SamplerOptions(),
+    drawing: Drawing = Drawing(),
+) -> int:
+    """Make other versions of pictures: noise is added up to t = STRENGTH, and taken off again.
+
+    --classes says what the results show; without it the model is given its null class.
+
+    Parameters
+    ----------
+    model
+        A run directory, an exported folder, the name of a shipped model (mvm models), or OWNER/NAME on the hub.
+    pictures
+        A picture, a folder of them, a zip, prepared data, an .npz or .npy, or data:digits.
+    strength
+        t of the noisiest state, in (0, 1]; at 1 nothing of the picture is left.
+    inversion
+        Carry pictures to t by the ODE instead of noise: another class then keeps more of them. Costs as much again.
+    source
+        With --inversion: the classes that the pictures show.
+    """
+    from mvm.tasks import ImageToImage
+
+    if source and not inversion:
+        raise ValueError(f"--source {source} belongs to --inversion; add that, or give --classes alone")
+    return run(lambda _: ImageToImage(strength, inversion), model, pictures, editing, options, drawing, source=source)
+
+
+@edit.command
+def inpaint(
+    model: str,
+    pictures: str,
+    /,
+    *,
+    box: str = "",
+    mask: Path | None = None,
+    editing: Editing = Editing(),
+    options: SamplerOptions = SamplerOptions(),
+    drawing: Drawing = Drawing(),
+    restoring: Restoring = Restoring(),
+) -> int:
+    """Make a part of pictures anew, a box or what a mask marks; the rest stays as it is.
+
+    --classes says what the results show; without it the model is given its null class.
+
+    Parameters
+    ----------
+    model
+        A run directory, an exported folder, the name of a shipped model (mvm models), or OWNER/NAME on the hub.
+    pictures
+        A picture, a folder of them, a zip, prepared data, an .npz or .npy, or data:digits.
+    box
+        LEFT,TOP,RIGHT,BOTTOM of the part, in pixels from the upper left corner, e.g. 8,8,24,24.
+    mask
+        A picture of the same size, white where to make anew; or X.npy, not 0 there.
+    """
+    from mvm.tasks import Inpaint
+
+    return run(
+        lambda shape: Inpaint(read_mask(mask, box, shape)), model, pictures, editing, options, drawing, restoring
+    )
+
+
+@edit.command
+def outpaint(
+    model: str,
+    pictures: str,
+    /,
+    *,
+    margin: Whole = 4,
+    editing: Editing = Editing(),
+    options: SamplerOptions = SamplerOptions(),
+    drawing: Drawing = Drawing(),
+    restoring: Restoring = Restoring(),
+) -> int:
+    """Make a margin around pictures that are smaller than the model's by twice the margin.
+
+    --classes says what the results show; without it the model is given its null class.
+
+    Parameters
+    ----------
+    model
+        A run directory, an exported folder, the name of a shipped model (mvm models), or OWNER/NAME on the hub.
+    pictures
+        A picture, a folder of them, a zip, prepared data, an .npz or .npy. With --resize box of any size.
+    margin
+        Pixels on each side.
+    """
+    from mvm.tasks import Outpaint
+
+    return run(lambda _: Outpaint(margin), model, pictures, editing, options, drawing, restoring)
+
+
+@edit.command
+def upscale(
+    model: str,
+    pictures: str,
+    /,
+    *,
+    factor: Whole = 2,
+    editing: Editing = Editing(),
+    options: SamplerOptions = SamplerOptions(),
+    drawing: Drawing = Drawing(),
+    restoring: Restoring = Restoring(),
+) -> int:
+    """Make pictures FACTOR times as large: those whose means over blocks of pixels are the given ones.
+
+    --classes says what the results show; without it the model is given its null class.
+
+    Parameters
+    ----------
+    model
+        A run directory, an exported folder, the name of a shipped model (mvm models), or OWNER/NAME on the hub.
+    pictures
+        A picture, a folder of them, a zip, prepared data, an .npz or .npy. With --resize box of any size.
+    factor
+        Along each axis; it divides the size of the model's samples.
+    """
+    from mvm.tasks import Upscale
+
+    return run(lambda _: Upscale(factor), model, pictures, editing, options, drawing, restoring)
+
+
+@edit.command
+def deblur(
+    model: str,
+    pictures: str,
+    /,
+    *,
+    std: float = 1.0,
+    editing: Editing = Editing(),
+    options: SamplerOptions = SamplerOptions(),
+    drawing: Drawing = Drawing(),
+    restoring: Restoring = Restoring(),
+) -> int:
+    """Undo a Gaussian blur of pictures.
+
+    --classes says what the results show; without it the model is given its null class.
+
+    Parameters
+    ----------
+    model
+        A run directory, an exported folder, the name of a shipped model (mvm models), or OWNER/NAME on the hub.
+    pictures
+        A picture, a folder of them, a zip, prepared data, an .npz or .npy.
+    std
+        Of the blur, in pixels.
+    """
+    from mvm.tasks import Deblur
+
+    return run(lambda _: Deblur(std), model, pictures, editing, options, drawing, restoring)
