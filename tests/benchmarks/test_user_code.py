@@ -47,7 +47,7 @@ def test_ours_run(task, tmp_path, monkeypatch):
     made = runpy.run_path(str(BENCHMARKS / "user_code" / f"{task}_mvm.py"))
     assert (tmp_path / "grid.png").is_file() == (task == "images")
     found = next((made[name] for name in ("points", "signals", "images") if name in made), None)
-    shapes = {"moons": (500, 2), "signal": (16, 1, 64), "text": (16, 1, 8, 8)}
+    shapes = {"moons": (500, 2), "signal": (16, 1, 64), "text": (16, 1, 8, 8), "inpaint": (16, 1, 8, 8)}
     if task in shapes:
         assert tuple(found.shape) == shapes[task]
         assert bool(found.isfinite().all())
