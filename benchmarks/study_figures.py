@@ -26,8 +26,9 @@ from mvm.evaluation.report import PlotAxes as Axes
 from mvm.evaluation.sweep_report import (
     EVALUATIONS,
     WIDTH,
+    CellKey,
     Gap,
-    Place,
+    cell_key,
     gaps_to,
     grouped,
     guidance_name,
@@ -37,7 +38,6 @@ from mvm.evaluation.sweep_report import (
     in_words,
     metric_named,
     ode_of,
-    place_of,
     reading,
     rho_name,
     scale_of,
@@ -106,7 +106,7 @@ def value(result: Result) -> float:
 def best_t_min(results: Iterable[Result]) -> float:
     """Return the t_min of the smallest mean log FID over cells; each must have been tried in all of them."""
     by_t_min = grouped((r for r in results if r.settings.solver == "sa"), lambda r: r.settings.t_min)
-    tried = {t_min: sorted(place_of(r)[1:] for r in cells) for t_min, cells in by_t_min.items()}
+    tried = {t_min: sorted(cell_key(r)[1:] for r in cells) for t_min, cells in by_t_min.items()}
     if len(set(map(tuple, tried.values()))) != 1:
         raise ValueError(
             f"results: {len(tried)} values of t_min, not all tried in the same cells; finish the sweep first"
@@ -134,10 +134,10 @@ def table(results: Iterable[Result]) -> str:
     return "\n".join(lines)
 
 
-Bases = Callable[[Place, Sequence[str]], list[Place]]  # what a cell is compared with, given the names sa goes by
+Bases = Callable[[CellKey, Sequence[str]], list[CellKey]]  # what a cell is compared with, given the names sa goes by
 
 
-def _beside_sa(cell: Place, sa: Sequence[str], times: int) -> list[Place]:
+def _beside_sa(cell: CellKey, sa: Sequence[str], times: int) -> list[CellKey]:
     return [cell._replace(solver=name, nfe=times * cell.nfe) for name in sa] if cell.solver == "adams" else []
 
 

@@ -329,7 +329,7 @@ def make_in_threads(world, model, folder):
 
     def work(place):
         try:
-            return make(model, folder, place=place)
+            return make(model, folder, processes=place)
         except ValueError as error:
             return str(error)
 

@@ -89,14 +89,14 @@ def _seconds(work: Callable[[], object], device: torch.device, times: int) -> li
 
 
 def bench_training(
-    recipe: Recipe, place: Processes, *, steps: int = 30, teacher: FeatureBank | None = None, progress: bool = True
+    recipe: Recipe, processes: Processes, *, steps: int = 30, teacher: FeatureBank | None = None, progress: bool = True
 ) -> dict[str, Any]:
     """Return images per second of whole training steps (batch, forward, backward, optimizer, averages), and memory."""
-    device = place.device
+    device = processes.device
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     with determinism(recipe.engine):
-        trainer = FieldTrainer(recipe, random_images(recipe, 4 * recipe.train.batch), place, teacher)
+        trainer = FieldTrainer(recipe, random_images(recipe, 4 * recipe.train.batch), processes, teacher)
         start = time.perf_counter()
         bar = tqdm(total=WARM_UP + steps, desc=f"train {recipe.name}", unit="step", disable=not progress)
 
@@ -116,31 +116,31 @@ def bench_training(
     rate = recipe.train.batch / median
     figures = {"warm_up_s": warm_up, "step_ms": 1000 * median, "spread": spread, "images_per_second": rate}
     if ceiling is not None:
-        ceiling *= place.world
+        ceiling *= processes.world
         figures |= {"mfu": rate * training_flops(recipe) / ceiling, "ceiling_tflops": ceiling / 1e12}
     if device.type == "cuda":
         figures["memory_gb"] = torch.cuda.max_memory_allocated(device) / 1e9
     return figures
 
 
-def bench_sampling(recipe: Recipe, place: Processes, *, num: int = 256, progress: bool = True) -> dict[str, Any]:
+def bench_sampling(recipe: Recipe, processes: Processes, *, num: int = 256, progress: bool = True) -> dict[str, Any]:
     """Return images per second by the recipe's own sampler: the median batch; compiled and replayed on a GPU."""
     from mvm.model import Model
 
-    model = Model(recipe).to(place.device).eval().requires_grad_(False)
-    sampler = Sampler(model, precision=None, compile=compile_mode(recipe.engine, place) != "off")
+    model = Model(recipe).to(processes.device).eval().requires_grad_(False)
+    sampler = Sampler(model, precision=None, compile=compile_mode(recipe.engine, processes) != "off")
     given = cycle_labels((), num, model.num_classes) if model.labelled else random_images(recipe, num).given
     seeds = noise.derive(0, torch.arange(num))
 
     def run() -> None:
-        with autocast(recipe.engine, place.device):
+        with autocast(recipe.engine, processes.device):
             sampler.images(given, seeds, recipe.sample, batch=num, progress=progress)
 
     # a CPU needs minutes for a batch, and no recording
-    settled, batches = (SETTLED, SAMPLED) if place.device.type == "cuda" else (1, 1)
+    settled, batches = (SETTLED, SAMPLED) if processes.device.type == "cuda" else (1, 1)
     for _ in range(settled):
         run()
-    times = _seconds(run, place.device, batches)
+    times = _seconds(run, processes.device, batches)
     seconds, spread = times[len(times) // 2], times[-1] / times[0] - 1
     settings = {"nfe": recipe.sample.nfe, "rho": recipe.sample.rho, "share": recipe.sample.share, "batches": batches}
     return {"images": num, **settings, "seconds": seconds, "spread": spread, "images_per_second": num / seconds}
@@ -152,7 +152,9 @@ def machine(device: torch.device) -> dict[str, str]:
     return {"device": name, "torch": torch.__version__, "python": platform.python_version()}
 
 
-def bench(recipe: Recipe, place: Processes, *, steps: int = 30, num: int = 0, progress: bool = True) -> dict[str, Any]:
+def bench(
+    recipe: Recipe, processes: Processes, *, steps: int = 30, num: int = 0, progress: bool = True
+) -> dict[str, Any]:
     """Return everything measured of one recipe, with what it was measured on; without training where steps is 0.
 
     num: images to sample; 0: none.
@@ -164,7 +166,7 @@ def bench(recipe: Recipe, place: Processes, *, steps: int = 30, num: int = 0, pr
     tokens = math.prod(extent // recipe.network.patch for extent in shape[1:])
     teacher = None
     if recipe.repa.encoder:
-        teacher = RandomBank(4 * recipe.train.batch, tokens, TEACHER_WIDTH, place.device)
+        teacher = RandomBank(4 * recipe.train.batch, tokens, TEACHER_WIDTH, processes.device)
     figures: dict[str, Any] = {
         "recipe": recipe.name,
         "repa": "none" if teacher is None else f"cached features, {teacher.width} wide",
@@ -173,21 +175,21 @@ def bench(recipe: Recipe, place: Processes, *, steps: int = 30, num: int = 0, pr
         "parameters": parameters(*recipe.blueprint),
         "multiply_adds": recipe.multiply_adds,
         "batch": recipe.train.batch,
-        "precision": str(precision(recipe.engine, place.device)).removeprefix("torch."),
-        "compile": compile_mode(recipe.engine, place),
+        "precision": str(precision(recipe.engine, processes.device)).removeprefix("torch."),
+        "compile": compile_mode(recipe.engine, processes),
         "recompute": recipe.engine.recompute,
         "keep": recipe.engine.keep,
-        "machine": machine(place.device),
+        "machine": machine(processes.device),
         "memory_estimate_gb": training_memory(recipe, recipe.train.batch).total / 1e9,
     }
     if steps:
-        figures["training"] = bench_training(recipe, place, steps=steps, teacher=teacher, progress=progress)
+        figures["training"] = bench_training(recipe, processes, steps=steps, teacher=teacher, progress=progress)
     if num:
-        figures["sampling"] = bench_sampling(recipe, place, num=num, progress=progress)
+        figures["sampling"] = bench_sampling(recipe, processes, num=num, progress=progress)
     return figures
 
 
-def growth(recipe: Recipe, place: Processes, *, steps: int = 12, progress: bool = True) -> list[dict[str, Any]]:
+def growth(recipe: Recipe, processes: Processes, *, steps: int = 12, progress: bool = True) -> list[dict[str, Any]]:
     """Return what doubling resolution, depth and batch does to a step's time and memory, each alone."""
     recipe = on_random_samples(recipe)
     data, (channels, *space) = recipe.data, recipe.data.shape
@@ -200,10 +202,10 @@ def growth(recipe: Recipe, place: Processes, *, steps: int = 12, progress: bool 
         "depth": replace(recipe, network=replace(recipe.network, depth=2 * recipe.network.dimensions[0])),
         "batch": replace(recipe, train=replace(recipe.train, batch=2 * recipe.train.batch)),
     }
-    base = bench_training(recipe, place, steps=steps, progress=progress)
+    base = bench_training(recipe, processes, steps=steps, progress=progress)
     rows = [{"change": "as it is", "times_step": 1.0, **base}]
     for name, larger in changed.items():
-        row = bench_training(larger, place, steps=steps, progress=progress)
+        row = bench_training(larger, processes, steps=steps, progress=progress)
         rows.append({"change": f"{name} x 2", "times_step": row["step_ms"] / base["step_ms"], **row})
     return rows
 

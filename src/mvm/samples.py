@@ -163,7 +163,7 @@ def sample_parts(
     settings: SampleConfig,
     folder: Path,
     *,
-    place: Processes | None = None,
+    processes: Processes | None = None,
     progress: bool = True,
     condition: Condition = None,
     captions: Sequence[str] = (),
@@ -175,7 +175,7 @@ def sample_parts(
     batches in flight are lost. Every process must call, and all see the same folder. condition, captions, encoder: of
     a model that has another condition than class labels; a draw goes round their rows.
     """
-    model, place, spans = sampler.model, place or Processes(), draw.spans()
+    model, processes, spans = sampler.model, processes or Processes(), draw.spans()
     parts = Parts(folder, draw.num, model.recipe.data.shape, values=model.recipe.data.values)
     check_settings(model, settings)
     (labels, conditions), seeds = asked_conditions(model, draw, condition, captions, encoder), draw.chosen_seeds()
@@ -185,18 +185,18 @@ def sample_parts(
     provenance = as_json({"mvm": __version__, **drawn, **how, "shape": parts.shape, **given_condition})
     store, missing = parts.store, list[int]()
     with ExitStack() as stack:
-        with place.main_first():
-            if place.main:
+        with processes.main_first():
+            if processes.main:
                 folder.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(store.lock())
                 temporary_beside(folder)  # a crash may have left half of an earlier set, on its way out
                 parts.open(provenance)
                 stack.callback(parts.remove_if_empty)
                 missing = [number for number, span in enumerate(spans) if not parts.has(number, labels[span])]
-        missing = place.broadcast(missing)
-        mine = missing[place.rank :: place.world]
+        missing = processes.broadcast(missing)
+        mine = missing[processes.rank :: processes.world]
         there = draw.num - sum(spans[number].stop - spans[number].start for number in missing)
-        progress = progress and place.main
+        progress = progress and processes.main
         if progress and there:
             print(f"mvm: {there} of {draw.num} images are there already, in {folder}", file=sys.stderr)
         # the main process's bar takes the others to be as quick
@@ -209,9 +209,9 @@ def sample_parts(
                 # the array comes last: a part with an array is whole
                 store.write_table(f"{_stem(number)}.json", cost._asdict(), indent=None)
                 store.write(f"{_stem(number)}.npy", as_array(batch.images[: len(cost.labels)]))
-                bar.update(min(len(batch.labels) * place.world, draw.num - bar.n))
-        place.any(False)  # past this, all processes have written theirs
-        return place.broadcast(parts.with_cost(len(spans)) if place.main else parts)
+                bar.update(min(len(batch.labels) * processes.world, draw.num - bar.n))
+        processes.any(False)  # past this, all processes have written theirs
+        return processes.broadcast(parts.with_cost(len(spans)) if processes.main else parts)
 
 
 def read_condition(path: Path) -> Condition:
@@ -273,7 +273,7 @@ def _is_written(out: Path, count: int) -> bool:
     """
     if not out.is_dir() or not any(parts_beside(out).glob("part-*.npy")):
         return False
-    return sorted(path.name for path in out.iterdir()) == [picture_name(place) for place in range(count)]
+    return sorted(path.name for path in out.iterdir()) == [picture_name(index) for index in range(count)]
 
 
 def write_set(parts: Parts, out: Path, *, names: Sequence[str] = (), progress: bool = True) -> None:

@@ -136,7 +136,7 @@ def test_any_number_of_processes(world, batch, blocks):
     """300 and 320 images: with batches of 160 two of four processes get none, with 1000 three of them."""
     images, reference = side(MANY_A), side(MANY_B)
     alone = judged(images, reference, blocks=blocks)
-    for found in in_threads(world, lambda place: judged(images, reference, place=place, batch=batch, blocks=blocks)):
+    for found in in_threads(world, lambda each: judged(images, reference, processes=each, batch=batch, blocks=blocks)):
         assert values(found) == pytest.approx(values(alone), abs=1e-9)
         assert found.images["count"] == 300
         if blocks > 1:
@@ -146,7 +146,7 @@ def test_any_number_of_processes(world, batch, blocks):
 @pytest.mark.usefixtures("calm")
 def test_processes_write_one_file(tmp_path):
     def work(place):
-        return write_statistics(Judge(place=place, batch=9, progress=False), side(A), "pixels", tmp_path / "x.npz")
+        return write_statistics(Judge(processes=place, batch=9, progress=False), side(A), "pixels", tmp_path / "x.npz")
 
     told = in_threads(3, work)
     assert [found["images"]["count"] for found in told] == [40] * 3
@@ -416,7 +416,7 @@ def test_the_size_of_the_bias_is_computed_once_for_a_reference(monkeypatch):
 
 def test_moments_of_a_file_are_kept_where_features_are_computed(tmp_path):
     write_statistics(Judge(progress=False), side(B), "pixels", tmp_path / "b.npz")
-    judge = Judge(place=Processes(device=torch.device("meta")), progress=False)  # stands for a GPU
+    judge = Judge(processes=Processes(device=torch.device("meta")), progress=False)  # stands for a GPU
     found, _ = gather_features(judge, open_side(str(tmp_path / "b.npz")), ("fd-pixels",), reference=True)
     known = found.moments(PIXELS)
     assert (known.mean.device.type, known.covariance.device.type) == ("meta", "meta")

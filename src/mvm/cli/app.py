@@ -251,11 +251,11 @@ class Drawing(Weights):
     compile: bool = False
     kernels: bool = True
 
-    def open(self, name: str, place: "Processes", encoder: bool = False) -> "Sampler":
+    def open(self, name: str, processes: "Processes", encoder: bool = False) -> "Sampler":
         """Return what draws from a model, on its device, compiled if that is asked for."""
         from mvm.generate import Sampler
 
-        model = self.load(name, encoder).to(place.device)
+        model = self.load(name, encoder).to(processes.device)
         return Sampler(model, self.precision, compile=self.compile, kernels=self.kernels)
 
     def draw(self, num: int, batch: int, names: Sequence[str] | None = None) -> "Draw":

@@ -47,12 +47,12 @@ class FeatureOptions:
     inception: str = ""
     encoder: str = ""
 
-    def judge(self, place: "Processes", batch: int, **how: Any) -> "Judge":
+    def judge(self, processes: "Processes", batch: int, **how: Any) -> "Judge":
         """Return what gathers the features."""
         from mvm.evaluation.evaluate import Judge
         from mvm.metrics.extractors import DINO, Sources
 
-        return Judge(Sources(self.inception, self.encoder or DINO), place, batch, **how)
+        return Judge(Sources(self.inception, self.encoder or DINO), processes, batch, **how)
 
 
 @Parameter(name="*")
@@ -195,7 +195,7 @@ def evaluate(
         raise ValueError(f"--size {pictures.size} is for pictures in files; runs sample at their own size")
     choose("precision", drawing.precision, PRECISIONS)
     write = json_writer(json_file)
-    with on_device(device) as place:
+    with on_device(device) as processes:
 
         def side(name: str, skipped: int = 0) -> ComparedSet:
             """Return a run or a shipped model as images sampled now, after some seeds, or stored images or moments."""
@@ -205,22 +205,22 @@ def evaluate(
                 if name.isidentifier() and not Path(name).exists() and (hint := nearest(name, shipped_models())):
                     raise ValueError(f"'{name}' is no run, no shipped model and no file{hint}")
                 return pictures.side(name)
-            if num is None and place.device.type == "cpu":
+            if num is None and processes.device.type == "cpu":
                 raise ValueError(
                     f"'{name}' would sample {count:,} images on a CPU, for hours; say how many, e.g. --num 1000"
                 )
             if num is None:
                 warn_from_first(f"'{name}' samples {count:,} images; -n asks for fewer")
-            base, opened = Path(name).name, drawing.open(name, place)
+            base, opened = Path(name).name, drawing.open(name, processes)
             draw, settings = drawing.draw(count, batch, opened.model.classes), opened.model.recipe.sample
             draw = replace(draw, seed=draw.seed + skipped)
             return ComparedSet(base, of_model(opened, draw, sampler.settings(settings), name=base), model=opened.model)
 
-        judge = judging.judge(place, batch, blocks=blocks, kid_size=kid_size)
+        judge = judging.judge(processes, batch, blocks=blocks, kid_size=kid_size)
         if is_rae(Path(images)):  # it restores the reference's images
             if not ref or (stored := side(ref).images) is None:
                 raise ValueError(f"'{images}' is an autoencoder; give images for it to restore: --ref IMAGES")
-            base, autoencoder = Path(images).name, load_rae(Path(images)).to(place.device)
+            base, autoencoder = Path(images).name, load_rae(Path(images)).to(processes.device)
             judged = ComparedSet(base, of_restored(autoencoder, stored, base))
         else:
             judged = side(images)
@@ -232,7 +232,7 @@ def evaluate(
         for warning in result.warnings:
             warn_from_first(warning)
         say_from_first(_as_text(result))
-        if place.main:
+        if processes.main:
             write(result.as_dict())
     return 0
 
@@ -278,8 +278,8 @@ def stats(
         raise ValueError(f"'{source}' is a run or a shipped model; moments are made of stored images, e.g. data:digits")
     if out.resolve() == Path(source).resolve():
         raise ValueError(f"--out {out} is the source; its images would be lost: give another name")
-    with on_device(device) as place:
-        facts = write_statistics(networks.judge(place, batch), pictures.side(source), features, out)
+    with on_device(device) as processes:
+        facts = write_statistics(networks.judge(processes, batch), pictures.side(source), features, out)
     if facts["warning"]:
         warn_from_first(facts["warning"])
     count, seconds = facts["images"]["count"], facts["seconds"]
@@ -336,11 +336,11 @@ def sweep(
     cells = axes.cells()
     drawing.draw(num, batch)  # refuses what it can before the model is read
     folder = out or Path("runs") / f"sweep-{Path(model).name}"
-    with on_device(device) as place:
-        sampler = drawing.open(model, place)
+    with on_device(device) as processes:
+        sampler = drawing.open(model, processes)
         loaded = sampler.model
         draw, names = drawing.draw(num, batch, loaded.classes), judging.names(loaded.recipe.data.shape[0])
-        judge = judging.judge(place, batch, blocks=jackknife_blocks(jackknife))
+        judge = judging.judge(processes, batch, blocks=jackknife_blocks(jackknife))
         command = " ".join(["mvm", *sys.argv[1:]])  # without where the program lies
         work = Sweep(sampler, draw, judge, judging.reference(loaded), names, folder, repeats, keep_images, command)
         try:
@@ -390,18 +390,18 @@ def compare(
     at_least("blocks", blocks, 2)
     if json_file is not None:
         json_file.resolve().parent.mkdir(parents=True, exist_ok=True)  # if that fails, before the work
-    with on_device(device) as place:
-        opened = {name: drawing.open(name, place) for name in dict.fromkeys((model_a, model_b))}
+    with on_device(device) as processes:
+        opened = {name: drawing.open(name, processes) for name in dict.fromkeys((model_a, model_b))}
         sets = []
         for name in (model_a, model_b):
             model = opened[name].model
             draw, settings = drawing.draw(num, batch, model.classes), sampler.settings(model.recipe.sample)
             sets.append(of_model(opened[name], draw, settings, name=Path(name).name))
-        judge, names = judging.judge(place, batch, blocks=blocks), judging.names(sets[0].shape[0])
+        judge, names = judging.judge(processes, batch, blocks=blocks), judging.names(sets[0].shape[0])
         result = compare(judge, *sets, judging.reference(opened[model_a].model), names)
         for warning in result.facts["warnings"]:
             warn_from_first(warning)
         say_from_first(comparison_table(result.differences))
-        if json_file is not None and place.main:
+        if json_file is not None and processes.main:
             write_comparison(json_file, result)
     return 0

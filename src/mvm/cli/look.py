@@ -218,8 +218,8 @@ def bench(
     chosen = completed(override(require_field_recipe(load_recipe(recipe), recipe), overrides or {}))
     chosen = replace(chosen, sample=sampler.settings(chosen.sample))
     write = json_writer(json_file)
-    with on_device(device) as place:
-        figures = run_bench(chosen, place, steps=steps, num=samples, progress=place.main)
+    with on_device(device) as processes:
+        figures = run_bench(chosen, processes, steps=steps, num=samples, progress=processes.main)
         if steps:
             say_from_first(table([{"training": chosen.name, **figures["training"]}], "training"))
         memory = figures["memory_estimate_gb"]
@@ -228,8 +228,8 @@ def bench(
             sampling = figures["sampling"]
             say_from_first(f"sampling: {sampling['images_per_second']:.4g} images/s at {sampling['nfe']} evaluations")
         if grow:
-            figures["growth"] = growth(chosen, place, progress=place.main)
+            figures["growth"] = growth(chosen, processes, progress=processes.main)
             say_from_first(table(figures["growth"], "change"))
-    if place.main:
+    if processes.main:
         write(figures)
     return 0

@@ -58,8 +58,8 @@ def sample(
     drawing.draw(num, batch)  # refuses what it can before the model is read
     parts_folder = parts_beside(out)
     try:
-        with on_device(device) as place:
-            sampler = drawing.open(model, place)
+        with on_device(device) as processes:
+            sampler = drawing.open(model, processes)
             loaded = sampler.model
             require_written(out, loaded)
             draw = drawing.draw(num, batch, loaded.classes)
@@ -68,8 +68,8 @@ def sample(
                 say_from_first(f"mvm: {settings.nfe:,} evaluations an image; planning them takes a while", error=True)
             tuned = takes_tuned_times(loaded, settings)
             text: dict[str, Any] = {"captions": caption or (), "encoder": encoder}
-            parts = sample_parts(sampler, draw, settings, parts_folder, place=place, condition=rows, **text)
-        if place.main:  # the others need not wait
+            parts = sample_parts(sampler, draw, settings, parts_folder, processes=processes, condition=rows, **text)
+        if processes.main:  # the others need not wait
             write_set(parts, out, names=loaded.classes if loaded.labelled else caption or ())
             remove(parts_folder)
     except KeyboardInterrupt:

@@ -39,7 +39,7 @@ class Judge:
     """Feature networks, opened when first needed, and how to run them."""
 
     sources: Sources = field(default_factory=Sources)
-    place: Processes = field(default_factory=Processes)
+    processes: Processes = field(default_factory=Processes)
     batch: int = BATCH
     blocks: int = 1  # into which images are dealt for a jackknife error; 1: none
     kid_size: int = KID_SIZE
@@ -52,7 +52,7 @@ class Judge:
     def extractor(self, name: str) -> Extractor:
         """Return the network of that name."""
         if name not in self.opened:
-            self.opened[name] = open_extractor(name, self.sources, self.place.device)
+            self.opened[name] = open_extractor(name, self.sources, self.processes.device)
         return self.opened[name]
 
     def gather(self, images: ImageSet, wanted: Mapping[Key, bool], blocks: int = 1) -> Gathered:
@@ -65,8 +65,10 @@ class Judge:
         _check_blocks(blocks, count)  # before the work, where it is known
         networks = {key.network: self.extractor(key.network) for key in wanted}  # first: weights may be missing
         streams = {key: _FeatureStream(blocks, store) for key, store in wanted.items()}
-        with tqdm(total=count, desc="features", unit="image", disable=not (self.progress and self.place.main)) as bar:
-            for batch in images.read(self.batch, self.place):
+        with tqdm(
+            total=count, desc="features", unit="image", disable=not (self.progress and self.processes.main)
+        ) as bar:
+            for batch in images.read(self.batch, self.processes):
                 for indices, pictures in zip(*(part.split(MOST) for part in batch), strict=True):
                     features = {name: extractor(pictures) for name, extractor in networks.items()}
                     for key, stream in streams.items():
@@ -76,10 +78,10 @@ class Judge:
                                 "made; leave 'is' out of --metrics, or give --inception the published .pth, with one"
                             )
                         stream.add(indices, features[key.network][key.part])
-                    bar.update(len(pictures) * (1 if count is None else self.place.world))
+                    bar.update(len(pictures) * (1 if count is None else self.processes.world))
         gathered = Gathered()
         for key, stream in streams.items():
-            gathered.blocks[key], features_of_all = stream.reduced(self.place)
+            gathered.blocks[key], features_of_all = stream.reduced(self.processes)
             gathered.count = sum(block.count for block in gathered.blocks[key])
             if features_of_all is not None:
                 gathered.features[key] = features_of_all
@@ -126,22 +128,22 @@ class _FeatureStream:
         if self.store:
             self.stored.append((indices, features.float()))
 
-    def reduced(self, place: Processes) -> tuple[list[Accumulator], Tensor | None]:
+    def reduced(self, processes: Processes) -> tuple[list[Accumulator], Tensor | None]:
         """Return the blocks over all processes, and the features (count, width) in the order of images if stored."""
-        width = place.max(self.accumulators[0].mean.numel() if self.accumulators else 0)
+        width = processes.max(self.accumulators[0].mean.numel() if self.accumulators else 0)
         if width == 0:
             raise ValueError("there are no images to look at")
-        device = self.accumulators[0].mean.device if self.accumulators else place.device
+        device = self.accumulators[0].mean.device if self.accumulators else processes.device
         blocks = self.accumulators or [Accumulator(width, device) for _ in range(self.blocks)]
-        if place.world > 1:
-            states = ({name: place.gather(part) for name, part in block.state().items()} for block in blocks)
+        if processes.world > 1:
+            states = ({name: processes.gather(part) for name, part in block.state().items()} for block in blocks)
             blocks = [Accumulator.from_state(state, device) for state in states]
         if not self.store:
             return blocks, None
         features = torch.zeros(sum(block.count for block in blocks), width, device=device)
         for indices, some in self.stored:
             features[indices.to(device)] = some
-        return blocks, place.sum(features)
+        return blocks, processes.sum(features)
 
 
 @dataclass(frozen=True)
@@ -219,7 +221,7 @@ def gather_features(
         moments, provenance = load_moments(side.file, suffix=SUFFIXES[key.part])
         _check_network(side.name, provenance, judge.extractor(key.network).facts)
         # on the features' device: eigenvalues of 2048-d ones are slow on a CPU that has other work
-        gathered.known[key] = moments.to(judge.place.device)
+        gathered.known[key] = moments.to(judge.processes.device)
         gathered.blocks.pop(key, None)
         gathered.count = gathered.count or moments.count
         facts |= {**provenance.get("images", {}), "moments": side.name, "count": gathered.count or None}
@@ -312,7 +314,7 @@ def evaluate(
     notes = sampling_notes(names, sides)
     metrics = figures(names, gathered, target, judge.kid_size)
     seconds = time.perf_counter() - start
-    return Evaluation(metrics, facts, known, judge.facts(names), notes, software(judge.place.device), seconds)
+    return Evaluation(metrics, facts, known, judge.facts(names), notes, software(judge.processes.device), seconds)
 
 
 def write_statistics(judge: Judge, side: ComparedSet, features: str, out: Path) -> dict[str, Any]:
@@ -326,11 +328,11 @@ def write_statistics(judge: Judge, side: ComparedSet, features: str, out: Path) 
     provenance = {
         "images": {**side.images.facts, "count": gathered.count},
         "network": judge.extractor(features).facts,
-        "software": software(judge.place.device),
+        "software": software(judge.processes.device),
         "warning": too_few(gathered.count, len(pool.mean)),
         "seconds": time.perf_counter() - start,
     }
-    if judge.place.main:
+    if judge.processes.main:
         save_moments(out, pool, provenance, spatial=next(iter(spatial), None))
     return provenance
 
@@ -394,7 +396,7 @@ def compare(judge: Judge, a: ImageSet, b: ImageSet, reference: ComparedSet, name
         "networks": judge.facts(names),
         "blocks": judge.blocks,
         "warnings": sampling_notes(names, {**sides, "reference": (target.gathered, target.facts)}),
-        "software": software(judge.place.device),
+        "software": software(judge.processes.device),
     }
     dealt = block_of(torch.arange(first.count), judge.blocks)
     sizes = dealt.bincount(minlength=judge.blocks).tolist()

@@ -53,11 +53,11 @@ class ImageSet:
     facts: dict[str, Any]
     chunks: Callable[[int, Wanted], Iterator[Chunk]]
 
-    def read(self, batch: int, place: Processes | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+    def read(self, batch: int, processes: Processes | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield indices (B,) and images of this process's batches: every world-th one."""
         at_least("batch", batch, 1)
-        place = place or Processes()
-        for start, images in self.chunks(batch, lambda number: number % place.world == place.rank):
+        processes = processes or Processes()
+        for start, images in self.chunks(batch, lambda number: number % processes.world == processes.rank):
             yield torch.arange(start, start + len(images)), images
 
 

@@ -69,8 +69,8 @@ class Sweep:
         return self.sampler.model
 
     @property
-    def place(self) -> Processes:
-        return self.judge.place
+    def processes(self) -> Processes:
+        return self.judge.processes
 
     @cached_property
     def target(self) -> Reference:
@@ -104,9 +104,9 @@ class Sweep:
         check_side(self.metrics, self.reference, reference=True)
         check_shapes({"shape": self.model.recipe.data.shape}, self.reference.facts())
         with ExitStack() as stack:
-            with self.place.main_first():
+            with self.processes.main_first():
                 networks = self.judge.facts(self.metrics)  # opens them: weights may be missing
-                if self.place.main:
+                if self.processes.main:
                     (self.folder / CELLS).mkdir(parents=True, exist_ok=True)
                     stack.enter_context(_store(self.folder).lock())
                     for folder in (self.folder, self.folder / CELLS, self.folder / WORK):
@@ -115,14 +115,14 @@ class Sweep:
             self._prepare([settings for settings in cells if not self._path(settings).is_file()])
             results = []
             for number, settings in enumerate(cells, 1):
-                if self.judge.progress and self.place.main:
+                if self.judge.progress and self.processes.main:
                     print(f"cell {number} of {len(cells)}: {self._name(settings)}", flush=True)
                 results.append(Result.read(self._cell(settings)["result"]))
-            if self.place.main:
+            if self.processes.main:
                 self._write()
                 with suppress(OSError):  # images that are kept lie there
                     (self.folder / WORK).rmdir()
-            self.place.any(False)  # past this, the report is there
+            self.processes.any(False)  # past this, the report is there
         return results
 
     def _write(self) -> None:
@@ -176,7 +176,7 @@ class Sweep:
     def _cell(self, settings: SampleConfig) -> dict[str, Any]:
         """Return a cell: what is stored of it, completed by what is missing."""
         path, solver = self._path(settings), solver_record(self.model, settings)
-        stored = self.place.broadcast(_read_cell(path) if self.place.main else None)
+        stored = self.processes.broadcast(_read_cell(path) if self.processes.main else None)
         if stored and stored.get("solver") != solver:
             raise ValueError(
                 f"{path} was made by another solver ({stored.get('solver', 'not recorded')}, now {solver}); "
@@ -192,7 +192,7 @@ class Sweep:
             result["seconds"] = stored["result"]["seconds"]
             facts["networks"] = {**before["networks"], **facts["networks"]}
             facts["warnings"] = list(dict.fromkeys([*before["warnings"], *facts["warnings"]]))
-        if self.place.main:
+        if self.processes.main:
             _store(path.parent).write_table(path.name, cell)
             if not self.keep_images:
                 remove(self.folder / WORK / self._name(settings))
@@ -203,7 +203,7 @@ class Sweep:
         rounds = [self._round(settings, names, number) for number in range(self.repeats)]
         parts, _, evaluation = rounds[0]
         picture = f"{CELLS}/{self._name(settings)}.png"
-        if self.place.main:
+        if self.processes.main:
             _write_grid(self.folder / picture, (images for images, _ in parts.batches()))
         result = Result(
             settings,
@@ -223,16 +223,20 @@ class Sweep:
         folder = self.folder / WORK / name / str(number)
         draw = replace(self.draw, seed=self.draw.seed + number * self.draw.num)
         there, start = len(list(folder.glob("part-*.npy"))), time.perf_counter()
-        how: dict[str, Any] = {"place": self.place, "progress": self.judge.progress, "condition": self.condition}
+        how: dict[str, Any] = {
+            "processes": self.processes,
+            "progress": self.judge.progress,
+            "condition": self.condition,
+        }
         parts = sample_parts(self.sampler, draw, settings, folder, **how)
         # of all images, from those sampled now: an interrupted call may have left the others
         seconds = (time.perf_counter() - start) * len(draw.spans()) / max(1, len(draw.spans()) - there)
         note = f"{number}.seconds.json"  # the seconds when the images were finished
-        if self.place.main:
+        if self.processes.main:
             with _store(folder.parent).reading(note):
                 seconds = float((_read(folder.parent / note) or {"seconds": seconds})["seconds"])
             _store(folder.parent).write_table(note, {"seconds": seconds}, indent=None)
-        seconds = self.place.broadcast(seconds)
+        seconds = self.processes.broadcast(seconds)
         return parts, seconds, evaluate(self.judge, ComparedSet(name, of_parts(parts)), self.target, names)
 
 

@@ -148,7 +148,7 @@ def rho_name(rho: float) -> str:
     return f"{'SDE' if rho else 'ODE'} (rho {rho:g})"
 
 
-class Place(NamedTuple):
+class CellKey(NamedTuple):
     """Where a cell stands among the others."""
 
     solver: str
@@ -157,13 +157,13 @@ class Place(NamedTuple):
     nfe: int
 
 
-def place_of(result: Result) -> Place:
-    return Place(result.solver, guidance_of(result), result.settings.rho, result.settings.nfe)
+def cell_key(result: Result) -> CellKey:
+    return CellKey(result.solver, guidance_of(result), result.settings.rho, result.settings.nfe)
 
 
 def in_order(results: Iterable[Result]) -> list[Result]:
     """Return cells by solver, guidance, rho and NFE."""
-    return sorted(results, key=lambda r: (*place_of(r), r.evaluations))
+    return sorted(results, key=lambda r: (*cell_key(r), r.evaluations))
 
 
 def grouped(results: Iterable[Result], key: Callable[[Result], Any]) -> dict[Any, list[Result]]:
@@ -207,21 +207,21 @@ def _where(chosen: Sequence[int], tried: Sequence[int]) -> str:
 
 
 def gaps_to(
-    results: Iterable[Result], metric: str, bases: Callable[[Place], Iterable[Place]]
-) -> dict[tuple[Place, Place], Gap]:
+    results: Iterable[Result], metric: str, bases: Callable[[CellKey], Iterable[CellKey]]
+) -> dict[tuple[CellKey, CellKey], Gap]:
     """Return (cell, base) -> cell less base, for each base of a cell that is there; cells that failed have none."""
-    readings = {place_of(r): value for r, value in measured(results, metric)}
+    readings = {cell_key(r): value for r, value in measured(results, metric)}
     return {
-        (place, base): gap(readings[base], value)
-        for place, value in readings.items()
-        for base in bases(place)
+        (key, base): gap(readings[base], value)
+        for key, value in readings.items()
+        for base in bases(key)
         if base in readings
     }
 
 
-def ode_of(place: Place) -> list[Place]:
+def ode_of(key: CellKey) -> list[CellKey]:
     """Return the ODE of an SDE's cell."""
-    return [place._replace(rho=0.0)] if place.rho else []
+    return [key._replace(rho=0.0)] if key.rho else []
 
 
 def gaps_to_ode(results: Sequence[Result], metric: str) -> dict[tuple[str, str, float], dict[int, Gap]]:
@@ -391,7 +391,7 @@ def _panels(
         errors = [0.0 if math.isnan(value.error) else value.error for value in known]
         ends = [v.value + sign * error for v, error in zip(known, errors, strict=True) for sign in (-1, 1)]
         y = scale_of(ends, decades=math.inf)
-    curves = list(grouped(cells, lambda r: place_of(r)[:3]).values())
+    curves = list(grouped(cells, lambda r: cell_key(r)[:3]).values())
     sides = [[c for c in curves if (c[0].settings.cfg == 1) == plain] for plain in (True, False)] if apart else [curves]
     panels = []
     for group in (panel for side in sides if side for panel in _split(side, guidance_of, lambda r: r.solver)):

@@ -123,8 +123,8 @@ class Matching:
             )
 
     def __call__(self, network: Network, batch: Batch, projector: Callable[[Tensor], Tensor] | None = None) -> Loss:
-        noised = perturb(batch.x0, batch.seeds, self.schedule, self.law, self.config.kind)
-        return self.judge(network, batch, noised, None, projector)
+        states = perturb(batch.x0, batch.seeds, self.schedule, self.law, self.config.kind)
+        return self.loss(network, batch, states, None, projector)
 
     def drop(self, batch: Batch, null: Null, drawn: Tensor | None = None) -> Condition:
         """Return the condition with the null one in a share of the rows: where drawn (B,), by default a function of
@@ -134,7 +134,7 @@ class Matching:
         drawn = noise.uniform(batch.seeds, noise.LABEL, (1,))[:, 0] if drawn is None else drawn
         return dropped(batch.condition, null_of(null, batch.condition, batch.x0), drawn < self.config.label_drop)
 
-    def judge(
+    def loss(
         self,
         network: Network,
         batch: Batch,
@@ -223,4 +223,5 @@ def loss(
     share, drawn = torch.rand(2, len(x0), dtype=torch.float64, device=device, generator=generator).to(x0.device)
     eps = torch.randn(x0.shape, dtype=x0.dtype, device=device, generator=generator).to(x0.device)
     states = noised(x0, eps, law.quantile(share, schedule), schedule, network.kind)
-    return objective.judge(network.network, Batch(x0, condition, share), states, drawn).total
+    # `share` stands for seeds: all that they would decide is drawn here
+    return objective.loss(network.network, Batch(x0, condition, share), states, drawn).total

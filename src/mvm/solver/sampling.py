@@ -37,10 +37,11 @@ def evaluator(meter: Meter, schedule: Schedule, condition: Tensor | None, guidan
     return evaluate
 
 
-Draw = Callable[[Tensor, int, Sequence[int], torch.dtype], Tensor]
+# (seeds, key of the step, shape, dtype) -> normal values: mvm.noise.normal, or the same compiled
+Normal = Callable[[Tensor, int, Sequence[int], torch.dtype], Tensor]
 
 
-def step_noise(seeds: Tensor, like: Tensor, draw: Draw = counter_noise.normal) -> NoiseSource:
+def step_noise(seeds: Tensor, like: Tensor, draw: Normal = counter_noise.normal) -> NoiseSource:
     """Return the noise of each solver step: a function of every sample's seed and the step index."""
     return lambda index: draw(seeds, counter_noise.STEP + index, like.shape[1:], like.dtype)
 
@@ -97,7 +98,7 @@ def integrate(
     rho: float,
     condition: Tensor | None,
     guidance: Rules,
-    draw: Draw = counter_noise.normal,
+    draw: Normal = counter_noise.normal,
     on_step: Callable[[State], None] | None = None,
     grad: bool = False,
 ) -> Solution:

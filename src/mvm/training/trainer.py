@@ -108,8 +108,8 @@ class Trainer(ABC, Generic[R]):
         """Return the positions in the stream that this process consumes in step `step`."""
         return self.order.positions(step, self.recipe.train.batch)[self.mine]
 
-    def images(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Return images and labels on the device; those of the next step are read meanwhile."""
+    def images(self, indices: Tensor) -> tuple[Tensor, Any]:
+        """Return samples and their conditions on the device; those of the next step are read meanwhile."""
         images = self.store.gather(indices)
         following = self.positions(self.step + 1)
         self.store.expect(lambda: self.order.indices(following))
