@@ -99,7 +99,7 @@ def test_version(capsys):
     [
         (["smple", "x"], "sample"),
         (["trainn"], "train"),
-        (["qqqq"], "Available commands: data, eval, sweep, compare, demo, "),
+        (["qqqq"], "Available commands: data, edit, eval, sweep, compare, demo, "),
         (["evla", "x"], 'Did you mean "eval"'),
         (["compar", "x", "y"], 'Did you mean "compare"'),
         (["data", "stat"], 'Did you mean "stats"'),

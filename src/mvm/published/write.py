@@ -209,8 +209,8 @@ def _write_codec(folder: Path, opened: Opened, recipe: Recipe) -> str:
         (folder / CODEC).mkdir()
         codec.save(folder / CODEC)
     elif isinstance(codec, DecoderOnly):
-        encoder = codec.encoder_config.name
-        codec.renamed(_base(encoder)).save(folder / CODEC)
+        encoder = _base(codec.encoder_config.name)
+        codec.renamed(encoder).save(folder / CODEC)
     else:
         return ""
     flush(folder / CODEC)
