@@ -3,10 +3,12 @@
 All else in a block is cheap, and half its memory.
 """
 
+from functools import cache
 from typing import Any
 
 import torch
-from torch.utils.checkpoint import create_selective_checkpoint_contexts
+from torch import nn
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from mvm.network import DDT, DiT
 
@@ -29,3 +31,33 @@ def keeping_products() -> Any:
 def apply(network: DiT | DDT) -> None:
     """Have the blocks that the backward pass computes again keep these results."""
     network.blocks.keeping = keeping_products
+
+
+class Recomputed(nn.Module):
+    """A block that calls checkpoint itself, so that one compilation sees both."""
+
+    options: dict[str, Any]
+
+    def forward(self, *given: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return super().forward(*given)
+        return checkpoint(super().forward, *given, use_reentrant=False, **self.options)
+
+
+@cache
+def _recomputed(kind: type[nn.Module], keeps_products: bool) -> type[nn.Module]:
+    """Return the class of such blocks: one for all of a kind, that they share the compiled code."""
+    options = {"context_fn": keeping_products} if keeps_products else {}
+    return type(f"Recomputed{kind.__name__}", (Recomputed, kind), {"options": options})
+
+
+def inside(network: DiT | DDT) -> None:
+    """Have the blocks that are computed again call checkpoint themselves; for blocks that are compiled one by one.
+
+    Around a compiled block checkpoint sees products with an `out` buffer. Their results cannot be kept: the block uses
+    the buffer again for something else, and when computed again it would read a buffer that nobody has filled.
+    """
+    stack = network.blocks
+    for block in stack[: stack.recompute]:
+        block.__class__ = _recomputed(type(block), stack.keeping is keeping_products)
+    stack.inside = True
