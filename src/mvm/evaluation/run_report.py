@@ -15,6 +15,7 @@ from mvm.data import open_prepared
 from mvm.evaluation import report as html
 from mvm.evaluation.images import EMBEDDED
 from mvm.evaluation.report import Axes, Curve, Page, Style
+from mvm.optim.optimizers import FIXED
 from mvm.recipes import FOLDER, RECIPE, AnyRecipe, DecoderRecipe, Recipe, load_recipe, options, parse_recipe, shipped
 from mvm.recipes import to_json as recipe_text
 from mvm.training.logs import METRICS, read_metrics
@@ -530,7 +531,7 @@ def _next_commands(story: Story) -> Iterator[tuple[str, str]]:
             _typed("train", next(fields, "RECIPE"), "--codec.kind", "rae", "--codec.path", rae),
         )
     train = recipe.train
-    stretched = "" if train.decay == "constant" else f" Its schedule ({train.decay}) is stretched to them."
+    stretched = "" if train.decay in FIXED else f" Its schedule ({train.decay}) is stretched to them."
     yield (
         f"Train longer: the same run, with more steps.{stretched}",
         f"{_resume(story)} --train.steps {2 * train.steps}",
