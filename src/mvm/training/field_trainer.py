@@ -166,7 +166,7 @@ class FieldTrainer(Trainer[Recipe]):
 
     def batch(self) -> Batch:
         positions = self.positions(self.step)
-        indices, seeds = self.order.indices(positions), self.order.seeds(positions)
+        indices, seeds = self.indices(positions), self.order.seeds(positions)
         flipped = mirrored(seeds) if self.recipe.data.mirror else torch.zeros(len(seeds), dtype=torch.bool)
         latents = None if self.latents is None else self.latents.gather(indices, flipped)
         kind = self.recipe.condition.kind
