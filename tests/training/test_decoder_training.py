@@ -152,6 +152,34 @@ def test_both_sides_learn_from_their_starts(recipe):
     assert trainer.decoder.training
 
 
+@pytest.mark.parametrize(("schedule", "begun"), [("shared", 0), ("own", 1)])
+def test_the_discriminator_has_the_decoders_learning_rate_or_its_own(recipe, schedule, begun):
+    """Two steps of warm-up, then linear to nothing at step 4; judged from step 1 on."""
+    told = {"train__warmup": "2", "train__decay": "linear", "train__final": "0", "train__lr": "1"}
+    trainer = trainer_of(recipe(reconstruction__disc_schedule=schedule, reconstruction__gan_start="4", **told))
+    rates = [0.5, 1, 1, 0.5, 0]
+    for step in range(4):
+        trainer.advance()
+        assert {group["lr"] for each in trainer.decoder_optimizers for group in each.param_groups} == {rates[step]}
+        found = {group["lr"] for each in trainer.judge_optimizers for group in each.param_groups}
+        assert step == 0 or found == {rates[step - begun]}
+
+
+def test_a_recipe_of_before_means_what_it_did(recipe):
+    """Runs of 0.1 and 0.2 tell no last_norm and no disc_schedule, and their heads have the norm of 8 images."""
+    told = json.loads(to_json(recipe()))
+    del told["reconstruction"]["last_norm"], told["reconstruction"]["disc_schedule"]
+    old = parse_recipe(json.dumps(told), ".json", "x")
+    assert old == recipe()
+    judge = trainer_of(old).objective.judge
+    assert judge.features.last_norm
+    assert (judge.heads[0].enter_norm.together, judge.heads[0].enter_norm.eps) == (8, 1e-5)
+    published = recipe(
+        reconstruction__norm="image", reconstruction__last_norm="no", reconstruction__disc_schedule="own"
+    )
+    assert trainer_of(published).heads.state_dict().keys() == judge.heads.state_dict().keys()
+
+
 def test_a_step_by_hand(recipe):
     """Latents of the mirrored images, noised by each sample's seed, and L1 to those images: one AdamW step."""
     settings = recipe(PLAIN, train__clip="0")

@@ -18,7 +18,7 @@ from mvm.latent.codec import Origin, require_same
 from mvm.objective import Loss
 from mvm.objective.reconstruction import build
 from mvm.optim.ema import MAIN, Averages
-from mvm.optim.optimizers import optimizers
+from mvm.optim.optimizers import learning_rate, optimizers
 from mvm.pixels import to_unit
 from mvm.recipes import DecoderRecipe
 from mvm.training.data import StoreSubset, held_out_by_class
@@ -181,6 +181,8 @@ class DecoderTrainer(Trainer[DecoderRecipe]):
             for parameter in self.heads.parameters():  # they are small, and not the engine's
                 if parameter.grad is not None:
                     self.processes.sum(parameter.grad)
+            if (told := self.recipe.reconstruction).disc_schedule == "own":
+                rate = learning_rate(self.recipe.train, self.step - told.disc_start)
             self.update(self.judge_optimizers, self.heads, rate, norm)
             figures |= {f"disc_{name}": value for name, value in judged.items()}
         return {**figures, "grad_norm": norm}
