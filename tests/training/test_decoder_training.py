@@ -442,6 +442,13 @@ def test_another_encoder_is_refused_on_resume(recipe, whole, encoder, tmp_path):
         train(recipe(reconstruction__tau="0.1"), run, resume=True, progress=False)
 
 
+@pytest.mark.parametrize("held_out", [5, 0])
+def test_weights_of_another_run_may_have_seen_what_is_held_out(recipe, whole, tmp_path, capsys, held_out):
+    settings = recipe(train__steps="1", held_out__count=str(held_out), preview__every="0")
+    train(settings, tmp_path / "next", progress=False, init=(whole, "ema"))
+    assert ("may have learned from images that are held out here" in capsys.readouterr().err) == (held_out > 0)
+
+
 def test_weights_of_another_decoder_are_refused(recipe, whole, tmp_path):
     train(recipe(train__steps="1", train__save_every="1"), tmp_path / "next", progress=False, init=(whole, "ema"))
     with pytest.raises(ValueError, match=r"do not fit the recipe's decoder"):

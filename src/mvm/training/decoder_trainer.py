@@ -20,6 +20,7 @@ from mvm.objective.reconstruction import build
 from mvm.optim.ema import MAIN, Averages
 from mvm.optim.optimizers import learning_rate, optimizers
 from mvm.pixels import to_unit
+from mvm.published import Opened
 from mvm.recipes import DecoderRecipe
 from mvm.training.data import StoreSubset, held_out_by_class
 from mvm.training.engine import Engine
@@ -226,3 +227,7 @@ class DecoderTrainer(Trainer[DecoderRecipe]):
             self.decoder.load_state_dict(weights)
         except RuntimeError as error:  # it lists names and shapes
             raise ValueError(f"these weights do not fit the recipe's decoder: {error}") from None
+
+    def init_from(self, opened: Opened, source: str) -> list[str]:
+        seen = "its decoder may have learned from images that are held out here, whose figures are then too good"
+        return [*super().init_from(opened, source), *([seen] if len(self.held_out) else [])]
