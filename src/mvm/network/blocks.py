@@ -144,7 +144,6 @@ class Stack(nn.ModuleList):
         super().__init__(blocks)
         self.recompute = 0  # blocks, from the first, whose activations the backward pass computes again
         self.keeping: Callable[[], Any] | None = None  # checkpoint's context_fn: what is stored of them all the same
-        self.inside = False  # whether these blocks call checkpoint themselves
 
     def forward(
         self,
@@ -192,7 +191,7 @@ class Stack(nn.ModuleList):
 
     def run(self, number: int, block: nn.Module, *given: Any) -> Any:
         """Return the block's output, by checkpointing where it is among those that are computed again."""
-        if number > self.recompute or self.inside or not torch.is_grad_enabled():
+        if number > self.recompute or not torch.is_grad_enabled():
             return block(*given)
         keeping: dict[str, Any] = {} if self.keeping is None else {"context_fn": self.keeping}
         return checkpoint(block, *given, use_reentrant=False, **keeping)

@@ -44,11 +44,19 @@ class Recomputed(nn.Module):
         return checkpoint(super().forward, *given, use_reentrant=False, **self.options)
 
 
+class Passing(nn.Module):
+    """A stack that leaves checkpointing to its blocks."""
+
+    def run(self, number: int, block: nn.Module, *given: Any) -> Any:
+        return block(*given)
+
+
 @cache
-def _recomputed(kind: type[nn.Module], keeps_products: bool) -> type[nn.Module]:
-    """Return the class of such blocks: one for all of a kind, that they share the compiled code."""
+def _joined(first: type[nn.Module], kind: type[nn.Module], keeps_products: bool) -> type[nn.Module]:
+    """Return the class of such modules: one for all of a kind, that they share the compiled code."""
     options = {"context_fn": keeping_products} if keeps_products else {}
-    return type(f"Recomputed{kind.__name__}", (Recomputed, kind), {"options": options})
+    # of this package, for swap.plain: an abstract class would be of abc's
+    return type(f"{first.__name__}{kind.__name__}", (first, kind), {"options": options, "__module__": __name__})
 
 
 def inside(network: DiT | DDT) -> None:
@@ -58,6 +66,7 @@ def inside(network: DiT | DDT) -> None:
     the buffer again for something else, and when computed again it would read a buffer that nobody has filled.
     """
     stack = network.blocks
+    keeps_products = stack.keeping is keeping_products
     for block in stack[: stack.recompute]:
-        block.__class__ = _recomputed(type(block), stack.keeping is keeping_products)
-    stack.inside = True
+        block.__class__ = _joined(Recomputed, type(block), keeps_products)
+    stack.__class__ = _joined(Passing, type(stack), keeps_products)
