@@ -98,10 +98,20 @@ def test_commands_of_a_finished_run_are_understood(finished):
             assert override(load_recipe(rest[1]), overrides).name == "digits"
 
 
-def test_a_constant_learning_rate_goes_on_in_the_same_run(tmp_path):
-    recipe = recipe_of(train_steps="40", train_decay="constant")
+@pytest.mark.parametrize(
+    ("decay", "stretched"),
+    [
+        ({"train_decay": "constant"}, False),
+        ({"train_decay": "piecewise", "train_decay_start": "10", "train_decay_end": "20"}, False),
+        ({"train_decay": "linear"}, True),
+    ],
+)
+def test_a_run_goes_on_and_a_schedule_may_be_stretched(tmp_path, decay, stretched):
+    recipe = recipe_of(train_steps="40", train_warmup="5", **decay)
     folder = make(tmp_path / "run", recipe, [line(40, 1.0)], [(40, None)])
-    assert f"mvm train --resume {folder} --train.steps 80" in report(folder).of("pre")
+    found = report(folder)
+    assert f"mvm train --resume {folder} --train.steps 80" in found.of("pre")
+    assert ("is stretched to them" in found.text) == stretched
 
 
 def test_nothing_outside_is_loaded(finished):

@@ -10,6 +10,7 @@ from mvm import noise
 from mvm.cli import run
 from mvm.data import open_prepared
 from mvm.data.prepare import prepare
+from mvm.distributed.processes import EngineConfig
 from mvm.generate import Sampler
 from mvm.model import Model, load
 from mvm.network import DDTConfig
@@ -99,6 +100,24 @@ def test_batches_are_latents_of_mirrored_images(recipe):
         assert torch.equal(batch.condition, live.condition)
         assert torch.equal(batch.seeds, live.seeds)
         assert torch.allclose(batch.x0, live.x0, rtol=2e-3, atol=2e-3)  # float16
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("auto", torch.float32), ("bf16", torch.bfloat16)])
+def test_images_are_encoded_in_the_precision_of_the_engine(recipe, precision, dtype):
+    """Matrix products alone: norms and statistics stay float32, as does what comes of them."""
+    chosen = replace(recipe, codec=replace(recipe.codec, cache="none"), engine=EngineConfig(precision=precision))
+    trainer, products = FieldTrainer(chosen, training_store(chosen, torch.device("cpu"))), set()
+    for module in trainer.model.codec.modules():
+        if isinstance(module, torch.nn.Linear | torch.nn.Conv2d):
+            module.register_forward_hook(lambda module, given, out: products.add(out.dtype))
+    images = trainer.store[torch.arange(COUNT)]
+    found, exact = trainer.encode(images), trainer.model.codec.encode(images)
+    assert found.dtype == trainer.batch().x0.dtype == torch.float32
+    assert torch.equal(found, exact) == (dtype == torch.float32)
+    assert (found - exact).std() < 0.1  # of latents of variance 1
+    products.clear()
+    trainer.batch()
+    assert products == {dtype}
 
 
 def shaken(recipe):

@@ -7,6 +7,7 @@ from torch.nn.functional import conv2d, silu
 from mvm.network import SIZES, DDTConfig, DiT, DiTConfig
 from mvm.network.extras import Local
 from mvm.network.fast import recompute as selective
+from mvm.network.fast import swap
 from mvm.network.layers import patchify, unpatchify
 
 SMALL = {"size": "tiny", "depth": 3, "width": 16, "heads": 2, "patch": 2}
@@ -91,6 +92,27 @@ def test_taps_with_recompute_are_the_same_and_carry_the_same_gradient(recompute,
     assert grads[0].keys() == grads[1].keys()
     assert all(torch.equal(grads[0][name], grads[1][name]) for name in grads[0])
     assert all(torch.count_nonzero(value) for value in grads[0].values())
+
+
+@pytest.mark.parametrize("keep_products", [False, True])
+def test_blocks_that_checkpoint_themselves_are_the_same_and_can_be_undone(keep_products):
+    """An inner layer of the first two of three blocks runs twice, before and after the swap is undone."""
+    network, calls, found = shaken(), [], []
+    network.blocks.recompute = 2
+    if keep_products:
+        selective.apply(network)
+    for block in network.blocks:
+        block.mlp.register_forward_pre_hook(lambda *_: calls.append(1))
+    kinds = [type(module) for module in network.modules()]
+    for change in (lambda: None, lambda: selective.inside(network), lambda: swap.plain(network)):
+        change()
+        calls.clear()
+        network.zero_grad()
+        network(*inputs()).prediction.square().mean().backward()
+        found.append([p.grad.clone() for p in network.parameters() if p.grad is not None])
+        assert len(calls) == 5
+    assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(*found, strict=True))
+    assert [type(module) for module in network.modules()] == kinds
 
 
 def test_nothing_is_recomputed_without_a_gradient():

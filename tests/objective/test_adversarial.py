@@ -7,6 +7,7 @@ from torch.nn.functional import conv1d, interpolate, leaky_relu
 
 from mvm.network.pretrained import HALF, IMAGENET, Encoder, PatchTokens
 from mvm.objective.adversarial import (
+    NORMS,
     Discriminator,
     LocalBatchNorm,
     TransformerFeatures,
@@ -92,6 +93,9 @@ def test_taps_are_the_blocks_outputs_and_the_last_state(kind):
     assert torch.equal(found[1], seen[2][:, extra:])
     assert torch.allclose(found[2], want[:, extra:], atol=1e-5)
     assert not torch.allclose(found[1], found[2])
+    published = TransformerFeatures(tiny(model, extra, arguments, scaling), (1, 2), last_norm=False)(images)
+    assert torch.equal(published[0], found[0])
+    assert torch.equal(published[2], found[1])  # the last block's tokens, though it is not among the chosen ones
 
 
 def test_images_are_resized_with_a_gradient_and_grey_ones_are_spread():
@@ -143,6 +147,12 @@ def local_batch_norm(x, module):
     return torch.cat(parts) * module.weight[None, :, None] + module.bias[None, :, None]
 
 
+def image_norm(x, module):
+    centred = x - x.mean(2, keepdim=True)
+    standard = centred / (centred.square().mean(2, keepdim=True) + 1e-6).sqrt()
+    return standard * module.weight[None, :, None] + module.bias[None, :, None]
+
+
 def image_group_norm(x, module):
     grouped = x.reshape(len(x), 8, -1)
     centred = grouped - grouped.mean(2, keepdim=True)
@@ -150,7 +160,9 @@ def image_group_norm(x, module):
     return standard * module.weight[None, :, None] + module.bias[None, :, None]
 
 
-@pytest.mark.parametrize(("name", "norm"), [("batch", local_batch_norm), ("group", image_group_norm)])
+@pytest.mark.parametrize(
+    ("name", "norm"), [("batch", local_batch_norm), ("image", image_norm), ("group", image_group_norm)]
+)
 @pytest.mark.parametrize("batch", [3, 8, 21])
 def test_heads_equal_the_plain_writing(name, norm, batch):
     judge = discriminator(name)
@@ -165,15 +177,25 @@ def test_heads_equal_the_plain_writing(name, norm, batch):
     assert torch.allclose(found, want, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["batch", "group"])
+@pytest.mark.parametrize("name", ["batch", "image", "group"])
 def test_a_batch_equals_its_halves_joined(name):
-    """Of the local batch norm: when it is cut between its groups of 8; of the group norm: wherever it is cut."""
+    """Of the local batch norm: when it is cut between its groups of 8; of the others: wherever it is cut."""
     judge = discriminator(name).eval()
     images = draw(24, 3, 16, 16)
     whole = judge(images)
     assert torch.allclose(torch.cat((judge(images[:8]), judge(images[8:]))), whole, atol=1e-5)
     elsewhere = torch.cat((judge(images[:5]), judge(images[5:])))
-    assert torch.allclose(elsewhere, whole, atol=1e-5) == (name == "group")
+    assert torch.allclose(elsewhere, whole, atol=1e-5) == (name != "batch")
+
+
+def test_the_image_norm_to_the_last_digits():
+    """Channels of a deviation near the root of eps, where eps counts: against float64."""
+    norm, x = NORMS["image"](3), 2e-3 * draw(5, 3, 64)
+    stirred(norm)
+    want = image_norm(x.double(), norm.double())
+    found = norm.float()(x)
+    assert (found - want).abs().max() < 5e-7
+    assert (found - LocalBatchNorm(3, together=1)(x)).abs().max() > 0.1
 
 
 def test_local_norm_has_no_memory():
@@ -263,7 +285,7 @@ def test_what_is_judged_gets_a_gradient_and_the_judge_none():
     assert all(torch.equal(a, b) for a, b in zip(buffers, judge.buffers(), strict=True))
 
 
-@pytest.mark.parametrize(("norm", "steps"), [("group", 25), ("batch", 130)])
+@pytest.mark.parametrize(("norm", "steps"), [("group", 25), ("batch", 130), ("image", 130)])
 def test_two_constants_are_told_apart_after_a_few_steps(norm, steps):
     """The batch norm needs more: it takes real and fake apart, so that nothing is left of a mean they do not share."""
     real, fake = torch.full((8, 3, 16, 16), 0.5), torch.full((8, 3, 16, 16), -0.5)

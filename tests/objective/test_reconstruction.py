@@ -278,6 +278,7 @@ def test_noise_of_the_latents():
         ({"disc_start": -1}, r"reconstruction\.disc_start=-1 is out of range"),
         ({"disc_start": 9, "gan_start": 8}, r"gan_start=8 comes before reconstruction\.disc_start=9"),
         ({"norm": "layer"}, r"reconstruction\.norm='layer' is unknown"),
+        ({"disc_schedule": "onw"}, r"reconstruction\.disc_schedule='onw' is unknown \(did you mean 'own'"),
         ({"cutout": 1.5}, r"reconstruction\.cutout=1\.5 is out of range"),
         ({"l1": 0, "lpips": 0}, "leave nothing to restore by"),
     ],
@@ -310,11 +311,13 @@ def test_build_reads_the_networks(tmp_path, lpips, monkeypatch):
     asked = []
     monkeypatch.setattr(reconstruction, "load_lpips", lambda source: asked.append(source) or lpips)
     options = {"encoder": str(tmp_path), "resolution": 16, "blocks": (2,), "norm": "group", "cutout": 0.25}
+    options["last_norm"] = False
     objective = build(dataclasses.replace(NOW, lpips_weights="somewhere", **options))
     assert asked == ["somewhere"]
     assert objective.lpips is lpips
     assert objective.judge is not None
     assert objective.judge.features.blocks == (2,)
+    assert not objective.judge.features.last_norm
     assert isinstance(objective.judge.heads[0].enter_norm, nn.GroupNorm)
     assert objective.config.cutout == 0.25
     bare = build(ReconstructionConfig(lpips=0, gan=0))

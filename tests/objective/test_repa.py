@@ -36,6 +36,23 @@ def test_alignment_is_computed_in_float32():
     assert float(loss) == pytest.approx(0, abs=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("loss", ["cosine", "mse"])
+def test_autocast_does_not_reach_the_alignment(loss, dtype):
+    """Of tokens as a projector leaves them under autocast, loss and gradient are those of float32 to the last bit."""
+    student, target = (200 * draw(2, 9, 64, seed=seed).to(dtype) for seed in (0, 1))
+    found = []
+    for enabled in (False, True):
+        tokens = (student if enabled else student.float()).requires_grad_()
+        with torch.autocast("cpu", dtype, enabled=enabled):
+            value = alignment(tokens, match_grid(target, 3), loss)
+        (gradient,) = torch.autograd.grad(value, tokens)
+        assert value.dtype == torch.float32
+        found.append((value, gradient.to(dtype)))
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])
+
+
 def test_gradient_reaches_the_student_only():
     config = RepaConfig(encoder="x", hidden=8)
     projector, student = Projector(config, 6, 4), draw(2, 4, 6).requires_grad_()

@@ -49,10 +49,20 @@ def test_trapezoid_without_room_to_stay_is_linear(cooldown):
     assert [learning_rate(both[0], step) for step in range(12)] == [learning_rate(both[1], step) for step in range(12)]
 
 
+def test_piecewise():
+    """1 up to step 5, an eighth less at each step to 0.5 at step 9, which does not depend on the number of steps."""
+    options = {"lr": 1.0, "warmup": 2, "decay": "piecewise", "decay_start": 5, "decay_end": 9, "final": 0.5}
+    want = [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 0.875, 0.75, 0.625, 0.5, 0.5, 0.5, 0.5, 0.5]
+    for steps in (7, 12, 100):
+        config = TrainConfig(steps=steps, **options)
+        assert [learning_rate(config, step) for step in range(14)] == want
+
+
 @pytest.mark.parametrize("decay", DECAYS)
 @pytest.mark.parametrize(("warmup", "steps"), [(0, 1), (5, 5), (9, 5)])
 def test_rate_is_finite_when_warmup_fills_the_run(warmup, steps, decay):
-    config = TrainConfig(steps=steps, lr=1.0, warmup=warmup, decay=decay, final=0.0)
+    between = {"decay_start": warmup, "decay_end": warmup + 1} if decay == "piecewise" else {}
+    config = TrainConfig(steps=steps, lr=1.0, warmup=warmup, decay=decay, final=0.0, **between)
     rates = [learning_rate(config, s) for s in range(steps)]
     assert all(0 < rate <= 1 for rate in rates)
 
@@ -364,6 +374,14 @@ def test_rate_is_set_everywhere():
         ({"cooldown": 0.0}, r"train\.cooldown=0\.0"),
         ({"cooldown": 1.1}, r"train\.cooldown=1\.1"),
         ({"cooldown": math.nan}, r"train\.cooldown=nan"),
+        ({"decay_start": -1}, r"train\.decay_start=-1"),
+        ({"decay_end": -1}, r"train\.decay_end=-1"),
+        ({"decay": "piecewise"}, r"train\.decay='piecewise' needs .* < train\.decay_end=0; give the steps"),
+        ({"decay": "piecewise", "decay_start": 3, "decay_end": 3}, r"train\.decay_start=3 < train\.decay_end=3"),
+        (
+            {"decay": "piecewise", "warmup": 4, "decay_start": 3, "decay_end": 9},
+            r"train\.warmup=4 <= train\.decay_start=3",
+        ),
         ({"optimizer": "moun"}, r"train\.optimizer='moun' is unknown \(did you mean 'muon'"),
     ],
 )

@@ -168,3 +168,5 @@ def test_published_settings():
     assert told.items() <= train.items()
     assert recipe.reconstruction.disc_start == 6 * train["warmup"]
     assert recipe.reconstruction.gan_start == 8 * train["warmup"]
+    judge = recipe.reconstruction
+    assert (judge.norm, judge.last_norm, judge.disc_schedule) == ("image", False, "own")

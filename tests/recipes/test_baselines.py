@@ -3,7 +3,9 @@
 import json
 
 import pytest
+import torch
 
+from mvm.objective.weights import WEIGHTS
 from mvm.recipes import SampleConfig, load_recipe, options, override, parse_recipe, reading, shipped, to_json
 from mvm.solver import Adaptive
 
@@ -142,3 +144,30 @@ def test_a_tolerance_reaches_its_solver(name, joint):
 
 def test_other_solvers_take_none():
     assert not any(SampleConfig(solver=name).takes_tolerance for name in ("adams", "sa", "heun", "euler"))
+
+
+def test_the_tuned_imagenet_recipe_differs_in_what_it_says_alone():
+    tuned, paper = (options(load_recipe(name)) for name in ("imagenet32-dit-b-tuned", "imagenet32-dit-b"))
+    assert {name: value for name, value in tuned.items() if value != paper[name]} == {
+        "name": "imagenet32-dit-b-tuned",
+        "description": load_recipe("imagenet32-dit-b-tuned").description,
+        "network.skip": True,
+        "network.local": True,
+        "objective.weight": "flow",
+        "repa.resolution": 224,
+        "train.optimizer": "muon",
+        "train.lr": 1e-3,
+    }
+
+
+def test_the_control_of_the_latent_recipe_is_flow_matchings_error():
+    """(x - x0) / s is flow matching's velocity at its time s, so x0's error counts by s^-2, whatever the path."""
+    name = "imagenet256-ddt-xl"
+    (line,) = [line for line in shipped()[name].splitlines() if line.startswith("# Control:")]
+    words = line.partition("# Control:")[2].partition(": ")[0].split()
+    told = {option.removeprefix("--"): value for option, value in zip(words[::2], words[1::2], strict=True)}
+    recipe = override(load_recipe(name), told)
+    assert (recipe.objective.kind, recipe.objective.weight) == ("x0", "flow")
+    schedule, t = recipe.path.build(), torch.tensor([0.01, 0.3, 0.9], dtype=torch.float64)
+    s = schedule.sigma(t) / (schedule.alpha(t) + schedule.sigma(t))
+    torch.testing.assert_close(WEIGHTS["flow"]("x0", t, schedule), s**-2)

@@ -79,7 +79,8 @@ def with_lists(values):
 
 def test_every_shipped_recipe_loads():
     baselines = [f"cifar10-{name}" for name in ("ddpm", "fm-ot", "fm-vp", "score", "scoreflow", "v", "x0")]
-    pixels = ["cifar10", *baselines, "cifar10-small", "digits", "imagenet32-dit-b", "imagenet32-dit-l"]
+    imagenet = [f"imagenet32-dit-{name}" for name in ("b", "b-tuned", "l")]
+    pixels = ["cifar10", *baselines, "cifar10-small", "digits", *imagenet]
     latents = ["imagenet256-ddt-xl", "imagenet256-rae-stage1", "imagenette-ddt-s", "imagenette-rae-s"]
     assert list(shipped()) == sorted(pixels + latents)
     for name in shipped():

@@ -18,7 +18,7 @@ from mvm.latent import RAE, load_rae, measure
 from mvm.metrics.lpips import LPIPS
 from mvm.recipes import DecoderRecipe, override, parse_recipe, to_json
 from mvm.training import decoder_trainer, preview
-from mvm.training.data import completed, training_store
+from mvm.training.data import completed, held_out_by_class, training_store
 from mvm.training.decoder_trainer import HEADS, DecoderTrainer
 from mvm.training.loop import train
 from mvm.training.preview import DecoderPreview, known_figures, pairs
@@ -152,6 +152,34 @@ def test_both_sides_learn_from_their_starts(recipe):
     assert trainer.decoder.training
 
 
+@pytest.mark.parametrize(("schedule", "begun"), [("shared", 0), ("own", 1)])
+def test_the_discriminator_has_the_decoders_learning_rate_or_its_own(recipe, schedule, begun):
+    """Two steps of warm-up, then linear to nothing at step 4; judged from step 1 on."""
+    told = {"train__warmup": "2", "train__decay": "linear", "train__final": "0", "train__lr": "1"}
+    trainer = trainer_of(recipe(reconstruction__disc_schedule=schedule, reconstruction__gan_start="4", **told))
+    rates = [0.5, 1, 1, 0.5, 0]
+    for step in range(4):
+        trainer.advance()
+        assert {group["lr"] for each in trainer.decoder_optimizers for group in each.param_groups} == {rates[step]}
+        found = {group["lr"] for each in trainer.judge_optimizers for group in each.param_groups}
+        assert step == 0 or found == {rates[step - begun]}
+
+
+def test_a_recipe_of_before_means_what_it_did(recipe):
+    """Runs of 0.1 and 0.2 tell no last_norm and no disc_schedule, and their heads have the norm of 8 images."""
+    told = json.loads(to_json(recipe()))
+    del told["reconstruction"]["last_norm"], told["reconstruction"]["disc_schedule"]
+    old = parse_recipe(json.dumps(told), ".json", "x")
+    assert old == recipe()
+    judge = trainer_of(old).objective.judge
+    assert judge.features.last_norm
+    assert (judge.heads[0].enter_norm.together, judge.heads[0].enter_norm.eps) == (8, 1e-5)
+    published = recipe(
+        reconstruction__norm="image", reconstruction__last_norm="no", reconstruction__disc_schedule="own"
+    )
+    assert trainer_of(published).heads.state_dict().keys() == judge.heads.state_dict().keys()
+
+
 def test_a_step_by_hand(recipe):
     """Latents of the mirrored images, noised by each sample's seed, and L1 to those images: one AdamW step."""
     settings = recipe(PLAIN, train__clip="0")
@@ -159,7 +187,7 @@ def test_a_step_by_hand(recipe):
     batch = other.batch()
     positions = torch.arange(8)
     seeds = other.order.seeds(positions)
-    shown = other.store[other.order.indices(positions)]
+    shown = other.trained_on[other.order.indices(positions)]
     flips = torch.stack([image.flip(-1) for image in shown])
     same = [(batch.images[i] == side[i] / 127.5 - 1).all().item() for i in range(8) for side in (shown, flips)]
     assert all(same[2 * i] or same[2 * i + 1] for i in range(8))
@@ -193,8 +221,65 @@ def test_held_out_images_are_never_trained_on(recipe, monkeypatch):
     monkeypatch.setattr(trainer.store, "gather", lambda indices: (seen.update(indices.tolist()), gather(indices))[1])
     for _ in range(8):  # more than three epochs
         trainer.advance()
+    rest, held_out = trainer.trained_on.indices, trainer.held_out.indices
+    assert seen == set(rest.tolist())
+    assert rest.tolist() == sorted(set(range(COUNT)) - set(held_out.tolist()))
+    assert sorted(trainer.store.labels[held_out].bincount().tolist()) == [2, 3]
+    assert torch.equal(trainer.held_out[torch.arange(HELD_OUT)], trainer.store[held_out])
+
+
+def test_held_out_images_are_spread_over_the_classes():
+    """Of 40, 1, 3 and 20 images sorted by class, 12 are 4, 1, 3 and 4; the first 4 are one of each."""
+    labels = torch.arange(4).repeat_interleave(torch.tensor([40, 1, 3, 20]))
+    found = held_out_by_class(labels, 12, seed=0)
+    assert labels[found].bincount().tolist() == [4, 1, 3, 4]
+    assert labels[found[:4]].sort().values.tolist() == [0, 1, 2, 3]
+    assert len(set(found.tolist())) == 12
+    assert torch.equal(found, held_out_by_class(labels, 12, seed=0))
+    assert set(found.tolist()) != set(held_out_by_class(labels, 12, seed=1).tolist())
+    assert len(held_out_by_class(labels, 0, seed=0)) == 0
+    extra = [labels[held_out_by_class(labels, 5, seed)].bincount().argmax().item() for seed in range(30)]
+    assert 1 not in extra  # the odd one is of a class that has a second,
+    assert len(set(extra)) > 1  # not always of the same
+
+
+def test_a_run_begun_with_the_last_images_held_out_goes_on_with_them(recipe, tmp_path, monkeypatch, capsys):
+    """Its checkpoints, of mvm 0.2 and before, do not say which are held out."""
+    run, settings = tmp_path / "run", recipe(PLAIN)
+    train(settings, run, until=2, progress=False)
+    manifest = checkpoint.latest(run) / "manifest.json"
+    facts = json.loads(manifest.read_text())
+    assert facts.pop("held_out") == "by class"
+    manifest.write_text(json.dumps(facts))
+    capsys.readouterr()
+    rules, seen = [], set()
+    advance = DecoderTrainer.advance
+
+    def noted(trainer):
+        rules.append(trainer.rule)
+        seen.update(trainer.indices(trainer.positions(trainer.step)).tolist())
+        advance(trainer)
+
+    monkeypatch.setattr(DecoderTrainer, "advance", noted)
+    train(settings, run, until=3, resume=True, progress=False)
+    assert "holds out the last 5 images, as it began" in capsys.readouterr().err
+    longer = replace(settings, train=replace(settings.train, steps=9))
+    rae = train(longer, run, resume=True, progress=False)  # from a checkpoint that does say it
+    assert rules == 7 * ["last"]
     assert seen == set(range(COUNT - HELD_OUT))
-    assert torch.equal(trainer.held_out[torch.arange(HELD_OUT)], trainer.store[torch.arange(COUNT - HELD_OUT, COUNT)])
+    assert checkpoint.read_manifest(checkpoint.latest(run))["held_out"] == "last"
+    trainer = trainer_of(settings)
+    found = measure(trainer.encoder, trainer.store[torch.arange(COUNT - HELD_OUT)], progress=False)
+    assert torch.equal(rae.statistics.mean, found.mean.float())
+
+
+def test_an_unknown_rule_of_holding_out_is_refused(recipe, tmp_path):
+    run, settings = tmp_path / "run", recipe(PLAIN)
+    train(settings, run, until=2, progress=False)
+    manifest = checkpoint.latest(run) / "manifest.json"
+    manifest.write_text(manifest.read_text().replace("by class", "by colour"))
+    with pytest.raises(ValueError, match=r"step-00000002.*held out by the rule 'by colour'"):
+        train(settings, run, resume=True, progress=False)
 
 
 # ---- stopping and going on
@@ -355,6 +440,13 @@ def test_another_encoder_is_refused_on_resume(recipe, whole, encoder, tmp_path):
         train(recipe(encoder__name=str(tmp_path / "changed")), run, resume=True, progress=False)
     with pytest.raises(ValueError, match=r"other values: reconstruction\.tau 0\.8 there, 0\.1 now"):
         train(recipe(reconstruction__tau="0.1"), run, resume=True, progress=False)
+
+
+@pytest.mark.parametrize("held_out", [5, 0])
+def test_weights_of_another_run_may_have_seen_what_is_held_out(recipe, whole, tmp_path, capsys, held_out):
+    settings = recipe(train__steps="1", held_out__count=str(held_out), preview__every="0")
+    train(settings, tmp_path / "next", progress=False, init=(whole, "ema"))
+    assert ("may have learned from images that are held out here" in capsys.readouterr().err) == (held_out > 0)
 
 
 def test_weights_of_another_decoder_are_refused(recipe, whole, tmp_path):

@@ -169,6 +169,32 @@ def test_products_are_kept_or_not():
     assert flops(engine_recompute="1", engine_keep="nothing") > 1.1 * plain
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("keep", "again"), [("products", 0), ("nothing", 9)])
+def test_products_are_kept_or_not_when_blocks_are_compiled(keep, again):
+    """A block calls nine: modulation, q, k, v, attention, output, gate, up and down; twice with nothing kept.
+
+    Blocks of a kind share the compiled code: the second is not compiled again.
+    """
+    options = {"engine_compile": "blocks", "network_inner_block": "0"}
+    torch._dynamo.reset()
+    eager = exact(network_inner_block="0")
+    plain = exact(**options)
+    assert_same(gradients(plain), gradients(eager), atol=1e-13)
+    trainer = exact(**options, engine_recompute="1", engine_keep=keep)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        assert_same(gradients(trainer), gradients(eager), atol=1e-13)
+    assert products(trainer) == products(plain) + 2 * again
+
+
+def products(trainer):
+    """How many matrix products and attentions a step calls, forward and backward."""
+    called = ("aten::mm", "aten::addmm", "aten::bmm", "aten::_scaled_dot_product_flash_attention_for_cpu")
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        gradients(trainer)
+    return sum(event.count for event in profile.key_averages() if event.key in called)
+
+
 # Precision
 
 

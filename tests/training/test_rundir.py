@@ -113,6 +113,8 @@ SCHEDULE = {
     "train.decay": "linear",
     "train.final": "0.5",
     "train.cooldown": "1",
+    "train.decay_start": "3",
+    "train.decay_end": "5",
 }
 
 

@@ -16,6 +16,7 @@ from mvm.data import open_prepared
 from mvm.evaluation import report as html
 from mvm.evaluation.images import EMBEDDED
 from mvm.evaluation.report import Curve, Page, PlotAxes, Style
+from mvm.optim.optimizers import FIXED
 from mvm.recipes import FOLDER, RECIPE, DecoderRecipe, Recipe, load_recipe, options, parse_recipe, shipped
 from mvm.recipes import to_json as recipe_text
 from mvm.training.logs import METRICS, read_metrics
@@ -469,7 +470,7 @@ def _next_commands(contents: RunContents) -> Iterator[tuple[str, str]]:
         )
         codec = ["--codec.kind", "rae", "--codec.path", rae]
         yield "Train a field on its latents (stage 2).", _typed("train", next(second, "RECIPE"), *codec)
-    stretched = "" if train.decay == "constant" else f" Its schedule ({train.decay}) is stretched to them."
+    stretched = "" if train.decay in FIXED else f" Its schedule ({train.decay}) is stretched to them."
     longer = f"{contents.resume} --train.steps {2 * train.steps}"
     yield f"Train longer: the same run, with more steps.{stretched}", longer
     own = ["--data.name", FOLDER, "--data.path", "data/mine", "--train.lr", f"{train.lr / 10:g}"]

@@ -21,10 +21,9 @@ from mvm.network.pretrained import Encoder, PatchTokens
 from mvm.options import choose
 from mvm.pixels import to_uint8, to_unit
 
-QUARTERS = 4  # taps in the blocks; the fifth is after the final norm
+QUARTERS = 4  # taps in the blocks; the fifth is at the end
 KERNEL = 9  # tokens, along the rows
 SLOPE = 0.2
-TOGETHER = 8  # images that a local batch norm takes together
 GROUPS = 8  # of channels, at most
 NORM_EPS = 1e-5
 RATIO_EPS = 1e-6
@@ -37,13 +36,14 @@ def quarter_blocks(depth: int) -> tuple[int, ...]:
 
 
 class TransformerFeatures(nn.Module):
-    """features(images) -> tokens (B, N, width) after each chosen block and the final norm; frozen, always in eval.
+    """features(images) -> tokens (B, N, width) after each chosen block and at the end; frozen, always in eval.
 
     Images (B, 1 or 3, H, W) are in [-1, 1]; they are resized (bilinear) and scaled as the encoder needs, and the
-    gradient flows back to them. Class and register tokens are left out.
+    gradient flows back to them. Class and register tokens are left out. The end is after the final norm; without
+    last_norm, as published, before it: where the last block is among the chosen ones, its tokens once more.
     """
 
-    def __init__(self, encoder: Encoder, blocks: Sequence[int] = ()) -> None:
+    def __init__(self, encoder: Encoder, blocks: Sequence[int] = (), last_norm: bool = True) -> None:
         super().__init__()
         body = encoder.body
         if not isinstance(body, PatchTokens):
@@ -51,7 +51,7 @@ class TransformerFeatures(nn.Module):
         depth = cast(Any, body.network).config.num_hidden_layers
         if wrong := [block for block in blocks if not 1 <= block <= depth]:
             raise ValueError(f"blocks={list(blocks)}: '{encoder.name}' has the blocks 1 to {depth}, so no {wrong[0]}")
-        self.blocks = tuple(blocks) or quarter_blocks(depth)
+        self.blocks, self.depth, self.last_norm = tuple(blocks) or quarter_blocks(depth), depth, last_norm
         self.encoder, self.width, self.taps = encoder, encoder.width, len(self.blocks) + 1
         self.requires_grad_(False)
         self.train(False)
@@ -69,30 +69,33 @@ class TransformerFeatures(nn.Module):
         pixels = self.encoder.scaling(unit).to(next(body.parameters()).dtype)
         output = body.network(pixel_values=pixels, output_hidden_states=True, **body.arguments)
         states = [output.hidden_states[block] for block in self.blocks]  # number 0 is what enters the first block
-        return [state[:, body.extra :] for state in (*states, output.last_hidden_state)]
+        last = output.last_hidden_state if self.last_norm else output.hidden_states[self.depth]
+        return [state[:, body.extra :] for state in (*states, last)]
 
 
 class LocalBatchNorm(nn.Module):
-    """Batch norm over each 8 images of a batch in turn: no running statistics, nothing of other processes."""
+    """Batch norm over so many images of a batch in turn: no running statistics, nothing of other processes."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, together: int = 8, eps: float = NORM_EPS) -> None:
         super().__init__()
+        self.together, self.eps = together, eps
         self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        x, whole = x.float(), len(x) - len(x) % TOGETHER
-        groups = [x[:whole].unflatten(0, (-1, TOGETHER))] if whole else []
+        x, whole = x.float(), len(x) - len(x) % self.together
+        groups = [x[:whole].unflatten(0, (-1, self.together))] if whole else []
         if whole < len(x):  # the last few are taken together
             groups.append(x[whole:][None])
         parts = []
         for group in groups:  # (G, n, C, L): mean 0 and variance 1 over n and L
             variance, mean = torch.var_mean(group, (1, 3), correction=0, keepdim=True)
-            parts.append(((group - mean) * torch.rsqrt(variance + NORM_EPS)).flatten(0, 1))
+            parts.append(((group - mean) * torch.rsqrt(variance + self.eps)).flatten(0, 1))
         return torch.cat(parts) * self.weight[:, None] + self.bias[:, None]
 
 
 NORMS: dict[str, Callable[[int], nn.Module]] = {
     "batch": LocalBatchNorm,
+    "image": lambda width: LocalBatchNorm(width, 1, 1e-6),  # each channel of an image by itself, as published
     "group": lambda width: nn.GroupNorm(math.gcd(width, GROUPS), width, NORM_EPS),  # each image by itself
 }
 
@@ -121,9 +124,9 @@ class DiscriminatorHead(nn.Module):
 class Discriminator(nn.Module):
     """discriminator(images in [-1, 1]) -> logits (B, taps * tokens), high for real: one head per tap of the features.
 
-    features: a frozen module with `taps` and `width`, images -> a list of tokens (B, N, width). norm "batch" (as
-    published) judges 8 images in the light of each other, "group" every image alone. Each forward in training mode
-    takes one step of the power iterations behind the spectral norms; in eval nothing changes.
+    features: a frozen module with `taps` and `width`, images -> a list of tokens (B, N, width). norm "batch" judges 8
+    images in the light of each other, "image" (as published) and "group" every image alone. Each forward in training
+    mode takes one step of the power iterations behind the spectral norms; in eval nothing changes.
     """
 
     def __init__(self, features: TransformerFeatures, norm: str = "batch") -> None:

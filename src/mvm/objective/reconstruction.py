@@ -57,8 +57,14 @@ class ReconstructionConfig:
     """Blocks (1-based) of the discriminator's encoder whose tokens are judged, besides the last; empty: the ends of
     its quarters."""
     norm: str = "batch"
-    """Norm in the discriminator's heads: over 8 images (batch), or for each image alone (group).
-    One of: batch, group."""
+    """Norm in the discriminator's heads: of each channel over one image, as published (image), or over 8 (batch); or of
+    an image's channels in 8 groups (group). One of: batch, image, group."""
+    last_norm: bool = True
+    """Whether the last tokens that the discriminator judges are those after the final norm of its encoder; false: those
+    before it, as published."""
+    disc_schedule: str = "shared"
+    """Learning rate of the discriminator: that of the decoder at the same step (shared), or the same schedule begun at
+    disc_start, as published (own). One of: shared, own."""
     translate: float = 0.125
     """Augmentation of what the discriminator sees: largest translation, as a fraction of the side; 0: none."""
     colour: bool = True
@@ -69,7 +75,7 @@ class ReconstructionConfig:
 
     def __post_init__(self) -> None:
         check(OPTION, self, l1=(0, 100), lpips=(0, 100), gan=(0, 100), tau=(0, 100), translate=(0, 1), cutout=(0, 1))
-        check(OPTION, self, disc_start=0, gan_start=0, resolution=0, norm=NORMS)
+        check(OPTION, self, disc_start=0, gan_start=0, resolution=0, norm=NORMS, disc_schedule=("shared", "own"))
         if self.l1 == self.lpips == 0:
             raise ValueError(f"{OPTION}.l1=0 and {OPTION}.lpips=0 leave nothing to restore by; give one a weight")
         if self.gan and self.gan_start < self.disc_start:
@@ -173,5 +179,5 @@ def build(config: ReconstructionConfig) -> Reconstruction:
     judge = None
     if config.gan:
         encoder = load_encoder(config.encoder, config.resolution, OPTION)
-        judge = Discriminator(TransformerFeatures(encoder, config.blocks), config.norm)
+        judge = Discriminator(TransformerFeatures(encoder, config.blocks, config.last_norm), config.norm)
     return Reconstruction(config, lpips, judge)

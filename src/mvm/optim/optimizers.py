@@ -18,7 +18,9 @@ DECAYS: dict[str, Callable[[float], float]] = {
     "linear": lambda share: share,
     "cosine": lambda share: (1 - math.cos(math.pi * share)) / 2,
     "trapezoid": lambda share: share,  # as linear, but the fall begins late
+    "piecewise": lambda share: share,  # as linear, between two steps
 }
+FIXED = ("constant", "piecewise")  # the decays that do not depend on the number of steps
 OPTIMIZERS = ("adamw", "muon")
 LARGEST_DECAY = 0.9999999
 MATCH = 0.2  # root mean square of an AdamW step, in learning rates: the published match
@@ -43,12 +45,16 @@ class TrainConfig:
     warmup: int = 0
     """Steps over which the learning rate rises linearly to train.lr (warm-up); 0: none."""
     decay: str = "constant"
-    """Learning rate schedule after the warm-up; trapezoid is constant, then linear over the last train.cooldown.
-    One of: constant, linear, cosine, trapezoid."""
+    """Learning rate schedule after the warm-up; trapezoid is constant, then linear over train.cooldown; piecewise is
+    linear from train.decay_start to train.decay_end. One of: constant, linear, cosine, trapezoid, piecewise."""
     final: float = 0.1
-    """Learning rate at the last step, as a fraction of train.lr; unused by train.decay constant."""
+    """Learning rate at the end of the decay, as a fraction of train.lr; unused by train.decay constant."""
     cooldown: float = 0.2
     """Fraction of all steps over which the learning rate falls, at the end; for train.decay trapezoid."""
+    decay_start: int = 0
+    """Step (0-based) up to which the learning rate stays train.lr; for train.decay piecewise."""
+    decay_end: int = 0
+    """Step from which the learning rate stays train.final * train.lr; for train.decay piecewise."""
     weight_decay: float = 0.0
     """Decoupled weight decay of matrices; vectors such as biases have none."""
     beta1: float = 0.9
@@ -80,6 +86,12 @@ class TrainConfig:
             raise ValueError(f"train.cooldown={self.cooldown} is out of range; it must lie in (0, 1]")
         check("train", self, steps=1, batch=1, log_every=1, save_every=1, keep=1, decay=DECAYS, optimizer=OPTIMIZERS)
         check("train", self, weight_decay=0, warmup=0, clip=0, snapshot_every=0, final=(0, 1))
+        check("train", self, decay_start=0, decay_end=0)
+        if self.decay == "piecewise" and not self.warmup <= self.decay_start < self.decay_end:
+            raise ValueError(
+                f"train.decay='piecewise' needs train.warmup={self.warmup} <= train.decay_start={self.decay_start} < "
+                f"train.decay_end={self.decay_end}; give the steps between which the learning rate falls"
+            )
         check("train", self, beta1=(0, LARGEST_DECAY), beta2=(0, LARGEST_DECAY))
         for decay in self.ema:
             between("train.ema", decay, 0, LARGEST_DECAY)
@@ -99,9 +111,12 @@ def learning_rate(config: TrainConfig, step: int) -> float:
     """Return the learning rate of step `step` (0-based): a pure function, so resume needs no state."""
     if step < config.warmup:
         return config.lr * (step + 1) / config.warmup
-    late = config.steps - round(config.cooldown * config.steps) if config.decay == "trapezoid" else 0
-    begin = max(config.warmup, late)
-    share = max(0, step - begin) / max(1, config.steps - begin)
+    begin, end = config.warmup, config.steps
+    if config.decay == "trapezoid":
+        begin = max(begin, config.steps - round(config.cooldown * config.steps))
+    if config.decay == "piecewise":
+        begin, end = config.decay_start, config.decay_end
+    share = max(0, step - begin) / max(1, end - begin)
     return config.lr * (1 + (config.final - 1) * DECAYS[config.decay](min(1.0, share)))
 
 

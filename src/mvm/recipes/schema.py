@@ -354,8 +354,7 @@ class HeldOutConfig:
     """Held-out images, restored by previews and never trained on."""
 
     count: int = 0
-    """How many of the last images are held out, in the order of the prepared folder; where that is sorted by class
-    they are of its last classes. 0: none."""
+    """How many images are held out, chosen by the seed and spread evenly over the classes. 0: none."""
 
     def __post_init__(self) -> None:
         at_least("held_out.count", self.count, 0)

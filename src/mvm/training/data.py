@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from mvm import noise
 from mvm.data import DATA_SETS, Images, OnHost, Prepared, Resident, Store, open_prepared
 from mvm.data.loader import as_received
 from mvm.data.shards import CAPTION, StoredCondition
@@ -23,6 +24,7 @@ from mvm.training.logs import warn
 
 R = TypeVar("R", bound=AnyRecipe)
 
+HELD_OUT_SEEDS = 1 << 41  # apart from training's and previews' seeds
 ROOM = 0.5  # share of the free memory that images may take when engine.resident is "auto"
 
 
@@ -31,19 +33,33 @@ def spread(samples: Sized, count: int) -> Tensor:
     return torch.linspace(0, len(samples) - 1, min(len(samples), count), dtype=torch.float64).long()
 
 
+def held_out_by_class(labels: Tensor, count: int, seed: int) -> Tensor:
+    """Return indices of `count` samples, as many of each class as its size allows: a pure function of the arguments.
+
+    They take turns: one of every class, then a second of every class, so the first few are spread over the classes too.
+    """
+    labels = labels.cpu().unique(return_inverse=True)[1]
+    keys = noise.derive(seed, torch.arange(len(labels)) + HELD_OUT_SEEDS)
+    shuffled = keys.argsort(stable=True)
+    by_class = shuffled[labels[shuffled].argsort(stable=True)]
+    sizes = labels.bincount()
+    turn = torch.empty_like(labels)  # of each sample within its class
+    turn[by_class] = torch.arange(len(labels)) - (sizes.cumsum(0) - sizes)[labels[by_class]]
+    return shuffled[turn[shuffled].argsort(stable=True)][:count]
+
+
 @dataclass(frozen=True)
-class StoreRange:
-    """Images first, ..., last - 1 of a store, numbered from 0."""
+class StoreSubset:
+    """The samples of a store at these indices (N,), numbered from 0."""
 
     store: Store
-    first: int
-    last: int
+    indices: Tensor
 
     def __len__(self) -> int:
-        return self.last - self.first
+        return len(self.indices)
 
-    def __getitem__(self, indices: Tensor) -> Tensor:
-        return self.store[indices + self.first]
+    def __getitem__(self, numbers: Tensor) -> Tensor:
+        return self.store[self.indices[numbers]]
 
 
 class Captioned(Store):

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from mvm import checkpoint
 from mvm.checkpoint import Weights
 from mvm.data import Store, mirror, mirrored, send
 from mvm.distributed.processes import Processes, autocast
@@ -17,16 +18,20 @@ from mvm.latent.codec import Origin, require_same
 from mvm.objective import Loss
 from mvm.objective.reconstruction import build
 from mvm.optim.ema import MAIN, Averages
-from mvm.optim.optimizers import optimizers
+from mvm.optim.optimizers import learning_rate, optimizers
 from mvm.pixels import to_unit
+from mvm.published import Opened
 from mvm.recipes import DecoderRecipe
-from mvm.training.data import StoreRange
+from mvm.training.data import StoreSubset, held_out_by_class
 from mvm.training.engine import Engine
+from mvm.training.logs import warn
 from mvm.training.preview import DecoderPreview
 from mvm.training.trainer import Figures, Trainer
 
 HEADS = "discriminator."  # names of the discriminator's heads: state of the training, kept with the optimizer's
 FOLDER = "rae"  # of the autoencoder, in a run directory
+# How images are held out, as checkpoints say it: spread over the classes; those that say nothing hold out the last.
+BY_CLASS, LAST = "by class", "last"
 
 
 def frozen_encoder(recipe: DecoderRecipe) -> LatentEncoder:
@@ -71,8 +76,7 @@ class DecoderTrainer(Trainer[DecoderRecipe]):
         if held_out >= count:
             raise ValueError(f"held_out.count={held_out} leaves nothing to train on: the data hold {count} images")
         super().__init__(recipe, store, processes, held_out)
-        self.trained_on = StoreRange(store, 0, count - held_out)
-        self.held_out = StoreRange(store, count - held_out, count)
+        self.hold_out(BY_CLASS)
         device = self.processes.device
         self.encoder = frozen_encoder(recipe).to(device)
         self.decoder = build_decoder(recipe, self.encoder).to(device)
@@ -91,6 +95,18 @@ class DecoderTrainer(Trainer[DecoderRecipe]):
         self.judge_optimizers = optimizers(own, self.heads.named_parameters()) if len(self.heads) else []
         self.optimizers = [*self.decoder_optimizers, *self.judge_optimizers]
         self.averages = Averages(self.decoder, recipe.train.ema, recipe.train.power)
+
+    def hold_out(self, rule: str) -> None:
+        """Divide the images into those that are trained on, in their order, and those that never are."""
+        count, held_out = len(self.store), self.recipe.held_out.count
+        if rule == BY_CLASS:
+            chosen = held_out_by_class(self.store.labels, held_out, self.recipe.seed)
+        else:
+            chosen = torch.arange(count - held_out, count)
+        rest = torch.ones(count, dtype=torch.bool)
+        rest[chosen] = False
+        self.rule = rule
+        self.trained_on, self.held_out = StoreSubset(self.store, rest.nonzero()[:, 0]), StoreSubset(self.store, chosen)
 
     @property
     def heads(self) -> nn.ModuleList:
@@ -128,10 +144,13 @@ class DecoderTrainer(Trainer[DecoderRecipe]):
 
     # ---- a step
 
+    def indices(self, positions: Tensor) -> Tensor:
+        return self.trained_on.indices[super().indices(positions)]
+
     def batch(self) -> DecoderBatch:
         positions = self.positions(self.step)
         seeds = self.order.seeds(positions)
-        images, _ = self.images(self.order.indices(positions))
+        images, _ = self.images(self.indices(positions))
         if self.recipe.data.mirror:
             images = mirror(images, send(mirrored(seeds), images.device))
         with autocast(self.recipe.engine, self.processes.device):
@@ -163,6 +182,8 @@ class DecoderTrainer(Trainer[DecoderRecipe]):
             for parameter in self.heads.parameters():  # they are small, and not the engine's
                 if parameter.grad is not None:
                     self.processes.sum(parameter.grad)
+            if (told := self.recipe.reconstruction).disc_schedule == "own":
+                rate = learning_rate(self.recipe.train, self.step - told.disc_start)
             self.update(self.judge_optimizers, self.heads, rate, norm)
             figures |= {f"disc_{name}": value for name, value in judged.items()}
         return {**figures, "grad_norm": norm}
@@ -181,10 +202,20 @@ class DecoderTrainer(Trainer[DecoderRecipe]):
 
     @property
     def provenance(self) -> dict[str, Any]:
-        return {"encoder": self.encoder.origin.metadata}
+        return {"encoder": self.encoder.origin.metadata, "held_out": self.rule}
 
     def require_provenance(self, folder: Path, manifest: Mapping[str, Any]) -> None:
         require_same(f"the decoder in {folder}", Origin.of(manifest["encoder"]), self.encoder.origin)
+
+    def restore(self, folder: Path) -> None:
+        """Read a checkpoint; a run goes on as it began: what it has trained on is never held out."""
+        rule = checkpoint.read_manifest(folder).get("held_out", LAST)
+        if rule not in (BY_CLASS, LAST):
+            raise ValueError(f"{folder} has images held out by the rule '{rule}'; go on with the version that wrote it")
+        self.hold_out(rule)
+        if rule == LAST and len(self.held_out) and self.processes.main:
+            warn(f"this run holds out the last {len(self.held_out)} images, as it began; new ones spread them by class")
+        super().restore(folder)
 
     def load(self, files: dict[str, Weights]) -> None:
         super().load(files)
@@ -196,3 +227,7 @@ class DecoderTrainer(Trainer[DecoderRecipe]):
             self.decoder.load_state_dict(weights)
         except RuntimeError as error:  # it lists names and shapes
             raise ValueError(f"these weights do not fit the recipe's decoder: {error}") from None
+
+    def init_from(self, opened: Opened, source: str) -> list[str]:
+        seen = "its decoder may have learned from images that are held out here, whose figures are then too good"
+        return [*super().init_from(opened, source), *([seen] if len(self.held_out) else [])]

@@ -107,6 +107,8 @@ class Engine:
             gpu.apply(network, kernels, config.fp8)
         self.mode = compile_mode(config, processes, own)
         if self.mode == "blocks":
+            if not isinstance(network, Own):
+                recompute.inside(network)
             for block in _blocks(network) or [network]:
                 block.compile()
         if self.mode in ("full", "graph"):

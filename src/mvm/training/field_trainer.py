@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from mvm import checkpoint, noise
 from mvm.checkpoint import Weights
 from mvm.data import Images, Resident, Store, augmentation, augmented, mirror, mirrored, send
-from mvm.distributed.processes import Processes, precision
+from mvm.distributed.processes import Processes, autocast, precision
 from mvm.distributed.sharding import like_parameter, whole
 from mvm.model import Model, own_network, require_codec
 from mvm.network import AUGMENT_MAP, Own, build_network
@@ -166,7 +166,7 @@ class FieldTrainer(Trainer[Recipe]):
 
     def batch(self) -> Batch:
         positions = self.positions(self.step)
-        indices, seeds = self.order.indices(positions), self.order.seeds(positions)
+        indices, seeds = self.indices(positions), self.order.seeds(positions)
         flipped = mirrored(seeds) if self.recipe.data.mirror else torch.zeros(len(seeds), dtype=torch.bool)
         latents = None if self.latents is None else self.latents.gather(indices, flipped)
         kind = self.recipe.condition.kind
@@ -188,11 +188,15 @@ class FieldTrainer(Trainer[Recipe]):
         return Batch(x0, self.known(condition), send(seeds, device), features, augment)
 
     def encode(self, images: Tensor) -> Tensor:
-        """Return stored samples as the path works on them; float images of the user's lie in [-1, 1] already."""
+        """Return stored samples as the path works on them, a frozen encoder's products in engine.precision.
+
+        Float images of the user's lie in [-1, 1] already.
+        """
         data, scale = self.recipe.data, self.recipe.codec.scale
         if data.name == OWN_DATA and images.is_floating_point():  # in their dtype: a network may be of float64
             return images / scale if data.values == "float" else images * scale
-        return self.model.codec.encode(images)
+        with autocast(self.recipe.engine, self.processes.device):
+            return self.model.codec.encode(images)
 
     def known(self, condition: Condition) -> Condition:
         """Return the condition as the network learns it: None where the model is unconditional without a null class."""

@@ -9,6 +9,7 @@ from mvm import checkpoint
 from mvm.files import is_leftover, locked, recover_all, write_text
 from mvm.optim import power_ema
 from mvm.optim.ema import MAIN, power_name
+from mvm.optim.optimizers import FIXED
 from mvm.optim.power_ema import Snapshot
 from mvm.published import run_recipe
 from mvm.recipes import PATHS, RECIPE, AnyRecipe, located, options, to_json
@@ -25,7 +26,10 @@ FREE = (
     *("train.log_every", "train.save_every", "train.snapshot_every", "train.keep", "train.keep_best"),
 )
 # May differ if the user says so: the learning rate and its schedule.
-SCHEDULE = ("train.steps", "train.lr", "train.warmup", "train.decay", "train.final", "train.cooldown")
+SCHEDULE = (
+    *("train.steps", "train.lr", "train.warmup", "train.decay", "train.final", "train.cooldown"),
+    *("train.decay_start", "train.decay_end"),
+)
 OWN = ("features",)  # what a run that was stopped before its first step may leave
 
 
@@ -74,7 +78,7 @@ def open_run(
         if recipe.train.steps < step:
             raise ValueError(f"train.steps={recipe.train.steps}: {run} is already at step {step}; give more steps")
         changed = changes(run_recipe(run), recipe, step)
-        _refuse(run, changed, allow_change, recipe.train.decay == "constant")
+        _refuse(run, changed, allow_change, recipe.train.decay in FIXED)
     elif checkpoint.latest(run) is not None:
         raise ValueError(f"{run} holds checkpoints but no {RECIPE}; restore that file, or give another --out")
     elif run.is_dir() and any(entry.name not in OWN and not is_leftover(entry) for entry in run.iterdir()):

@@ -48,7 +48,7 @@ class Trainer(ABC, Generic[R]):
     averages: Averages  # of the network that is trained, and sampled from
 
     def __init__(self, recipe: R, store: Store, processes: Processes | None = None, held_out: int = 0) -> None:
-        """held_out: how many of the last images are not trained on."""
+        """held_out: how many of the images are not trained on."""
         self.recipe, self.store, self.step = recipe, store, 0
         self.processes = processes or Processes()
         self.order = Order(len(store) - held_out, recipe.seed)
@@ -108,11 +108,15 @@ class Trainer(ABC, Generic[R]):
         """Return the positions in the stream that this process consumes in step `step`."""
         return self.order.positions(step, self.recipe.train.batch)[self.mine]
 
+    def indices(self, positions: Tensor) -> Tensor:
+        """Return the index in the data of what is at these positions of the stream."""
+        return self.order.indices(positions)
+
     def images(self, indices: Tensor) -> tuple[Tensor, Any]:
         """Return samples and their conditions on the device; those of the next step are read meanwhile."""
         images = self.store.gather(indices)
         following = self.positions(self.step + 1)
-        self.store.expect(lambda: self.order.indices(following))
+        self.store.expect(lambda: self.indices(following))
         return images
 
     # ---- a step

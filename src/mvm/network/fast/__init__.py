@@ -6,6 +6,7 @@ Each part swaps modules of a network for subclasses that compute the same by oth
     gpu.apply(network, kernels=..., sampling=True)
     cpu.apply(network), int8.apply(network)   # sampling in float32: fewer passes over memory, products in int8
     recompute.apply(network)                  # activation checkpointing that keeps products
+    recompute.inside(network)                 # the same for blocks that are compiled one by one
 
 `swap.plain(network)` undoes all of them.
 """
