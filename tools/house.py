@@ -26,7 +26,7 @@ CORE = (
     "path/schedule.py", "path/convert.py", "path/perturb.py",
     "objective/matching.py",
     "solver/base.py", "solver/table.py", "solver/adams.py", "solver/sampling.py", "solver/guidance.py",
-    "network/dit.py", "network/layers.py",
+    "network/dit.py", "network/patches.py", "network/layers.py",
 )  # fmt: skip
 
 

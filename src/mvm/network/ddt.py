@@ -13,10 +13,11 @@ from torch.nn.functional import rms_norm, silu
 
 from mvm.network.conditions import Given
 from mvm.network.config import BY_LABELS, ConditionConfig, DDTConfig, DiTConfig
-from mvm.network.dit import DiT, Output, PatchTransformer
+from mvm.network.dit import DiT, Output
 from mvm.network.extras import DESIGNS
 from mvm.network.layers import NORM_EPS, Block, Design, Head, Stack, patchify, rotary_table, rotary_waves
 from mvm.network.own import OwnConfig
+from mvm.network.patches import PatchTransformer
 
 
 class Condition(NamedTuple):
