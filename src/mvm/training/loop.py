@@ -32,7 +32,7 @@ from mvm.training.field_trainer import FieldTrainer
 from mvm.training.interrupt import Request, deferred_interrupt
 from mvm.training.logs import AUTO, NONE, OnLog, StepRecord, due, parse_trackers, warn
 from mvm.training.own import dotted, own_training
-from mvm.training.rundir import INIT, lock_run, note_changes, open_run
+from mvm.training.rundir import INIT, clear, lock_run, note_changes, open_run
 from mvm.training.trainer import Trainer, Write
 from mvm.untrusted import printable
 
@@ -357,10 +357,15 @@ def train(
             run = Path(stack.enter_context(TemporaryDirectory(prefix="mvm-"))) / chosen.name
             how = how._replace(track=NONE if track == AUTO else track)
         run = Path(run)
+        begun = (run / RECIPE).is_file()
         trainer = _start(chosen, run, how, group, stack, own, samples)
         try:
             with deferred_interrupt() as stop:
                 _run(trainer, run, how, stop)
             return trainer.result(run, how.progress)
+        except Exception:
+            if group.main and trainer.step == 0 and not begun:  # e.g. the first batch holds NaN
+                clear(run)
+            raise
         finally:
             trainer.engine.release()
