@@ -153,6 +153,7 @@ BOX = ("--box", "2,2,6,6")
         (("inpaint", "PHOTO", "--box", "2,2"), "--box 2,2: LEFT"),
         (("inpaint", "PHOTO", "--mask", "WIDE"), "is 8x10, and the pictures are 8x8; give one of their size"),
         (("inpaint", "PHOTO", "--mask", "BLACK"), "mask marks nothing to make anew"),
+        (("inpaint", "PHOTO", "--mask", "NAN"), "nan.npy holds NaN; give 1 where to make anew, 0 elsewhere"),
         (("inpaint", "PHOTO", "--mask", "TEXT"), "cannot be read (not an image); give a black and white PNG"),
         (
             ("inpaint", "WIDE", *BOX),
@@ -185,7 +186,8 @@ def test_refusals_name_option_value_and_remedy(picture, tmp_path, monkeypatch, r
     Image.new("L", (10, 8)).save("wide.png")
     Image.new("L", (8, 8)).save("black.png")
     (tmp_path / "text.png").write_text("no picture")
-    names = {"PHOTO": picture, "WIDE": "wide.png", "BLACK": "black.png", "TEXT": "text.png"}
+    np.save("nan.npy", np.full((8, 8), np.nan))
+    names = {"PHOTO": picture, "WIDE": "wide.png", "BLACK": "black.png", "TEXT": "text.png", "NAN": "nan.npy"}
     task, *rest = (names.get(token, token) for token in tokens)
     assert words in refused("edit", task, "digits", *rest, *FAST)
     assert not (tmp_path / "edited.png").exists()

@@ -160,6 +160,7 @@ def read_pictures(source: str, shape: "Shape", values: str, resize: str, index: 
 
 def read_mask(path: Path | None, box: str, shape: "Shape") -> "Tensor":
     """Return what is to be made anew of samples (C, *space): white in a picture, not 0 in X.npy, or a box of pixels."""
+    import numpy as np
     import torch
 
     from mvm.data.resize import BadImage, decode, planes
@@ -179,7 +180,10 @@ def read_mask(path: Path | None, box: str, shape: "Shape") -> "Tensor":
         return mask
     if path.suffix.lower() == ".npy":
         with refusal(f"--mask {path} is no whole .npy of numbers"):
-            mask = torch.from_numpy(map_npy(path) != 0)
+            values = map_npy(path)
+            undefined, mask = bool(np.isnan(values).any()), torch.from_numpy(values != 0)
+        if undefined:
+            raise ValueError(f"--mask {path} holds NaN; give 1 where to make anew, 0 elsewhere")
     else:
         try:
             with path.open("rb") as file:
