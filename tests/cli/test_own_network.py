@@ -160,8 +160,8 @@ def test_what_does_not_fit_is_refused(place, refused, done):
         mvm.load("run", network=Net((1, 8, 8), 10))
     with pytest.raises(ValueError, match=r"network is given, and .* has network\.kind='dit'; leave network out"):
         mvm.load("digits", network=Net((1, 8, 8), 10))
-    with pytest.raises(ValueError, match="predicts eps on"):
-        mvm.load("run", network=mvm.wrap(Net((1, 8, 8), 10, width=4), kind="eps"))
+    with pytest.raises(ValueError, match="predicts x0 on"):
+        mvm.load("run", network=mvm.wrap(Net((1, 8, 8), 10, width=4), kind="x0"))
     assert run(["sample", "run", "--network", "module:own_net_of_tests:fails"]) == 2
 
 
