@@ -165,6 +165,14 @@ BOX = ("--box", "2,2,6,6")
         (("inpaint", "data:digits", *BOX, "--index", "3,x"), "--index 3,x: pictures by number and range"),
         (("inpaint", "PHOTO", *BOX, "--index", "1"), "has 1 pictures, and no number 1"),
         (("inpaint", "PHOTO", *BOX, "--classes", "12"), "classes=12 out of range"),
+        (
+            ("inpaint", "PHOTO", *BOX, "--classes", "1,2,3", "-n", "2"),
+            "--classes 1,2,3: 3 classes for 2 results; give at most 2, or a larger --num",
+        ),
+        (
+            ("image-to-image", "PHOTO", "--inversion", "--source", "1,2", "-n", "2"),
+            "--source 1,2: 2 classes for 1 pictures; give at most 1",
+        ),
         (("inpaint", "PHOTO", *BOX, "--particles", "2", "--rho", "0"), "they need solver adams and a rho"),
         (("inpaint", "PHOTO", *BOX, "--share", "0.5"), "share=0.5 has no effect on edits"),
         (("inpaint", "PHOTO", *BOX, "--resize", "bend"), "resize='bend' is unknown"),
@@ -191,6 +199,16 @@ def test_refusals_name_option_value_and_remedy(picture, tmp_path, monkeypatch, r
     task, *rest = (names.get(token, token) for token in tokens)
     assert words in refused("edit", task, "digits", *rest, *FAST)
     assert not (tmp_path / "edited.png").exists()
+
+
+def test_help_says_what_seed_and_classes_are_here(capsys):
+    """Not what they are in `mvm sample`, of which Drawing speaks."""
+    assert run(["edit", "inpaint", "--help"]) == 0
+    words = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "Result k of picture i has seed SEED + NUM i + k." in words
+    assert "The null class when empty." in words
+    assert "go round or to draw from" not in words
+    assert "whatever the number of images" not in words
 
 
 def test_a_model_of_latents_takes_image_to_image_alone():
