@@ -60,10 +60,10 @@ SHORT = {
     "compare": {"--num": "8", "--nfe": "2", "--metrics": "fd-pixels", "--blocks": "2"},
     "eval": {"--metrics": "fd-pixels"},
     **{
-        f"edit {task}": {"--nfe": "1", "--index": "0", "--iterations": "1"}
+        f"edit {task}": {"--nfe": "1", "--index": "0,1", "--iterations": "1"}
         for task in ("inpaint", "outpaint", "upscale", "deblur")
     },
-    "edit image-to-image": {"--nfe": "1", "--index": "0"},
+    "edit image-to-image": {"--nfe": "1", "--index": "0,1"},
     "data stats": {"--features": "pixels"},
 }
 

@@ -325,6 +325,7 @@ def no_gradient(x, t, condition=None):
             "needs the field's gradient.*projection",
         ),
         (lambda: edit.inpaint(FIELD, torch.zeros(2, 2), torch.zeros(2)), "marks nothing"),
+        (lambda: edit.inpaint(FIELD, torch.zeros(2, 2), torch.tensor([1.0, torch.nan])), "mask holds NaN; give 1"),
         (lambda: edit.inpaint(FIELD, torch.zeros(2, 2), torch.ones(3)), r"mask has shape \(3,\) and x0 \(2, 2\)"),
         (lambda: edit.inpaint(FIELD, torch.zeros(2, 2, dtype=torch.uint8), torch.ones(2)), "floating-point"),
         (lambda: edit.outpaint(FIELD, torch.zeros(2, 1, 4), (1, 1)), r"margin=\(1, 1\)"),

@@ -226,6 +226,15 @@ def refused(words, call):
         call()
 
 
+@pytest.mark.parametrize("kind", ["eps", "score"])
+def test_a_kind_that_cannot_be_sampled_on_its_path_is_refused_at_once(kind):
+    for path in ("mean-velocity", "linear-flow"):
+        with pytest.raises(ValueError, match=f"kind='{kind}' gives no x0 where .* alpha = 0 there; use another kind"):
+            mvm.wrap(first_of, kind=kind, path=path)
+    assert mvm.wrap(first_of, kind=kind, path="variance-preserving").kind == kind
+    assert mvm.wrap(first_of, kind=kind, path=MEAN_VELOCITY.until(0.9)).kind == kind
+
+
 def test_what_is_refused():
     x0, same = torch.zeros(4, 3), lambda x, t, condition: x
     refused("network=3 cannot be called", lambda: mvm.wrap(3))

@@ -535,7 +535,10 @@ def _require_samples(name: str, x: Tensor) -> None:
 
 def mask_for(mask: Tensor, x0: Tensor) -> Tensor:
     """Return a mask of x0's shape or of its last axes as bool (B or 1, ...)."""
-    mask = torch.as_tensor(mask).to(x0.device) != 0
+    mask = torch.as_tensor(mask).to(x0.device)
+    if bool(mask.isnan().any()):
+        raise ValueError("mask holds NaN; give 1 or True where to make anew, 0 elsewhere")
+    mask = mask != 0
     wide = mask.reshape(*(1,) * (x0.ndim - mask.ndim), *mask.shape)
     if wide.ndim > x0.ndim or any(m not in (1, n) for m, n in zip(wide.shape, x0.shape, strict=True)):
         raise ValueError(

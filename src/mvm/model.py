@@ -1,7 +1,6 @@
 """The object users hold: schedule + prediction kind + network + codec, which together are a Field."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -224,7 +223,7 @@ def own_network(recipe: Recipe, given: nn.Module | str | None, source: str) -> O
     if isinstance(given, str):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(recipe.seed)
-            named = replace(config, kind=given)
+            named = OwnConfig(given, config.arguments)
             given = named_network(named, recipe.sample_shape, len(recipe.data.class_names))
     if isinstance(given, NetworkField):
         trained, now = (recipe.objective.kind, recipe.path.build()), (given.kind, given.schedule)
@@ -235,7 +234,7 @@ def own_network(recipe: Recipe, given: nn.Module | str | None, source: str) -> O
     mine, theirs = (own.time_words, own.null_words), (config.time, config.null)
     if config.kind == OWN and mine != theirs:
         trained = f"{source} was trained with '{theirs[0]}' and '{theirs[1]}'"
-        remedy = "give mvm.wrap(network, time=..., null=...) as to mvm.train"
+        remedy = "give mvm.wrap(network, time=..., null=...) as to mvm.train, or the class attributes time and null"
         raise ValueError(f"network has time '{mine[0]}' and null '{mine[1]}', {trained}; {remedy}")
     return own
 

@@ -10,7 +10,7 @@ from mvm.network.own import Own
 from mvm.options import choose
 from mvm.path import KINDS, MEAN_VELOCITY, Condition, MeanVelocity, Null, Schedule, to_x0
 from mvm.path.condition import batched, null_of, require_finite, require_fit
-from mvm.path.convert import MEAN_VELOCITY_KINDS
+from mvm.path.convert import MEAN_VELOCITY_KINDS, NOISE_KINDS
 from mvm.path.field import network_time
 from mvm.path.schedule import SCHEDULES
 
@@ -113,6 +113,11 @@ def wrap(
     choose("kind", kind, KINDS)
     if kind in MEAN_VELOCITY_KINDS and not isinstance(schedule, MeanVelocity):
         raise ValueError(f"kind='{kind}' belongs to MeanVelocity; on path={schedule} use kind='flow'")
+    if kind in NOISE_KINDS and float(schedule.alpha(schedule.end)) == 0:
+        raise ValueError(
+            f"kind='{kind}' gives no x0 where sampling starts on path={schedule}, as alpha = 0 there; use another "
+            "kind, or path='variance-preserving'"
+        )
     if not callable(time):
         choose("time", time, dict.fromkeys(("t", "level")))
     if isinstance(network, NetworkField):

@@ -153,6 +153,7 @@ BOX = ("--box", "2,2,6,6")
         (("inpaint", "PHOTO", "--box", "2,2"), "--box 2,2: LEFT"),
         (("inpaint", "PHOTO", "--mask", "WIDE"), "is 8x10, and the pictures are 8x8; give one of their size"),
         (("inpaint", "PHOTO", "--mask", "BLACK"), "mask marks nothing to make anew"),
+        (("inpaint", "PHOTO", "--mask", "NAN"), "nan.npy holds NaN; give 1 where to make anew, 0 elsewhere"),
         (("inpaint", "PHOTO", "--mask", "TEXT"), "cannot be read (not an image); give a black and white PNG"),
         (
             ("inpaint", "WIDE", *BOX),
@@ -164,6 +165,14 @@ BOX = ("--box", "2,2,6,6")
         (("inpaint", "data:digits", *BOX, "--index", "3,x"), "--index 3,x: pictures by number and range"),
         (("inpaint", "PHOTO", *BOX, "--index", "1"), "has 1 pictures, and no number 1"),
         (("inpaint", "PHOTO", *BOX, "--classes", "12"), "classes=12 out of range"),
+        (
+            ("inpaint", "PHOTO", *BOX, "--classes", "1,2,3", "-n", "2"),
+            "--classes 1,2,3: 3 classes for 2 results; give at most 2, or a larger --num",
+        ),
+        (
+            ("image-to-image", "PHOTO", "--inversion", "--source", "1,2", "-n", "2"),
+            "--source 1,2: 2 classes for 1 pictures; give at most 1",
+        ),
         (("inpaint", "PHOTO", *BOX, "--particles", "2", "--rho", "0"), "they need solver adams and a rho"),
         (("inpaint", "PHOTO", *BOX, "--share", "0.5"), "share=0.5 has no effect on edits"),
         (("inpaint", "PHOTO", *BOX, "--resize", "bend"), "resize='bend' is unknown"),
@@ -185,10 +194,21 @@ def test_refusals_name_option_value_and_remedy(picture, tmp_path, monkeypatch, r
     Image.new("L", (10, 8)).save("wide.png")
     Image.new("L", (8, 8)).save("black.png")
     (tmp_path / "text.png").write_text("no picture")
-    names = {"PHOTO": picture, "WIDE": "wide.png", "BLACK": "black.png", "TEXT": "text.png"}
+    np.save("nan.npy", np.full((8, 8), np.nan))
+    names = {"PHOTO": picture, "WIDE": "wide.png", "BLACK": "black.png", "TEXT": "text.png", "NAN": "nan.npy"}
     task, *rest = (names.get(token, token) for token in tokens)
     assert words in refused("edit", task, "digits", *rest, *FAST)
     assert not (tmp_path / "edited.png").exists()
+
+
+def test_help_says_what_seed_and_classes_are_here(capsys):
+    """Not what they are in `mvm sample`, of which Drawing speaks."""
+    assert run(["edit", "inpaint", "--help"]) == 0
+    words = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "Result k of picture i has seed SEED + NUM i + k." in words
+    assert "The null class when empty." in words
+    assert "go round or to draw from" not in words
+    assert "whatever the number of images" not in words
 
 
 def test_a_model_of_latents_takes_image_to_image_alone():

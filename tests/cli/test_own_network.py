@@ -4,6 +4,7 @@ import json
 import re
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -159,8 +160,8 @@ def test_what_does_not_fit_is_refused(place, refused, done):
         mvm.load("run", network=Net((1, 8, 8), 10))
     with pytest.raises(ValueError, match=r"network is given, and .* has network\.kind='dit'; leave network out"):
         mvm.load("digits", network=Net((1, 8, 8), 10))
-    with pytest.raises(ValueError, match="predicts eps on"):
-        mvm.load("run", network=mvm.wrap(Net((1, 8, 8), 10, width=4), kind="eps"))
+    with pytest.raises(ValueError, match="predicts x0 on"):
+        mvm.load("run", network=mvm.wrap(Net((1, 8, 8), 10, width=4), kind="x0"))
     assert run(["sample", "run", "--network", "module:own_net_of_tests:fails"]) == 2
 
 
@@ -206,3 +207,42 @@ def test_a_network_given_in_python_is_asked_for_with_its_time_and_null(tmp_path)
     tuned = mvm.train(again, points, tmp_path / "tuned", steps=1, batch=8, init=(tmp_path / "folder", "ema"),
                       lr=1e-30, progress=False)  # fmt: skip
     assert torch.allclose(mvm.sample(tuned, noise, nfe=3), mvm.sample(made, noise, nfe=3))
+
+
+PYTHON_CODE = """
+import torch
+from torch import nn
+
+class Bare(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x, t, condition=None):
+        return self.layer(torch.cat((x, t[:, None]), 1))
+
+class Nulled(Bare):
+    time, null = "level", torch.zeros(1, 1)
+"""
+
+
+@pytest.mark.parametrize("name", ["Bare", "Nulled"])
+def test_a_run_trained_in_python_is_sampled_by_the_name_of_its_class(name, tmp_path, monkeypatch, done, refused):
+    (tmp_path / "python_net_of_tests.py").write_text(PYTHON_CODE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import python_net_of_tests
+
+    network, kind = getattr(python_net_of_tests, name)(), f"module:python_net_of_tests:{name}"
+    data = (torch.randn(8, 2), torch.randn(8, 1)) if name == "Nulled" else torch.randn(8, 2)
+    mvm.train(network, data, "run", steps=2, batch=4, progress=False)
+    x, t = torch.randn(3, 2), torch.full((3,), 0.5)
+    model = mvm.load("run", network=kind)
+    assert torch.equal(model(x, t), mvm.load("run", network=network)(x, t))
+    assert "give network=" in refused("sample", "run", "--num", "2", "--out", "two.npy")
+    more = ("--condition", "given.npy") if name == "Nulled" else ()
+    np.save("given.npy", np.zeros((2, 1), np.float32))
+    done("sample", "run", "--network", kind, "--num", "2", "--nfe", "2", "--out", "two.npy", *more)
+    other = "module:python_net_of_tests:" + {"Bare": "Nulled", "Nulled": "Bare"}[name]
+    assert "or the class attributes time and null" in refused("sample", "run", "--network", other, "--num", "2")
+    sys.modules.pop("python_net_of_tests")

@@ -1,6 +1,8 @@
 """mvm sample: files, options, going on after a stop, and what it tells of its cost."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -151,3 +153,13 @@ def test_a_list_goes_on_after_a_comma(tmp_path, done):
 def test_an_apple_gpu_is_refused_in_one_sentence(refused):
     said = refused("sample", "digits", "--device", "mps")
     assert said == "mvm: device='mps': times and noise are computed in float64, which Apple's GPUs lack; use cpu"
+
+
+def test_too_much_noise_is_warned_of_in_one_line(tmp_path):
+    words = ["sample", "digits", "--rho", "3", "--nfe", "5", "--num", "1", "--out", str(tmp_path / "x.npz")]
+    done = subprocess.run([sys.executable, "-m", "mvm", *words], capture_output=True, text=True, check=True)
+    warned = [line for line in done.stderr.replace("\r", "\n").splitlines() if "rho=3" in line]
+    assert [line.partition("; use nfe 90")[0] for line in warned] == [
+        "mvm: warning: rho=3 with nfe=5: so much noise in so few evaluations inflates the spread of samples"
+    ]
+    assert "warn_of_noise" not in done.stderr

@@ -144,3 +144,12 @@ def test_an_answer_of_another_shape_is_refused():
         ValueError, match=r"the network answers x of shape \(2, 3\) with \(2, 1\); it must be x's shape"
     ):
         mvm.loss(lambda x, t, condition: x[:, :1], torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize("null", [2, torch.tensor([2])], ids=["number", "row"])
+def test_no_condition_is_the_null_condition(null):
+    x0, how = torch.randn(3, 3, 4, 4), {"seeds": torch.arange(3), "step": 1}
+    field = mvm.wrap(bent, null=null)
+    assert torch.equal(mvm.loss(field, x0, **how), mvm.loss(field, x0, torch.full((3,), 2), **how))
+    with pytest.raises(ValueError, match="null is a function of the condition, and condition=None; give one"):
+        mvm.loss(mvm.wrap(bent, null=torch.zeros_like), x0)

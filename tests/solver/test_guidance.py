@@ -1,6 +1,7 @@
 """Guidance: what it computes, where it acts, and what it costs."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -289,5 +290,8 @@ def test_errors():
     for low, high in ((0.8, 0.6), (-0.1, 0.5), (0.5, 1.1), (math.nan, 1.0)):
         with pytest.raises(ValueError, match="interval"):
             Interval(low, high)
+    for rule in (ClassifierFree, Internal, partial(Auto, weak=plain)):
+        with pytest.raises(ValueError, match=r"interval=\(0\.6, 0\.8\) must be an Interval .*Interval\(0\.6, 0\.8\)"):
+            rule(2.0, interval=(0.6, 0.8))
     with pytest.raises(ValueError, match="'progress'"):
         Interval(measure="progres")

@@ -373,6 +373,31 @@ class Conditional(nn.Linear):
         return super().forward(x)
 
 
+@pytest.mark.parametrize("there", [False, True])
+def test_a_run_that_fails_in_its_first_step_leaves_nothing(there, tmp_path):
+    run, bad = tmp_path / "run", X.clone()
+    bad[1:] = torch.nan
+    how = {"steps": 1, "batch": 4, "progress": False}
+    if there:
+        run.mkdir()
+    with pytest.raises(ValueError, match="holds NaN or Inf"):
+        mvm.train(nn_of_3(), ByIndex(bad.__getitem__), run, **how)
+    assert not run.exists()
+
+    class PairsAlone(Linear):
+        def forward(self, x, t):
+            return super().forward(x.reshape(2, -1), t)
+
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        mvm.train(nn_of_3(PairsAlone), X, run, **how)
+    assert not run.exists()
+    mvm.train(nn_of_3(), X, run, until=1, **(how | {"steps": 3}))
+    before = sorted(run.rglob("*"))
+    with pytest.raises(ValueError, match="holds NaN or Inf"):
+        mvm.train(nn_of_3(), ByIndex(bad.__getitem__), run, resume=True, **(how | {"steps": 3}))
+    assert sorted(run.rglob("*")) == before
+
+
 def test_another_dataset_on_resume_is_refused(tmp_path):
     how = {"steps": 2, "batch": 4, "progress": False}
     mvm.train(nn_of_3(), X, tmp_path / "run", until=1, **how)

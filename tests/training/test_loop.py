@@ -254,9 +254,18 @@ def test_resume_of_a_finished_run_changes_nothing(whole, tmp_path):
     assert all(torch.equal(p, weights[name]) for name, p in model.network.named_parameters())
 
 
-def test_resume_where_nothing_is_starts_anew(whole, tmp_path):
-    go(tiny(), tmp_path / "new", resume=True)
-    assert_same_run(whole, tmp_path / "new")
+def test_resume_where_nothing_is_is_refused(whole, tmp_path, capsys):
+    run = tmp_path / "new"
+    with pytest.raises(ValueError, match=r"resume=True: there is no run in .*new; check the path, leave resume out"):
+        go(tiny(), run, resume=True)
+    assert not run.exists()
+    run.mkdir()
+    go(tiny(), run, resume=True, until=1)
+    assert "was stopped before its first step; starting it anew" in capsys.readouterr().err
+    shutil.rmtree(run)
+    for until in (1, None):  # as the message says
+        go(tiny(), run, resume=run.is_dir(), until=until)
+    assert_same_run(whole, run)
 
 
 def test_crash_while_saving_can_be_resumed(whole, tmp_path, monkeypatch):

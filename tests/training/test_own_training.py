@@ -113,6 +113,16 @@ def test_options_are_the_recipes_by_their_own_names(tmp_path):
     assert found["network"] == {"kind": "own", "arguments": {}, "name": "MLP", "time": "t", "null": "none"}
     with pytest.raises(ValueError, match=r"unknown option 'stepz' \(did you mean 'steps'\?\)"):
         mvm.train(built(), Points(), stepz=1)
+    usual = {
+        "learning_rate": "lr",
+        "batch_size": "batch",
+        "ema_decay": "ema",
+        "cond_drop": "drop",
+        "wd": "weight_decay",
+    }
+    for theirs, ours in usual.items():
+        with pytest.raises(ValueError, match=rf"unknown option '{theirs}' \(did you mean '{ours}'\?\)"):
+            mvm.train(built(), Points(), **{theirs: 1})
     with pytest.raises(ValueError, match="one is given twice"):
         mvm.train(built(), Points(), lr=1e-3, train_lr=1e-3)
     with pytest.raises(ValueError, match=r"network\.size belongs to a recipe"):

@@ -4,6 +4,9 @@ import errno
 import os
 import re
 import sys
+import warnings
+from pathlib import Path
+from typing import Any
 
 from cyclopts import CycloptsError, UnknownOptionError, UnusedCliTokensError
 
@@ -119,6 +122,20 @@ def run(tokens: list[str]) -> int:
         return USAGE_ERROR
 
 
+PACKAGE = Path(__file__).parent.parent
+_show_with_source = warnings.showwarning
+
+
+def _show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *rest: Any) -> None:
+    """Print a warning of this package as its words alone, on a line of their own beside a progress bar."""
+    if PACKAGE not in Path(filename).parents:
+        _show_with_source(message, category, filename, lineno, *rest)
+        return
+    from tqdm import tqdm
+
+    tqdm.write(f"mvm: warning: {message}", file=sys.stderr)
+
+
 def main() -> None:
     """Run the command line of this process.
 
@@ -127,6 +144,7 @@ def main() -> None:
     """
     share_cores()
     keep_freed_memory()
+    warnings.showwarning = _show  # ty: ignore[invalid-assignment]
     code = run(sys.argv[1:])
     if "TORCHELASTIC_RUN_ID" in os.environ:
         sys.stdout.flush()

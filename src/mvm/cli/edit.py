@@ -1,7 +1,7 @@
 """mvm edit: image-to-image, inpainting, outpainting, super-resolution, deblurring."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -62,6 +62,27 @@ class Editing:
     batch: Whole = 64
     device: Device = "auto"
     out: Path = Path("edited.png")
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class EditDrawing(Drawing):
+    """What the results are drawn from, and how the network is computed.
+
+    Parameters
+    ----------
+    seed
+        Result k of picture i has seed SEED + NUM i + k.
+    labels
+        Of several classes: balanced goes round them; random draws one for each result, from its seed.
+    classes
+        What the results show, by number or name, e.g. 3,5 or "english springer,tench"; they go round several, picture
+        by picture. The null class when empty.
+    """
+
+    seed: Whole = 0
+    labels: str = "balanced"
+    classes: str = ""
 
 
 @Parameter(name="*")
@@ -160,6 +181,7 @@ def read_pictures(source: str, shape: "Shape", values: str, resize: str, index: 
 
 def read_mask(path: Path | None, box: str, shape: "Shape") -> "Tensor":
     """Return what is to be made anew of samples (C, *space): white in a picture, not 0 in X.npy, or a box of pixels."""
+    import numpy as np
     import torch
 
     from mvm.data.resize import BadImage, decode, planes
@@ -179,7 +201,10 @@ def read_mask(path: Path | None, box: str, shape: "Shape") -> "Tensor":
         return mask
     if path.suffix.lower() == ".npy":
         with refusal(f"--mask {path} is no whole .npy of numbers"):
-            mask = torch.from_numpy(map_npy(path) != 0)
+            values = map_npy(path)
+            undefined, mask = bool(np.isnan(values).any()), torch.from_numpy(values != 0)
+        if undefined:
+            raise ValueError(f"--mask {path} holds NaN; give 1 where to make anew, 0 elsewhere")
     else:
         try:
             with path.open("rb") as file:
@@ -191,6 +216,12 @@ def read_mask(path: Path | None, box: str, shape: "Shape") -> "Tensor":
             f"--mask {path} is {size_of(mask.shape)}, and the pictures are {size_of(shape[1:])}; give one of their size"
         )
     return mask
+
+
+def require_enough(option: str, text: str, classes: Sequence[int], count: int, what: str, remedy: str = "") -> None:
+    """Refuse more classes than there is anything to give them to."""
+    if len(classes) > count:
+        raise ValueError(f"--{option} {text}: {len(classes)} classes for {count} {what}; give at most {count}{remedy}")
 
 
 def run(
@@ -236,10 +267,14 @@ def run(
         if vars(options)["cfg"] is None:
             settings = replace(settings, cfg=1.0)  # which has nothing to guide towards
     else:
+        if draw.labels == "balanced":
+            require_enough("classes", drawing.classes, draw.classes, count, "results", ", or a larger --num")
         labels, conditions = asked_conditions(loaded, draw, condition, editing.caption or (), editing.encoder)
     shown = None
     if source:
-        shown = cycle_labels(class_numbers(source, loaded.classes), len(images), loaded.num_classes)
+        classes = class_numbers(source, loaded.classes)
+        require_enough("source", source, classes, len(images), "pictures")
+        shown = cycle_labels(classes, len(images), loaded.num_classes)
         shown = shown.repeat_interleave(editing.num)
     settings = settings_for(what, loaded, settings, vars(options)["rho"])
     found = edited(
@@ -280,7 +315,7 @@ def image_to_image(
     source: str = "",
     editing: Editing = Editing(),
     options: SamplerOptions = SamplerOptions(),
-    drawing: Drawing = Drawing(),
+    drawing: EditDrawing = EditDrawing(),
 ) -> int:
     """Make other versions of pictures: noise is added up to t = STRENGTH, and taken off again.
 
@@ -316,7 +351,7 @@ def inpaint(
     mask: Path | None = None,
     editing: Editing = Editing(),
     options: SamplerOptions = SamplerOptions(),
-    drawing: Drawing = Drawing(),
+    drawing: EditDrawing = EditDrawing(),
     restoring: Restoring = Restoring(),
 ) -> int:
     """Make a part of pictures anew, a box or what a mask marks; the rest stays as it is.
@@ -350,7 +385,7 @@ def outpaint(
     margin: Whole = 4,
     editing: Editing = Editing(),
     options: SamplerOptions = SamplerOptions(),
-    drawing: Drawing = Drawing(),
+    drawing: EditDrawing = EditDrawing(),
     restoring: Restoring = Restoring(),
 ) -> int:
     """Make a margin around pictures that are smaller than the model's by twice the margin.
@@ -380,7 +415,7 @@ def upscale(
     factor: Whole = 2,
     editing: Editing = Editing(),
     options: SamplerOptions = SamplerOptions(),
-    drawing: Drawing = Drawing(),
+    drawing: EditDrawing = EditDrawing(),
     restoring: Restoring = Restoring(),
 ) -> int:
     """Make pictures FACTOR times as large: those whose means over blocks of pixels are the given ones.
@@ -410,7 +445,7 @@ def deblur(
     std: float = 1.0,
     editing: Editing = Editing(),
     options: SamplerOptions = SamplerOptions(),
-    drawing: Drawing = Drawing(),
+    drawing: EditDrawing = EditDrawing(),
     restoring: Restoring = Restoring(),
 ) -> int:
     """Undo a Gaussian blur of pictures.

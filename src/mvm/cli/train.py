@@ -83,8 +83,6 @@ def train(
         raise ValueError(f"--resume: there is no run in {folder}; check the path, or leave --resume out to start one")
     if init_from is None and init_weights != "ema":
         raise ValueError(f"--init-weights {init_weights} belongs to --init-from RUN")
-    if resume and not (folder / RECIPE).is_file():
-        warn_from_first(f"{folder} was stopped before its first step; starting it anew")
     quoted = shlex.quote(str(folder))
     own = " --network.kind " + changes["network.kind"] if changes.get("network.kind", "").startswith("module:") else ""
     go_on = f"continue with: mvm train --resume {quoted}{own}"

@@ -185,7 +185,8 @@ def loss(
         mvm.loss(network, x0, labels).backward()
 
     network: see `mvm.wrap`, which also says what path, kind and null are; or what that returns, with its own.
-    condition: a tensor (B, ...), or mappings, lists and tuples of them, e.g. {"text": (B, N, d), "mask": (B, N)}.
+    condition: a tensor (B, ...), or mappings, lists and tuples of them, e.g. {"text": (B, N, d), "mask": (B, N)}; None:
+    the null condition.
     drop: the share of samples that are given the null condition, for classifier-free guidance. timesteps: their
     distribution, a TimeLaw or its name. weight: over timesteps, a name in mvm.objective.weights.WEIGHTS. Times and
     noise are new at every call, by torch's generator or the one given; or a function of (seeds, step), one seed for
@@ -212,6 +213,8 @@ def loss(
     if drop and (condition is None or network.network.null is None):
         missing = "condition is None" if condition is None else "null is None"
         raise ValueError(f"drop={drop}: {missing}, and drop puts the null condition in its place; give both")
+    if condition is None:  # as fields do
+        condition = null_of(network.network.null, None, x0)
     schedule = network.schedule
     objective = Matching(ObjectiveConfig(network.kind, label_drop=drop, weight=weight), schedule, law)
     if (seeds is None) != (step is None):

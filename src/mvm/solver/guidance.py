@@ -65,6 +65,8 @@ class Guidance(ABC):
 
     def __post_init__(self) -> None:
         finite("guidance scale", float(self.scale))
+        if not isinstance(self.interval, Interval):
+            raise ValueError(f"interval={self.interval!r} must be an Interval of mvm.solver, e.g. Interval(0.6, 0.8)")
 
     @abstractmethod
     def guide(self, base: Field) -> Field:

@@ -32,7 +32,7 @@ from mvm.training.field_trainer import FieldTrainer
 from mvm.training.interrupt import Request, deferred_interrupt
 from mvm.training.logs import AUTO, NONE, OnLog, StepRecord, due, parse_trackers, warn
 from mvm.training.own import dotted, own_training
-from mvm.training.rundir import INIT, lock_run, note_changes, open_run
+from mvm.training.rundir import INIT, clear, lock_run, note_changes, open_run
 from mvm.training.trainer import Trainer, Write
 from mvm.untrusted import printable
 
@@ -175,6 +175,8 @@ def _start(
             if old:
                 stack.enter_context(lock_run(run))
             newest, changes = open_run(recipe, run, how.resume, how.allow_change)
+            if how.resume and not (run / RECIPE).is_file():
+                warn(f"{run} was stopped before its first step; starting it anew")
     newest = group.broadcast(newest)
     executed, need, warning = fit_memory(recipe, group.device, group.world)
     if warning and group.main:
@@ -328,9 +330,10 @@ def train(
     Under torchrun every process calls it. Ctrl-C and SIGTERM save a checkpoint after the step in hand and raise
     KeyboardInterrupt: `resume` then continues bit for bit (a stream: weights, optimizer and step; its place in the data
     where it has state_dict and load_state_dict), and may raise steps; allow_change: it may also change the learning
-    rate and its schedule. until: pause at this step. device: by default a network's own; of a recipe the CPU. init:
-    (what `mvm.load` takes, weights) to start from. on_log: called in the main process with every line of metrics.jsonl.
-    track: trackers that get them too, "auto", "none", or of tensorboard, wandb, mlflow, separated by commas.
+    rate and its schedule. Without a run there, resume=True is an error; os.path.isdir(run) starts or continues one.
+    until: pause at this step. device: by default a network's own; of a recipe the CPU. init: (what `mvm.load` takes,
+    weights) to start from. on_log: called in the main process with every line of metrics.jsonl. track: trackers that
+    get them too, "auto", "none", or of tensorboard, wandb, mlflow, separated by commas.
     """
     if track != AUTO:  # which refuses nothing
         parse_trackers(track)  # before anything is read or written
@@ -347,8 +350,12 @@ def train(
     else:
         chosen, own, samples = own_training(network, dataset, recipe, batches, options)
         device = device or next(own.parameters()).device
-    if run is None and resume:
-        raise ValueError("resume=True continues a run, and run=None: give its folder")
+    if resume:
+        if run is None:
+            raise ValueError("resume=True continues a run, and run=None: give its folder")
+        if not Path(run).is_dir():
+            remedy = "leave resume out to start one, or give resume=os.path.isdir(run) to start or continue"
+            raise ValueError(f"resume=True: there is no run in {run}; check the path, {remedy}")
     with processes(device or "cpu", chosen.engine.timeout) as group, determinism(chosen.engine), ExitStack() as stack:
         how = RunOptions(
             resume, allow_change, until, init, on_log, track, progress and group.main, temporary=run is None
@@ -357,10 +364,15 @@ def train(
             run = Path(stack.enter_context(TemporaryDirectory(prefix="mvm-"))) / chosen.name
             how = how._replace(track=NONE if track == AUTO else track)
         run = Path(run)
+        begun = (run / RECIPE).is_file()
         trainer = _start(chosen, run, how, group, stack, own, samples)
         try:
             with deferred_interrupt() as stop:
                 _run(trainer, run, how, stop)
             return trainer.result(run, how.progress)
+        except Exception:
+            if group.main and trainer.step == 0 and not begun:  # e.g. the first batch holds NaN
+                clear(run)
+            raise
         finally:
             trainer.engine.release()

@@ -15,6 +15,7 @@ from mvm.options import nearest
 from mvm.path.schedule import SCHEDULES, schedule_named
 from mvm.recipes import OWN_DATA, AnyRecipe, DataConfig, Recipe, changed, load_recipe, located, require_field_recipe
 from mvm.recipes import options as options_of
+from mvm.recipes.docs import meant
 from mvm.training.dataset import Samples, open_samples
 from mvm.wrapped import NetworkField, wrap
 
@@ -31,7 +32,9 @@ def dotted(given: Mapping[str, Any], recipe: AnyRecipe) -> dict[str, Any]:
     names |= {word: name for word, name in WORDS.items() if name in known}
     for word in given:
         if word not in names:
-            hint = nearest(word, names)
+            meanings = [option for option, _ in meant(word, known) if option in known]
+            short = [min((name for name, option in names.items() if option == each), key=len) for each in meanings]
+            hint = f" (did you mean {' or '.join(map(repr, short))}?)" if short else nearest(word, names)
             raise ValueError(f"unknown option '{word}'{hint}; options are those of recipes: mvm options")
     values = {names[word]: value for word, value in given.items()}
     if len(values) < len(given):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mvm import checkpoint
-from mvm.files import is_leftover, locked, recover_all, write_text
+from mvm.files import is_leftover, locked, recover_all, remove, write_text
 from mvm.optim import power_ema
 from mvm.optim.ema import MAIN, power_name
 from mvm.optim.optimizers import FIXED
@@ -92,6 +92,17 @@ def lock_run(run: Path) -> AbstractContextManager[None]:
     """Make the run directory if need be, and lock it: two trainings in one would ruin each other's files."""
     run.mkdir(parents=True, exist_ok=True)
     return locked(run, f"{run} is in use by another process that trains; wait for it, or give another --out")
+
+
+def clear(run: Path) -> None:
+    """Remove what a run has written that failed in its first step, so that it can be started again."""
+    for entry in run.iterdir():
+        if entry.is_dir() and entry.name not in OWN:
+            remove(entry)
+        elif not entry.is_dir():
+            entry.unlink()
+    if not any(run.iterdir()):
+        run.rmdir()
 
 
 def note_changes(run: Path, changed: list[Change]) -> None:
