@@ -390,7 +390,7 @@ def solve(
     seeds = counter_noise.as_seeds(seeds, len(y), y.device)
     if particles == 1:
         x = counter_noise.initial(seeds, shape, y.dtype)
-        found = solve_field(
+        samples = solve_field(
             posterior, x, solver=chosen, nfe=nfe, rho=rho, condition=condition, seeds=seeds, on_step=on_step
         ).x
     else:
@@ -405,12 +405,12 @@ def solve(
         each = torch.arange(len(y), device=y.device).repeat_interleave(particles)
         posterior.y = y[each]
         with torch.no_grad():
-            found = _twisted_diffusion(
+            samples = _twisted_diffusion(
                 posterior, x, seeds, nfe, rho, rows(given, each) if given is not None else None, chosen, on_step
             )
         posterior.y = y
     return Restored(
-        posterior.consistent(found), int(nfe), posterior.passes * particles, posterior.products * particles, seeds
+        posterior.consistent(samples), int(nfe), posterior.passes * particles, posterior.products * particles, seeds
     )
 
 

@@ -223,12 +223,12 @@ def read_condition(path: Path) -> Condition:
     file, _, asked = str(path).rpartition(":") if not path.exists() and ":" in path.name else (str(path), "", "")
     wanted = dict(zip(("tokens", "mask"), asked.split(","), strict=False)) if asked else {}
     with refusal(f"condition={file} is no whole .npy or .npz of plain arrays"):
-        found = np.load(file, allow_pickle=False)
-        held = found.files if isinstance(found, np.lib.npyio.NpzFile) else []
+        loaded = np.load(file, allow_pickle=False)
+        held = loaded.files if isinstance(loaded, np.lib.npyio.NpzFile) else []
         if missing := [key for key in wanted.values() if key not in held]:
             raise ValueError(f"it has the arrays {', '.join(held) or 'without names'}, no {missing[0]}")
         wanted = wanted or {name: name for name in held}
-        arrays = {name: found[key] for name, key in wanted.items()} or {"": found}
+        arrays = {name: loaded[key] for name, key in wanted.items()} or {"": loaded}
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     return as_received(tensors if len(tensors) > 1 else next(iter(tensors.values())))
 

@@ -236,7 +236,7 @@ def edited(
         options |= vars(replace(restoration, noise=asked))
     if settings.takes_nfe:
         options["on_step"] = lambda state: show(state.index, settings.nfe)
-    images, before, found = list[Tensor](), list[Tensor](), list[Any]()
+    images, before, solutions = list[Tensor](), list[Tensor](), list[Any]()
     with tqdm(total=len(pictures), desc="edit", unit="image", disable=not progress, leave=None) as bar:
         show = steps_of(bar)
         for part in (slice(start, start + batch) for start in range(0, len(pictures), batch)):
@@ -245,13 +245,13 @@ def edited(
                 options |= {"condition": rows(condition, part), "seeds": seeds[part].to(model.device)}
                 if isinstance(task, ImageToImage):
                     options |= {"inversion": task.inversion, "source": rows(source, part)}
-                    found.append(edit.solve_image_to_image(model, x, task.strength, **options))
+                    solutions.append(edit.solve_image_to_image(model, x, task.strength, **options))
                 else:
-                    found.append(edit.solve(model, *task.measured(x), **options))
-                images.append(model.codec.decode(found[-1].x).cpu())
+                    solutions.append(edit.solve(model, *task.measured(x), **options))
+                images.append(model.codec.decode(solutions[-1].x).cpu())
                 before.append(model.codec.decode(task.shown(x)).cpu())
             bar.update(len(x))
     labels = condition if model.labelled and condition is not None else torch.zeros(len(pictures), dtype=torch.int64)
-    nfe, passes = mean_cost((len(one.x), one.nfe, one.passes) for one in found)
+    nfe, passes = mean_cost((len(one.x), one.nfe, one.passes) for one in solutions)
     made = Generated(torch.cat(images), labels, seeds, nfe, passes, model.classes)
-    return Edited(made, torch.cat(before), getattr(found[0], "products", 0))
+    return Edited(made, torch.cat(before), getattr(solutions[0], "products", 0))

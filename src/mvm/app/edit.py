@@ -93,9 +93,9 @@ class EditForm:
         """Return what is wrong, by field; numbers of other tasks do not count."""
         unused = set(OPTION.values()) - {OPTION.get(self.task)}
         ranges = {name: bounds for name, bounds in EDIT_RANGES.items() if name not in unused}
-        found = {name: bounds.problem(getattr(self, name)) for name, bounds in ranges.items()}
-        found["seed"] = seed_problem(self.seed, 1 if found["images"] else int(self.images))
-        return {name: words for name, words in found.items() if words}
+        problems = {name: bounds.problem(getattr(self, name)) for name, bounds in ranges.items()}
+        problems["seed"] = seed_problem(self.seed, 1 if problems["images"] else int(self.images))
+        return {name: words for name, words in problems.items() if words}
 
     def task_for(self, model: Model) -> Task:
         """Return the task of the library."""
@@ -194,9 +194,9 @@ def edit_by_steps(
         x, settings = noise.initial(there, model.sample_shape), replace(settings, cfg=1.0)
     for now in sampler_states(field, x, settings, there, schedule=schedule, **how):
         last = now.index == now.steps
-        found = posterior.consistent(now.guess) if posterior is not None and last else now.guess
+        final = posterior.consistent(now.guess) if posterior is not None and last else now.guess
         passes, products = (now.passes, 0) if posterior is None else (posterior.passes, posterior.products)
-        images = model.codec.decode(found).cpu()
+        images = model.codec.decode(final).cpu()
         yield EditRun(before, images, now.index, now.steps, now.nfe, passes, products, now.seconds)
 
 

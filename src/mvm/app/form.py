@@ -92,11 +92,13 @@ class SampleForm:
 
     def problems(self) -> dict[str, str]:
         """Return what is wrong, by field."""
-        found = {name: bounds.problem(getattr(self, name)) for name, bounds in RANGES.items()}
-        found["seed"] = seed_problem(self.seed, 1 if found["images"] else int(self.images))
-        if not found["low"] and not found["high"] and self.low > self.high:
-            found["high"] = f"Guide to is {self.high:g}, below Guide from ({self.low:g}); it must be {self.low:g} to 1"
-        return {name: words for name, words in found.items() if words}
+        problems = {name: bounds.problem(getattr(self, name)) for name, bounds in RANGES.items()}
+        problems["seed"] = seed_problem(self.seed, 1 if problems["images"] else int(self.images))
+        if not problems["low"] and not problems["high"] and self.low > self.high:
+            problems["high"] = (
+                f"Guide to is {self.high:g}, below Guide from ({self.low:g}); it must be {self.low:g} to 1"
+            )
+        return {name: words for name, words in problems.items() if words}
 
     @property
     def sides(self) -> tuple[str, ...]:

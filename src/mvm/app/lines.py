@@ -21,7 +21,7 @@ def file_name(form: SampleForm, side: str) -> str:
 def options(form: SampleForm, side: str, model: Model) -> dict[str, Any]:
     """Return what makes this side's picture, by the names of `mvm sample` and `Model.generate`."""
     how = form.settings(side)
-    found = {
+    differing = {
         "num": int(form.images),
         "classes": list(form.classes) or None,
         "seed": int(form.seed),
@@ -33,7 +33,7 @@ def options(form: SampleForm, side: str, model: Model) -> dict[str, Any]:
         "internal": how.internal if model.recipe.network.inner_block else None,
         "share": 0 if model.recipe.sample.share else None,  # not on the page: a recipe's own is undone
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in differing.items() if value is not None}
 
 
 def command(form: SampleForm, side: str, model: Model) -> str:

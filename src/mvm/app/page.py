@@ -160,17 +160,17 @@ def _picture_fields(service: Service) -> tuple[Fields, Any, Any]:
 def _picture_results() -> Components:
     """Add the column of results; return its components."""
     with gr.Column(elem_classes="mvm-results", min_width=320):
-        found = {PROBLEM: gr.HTML(elem_id="mvm-problem")}
+        parts = {PROBLEM: gr.HTML(elem_id="mvm-problem")}
         with gr.Row(elem_classes="mvm-pair"):
-            found |= {side: gr.HTML(elem_id=f"mvm-{side.lower()}", min_width=280) for side in (ODE, SDE)}
-        found[FIGURES] = gr.HTML(elem_id="mvm-figures")
+            parts |= {side: gr.HTML(elem_id=f"mvm-{side.lower()}", min_width=280) for side in (ODE, SDE)}
+        parts[FIGURES] = gr.HTML(elem_id="mvm-figures")
         with gr.Accordion("Make the same pictures again"), gr.Row(elem_classes="mvm-pair"):
             for side in (ODE, SDE):
                 with gr.Column(min_width=280):
                     for kind, words, language in ((COMMAND, "command", None), (PYTHON, "Python", "python")):
                         name, label = code_part(side, kind), f"{side}: {words}"
-                        found[name] = gr.Code(label=label, language=language, elem_id=f"mvm-{name}", **CODE)
-    return found
+                        parts[name] = gr.Code(label=label, language=language, elem_id=f"mvm-{name}", **CODE)
+    return parts
 
 
 def _pictures_tab(service: Service, blocks: gr.Blocks) -> None:
@@ -183,11 +183,11 @@ def _pictures_tab(service: Service, blocks: gr.Blocks) -> None:
 
     def model_chosen(name: str) -> Updates:
         try:
-            found = service.shelf.get(name)
+            chosen = service.shelf.get(name)
         except FAILURES as error:
             return {classes: gr.update(choices=[], value=[]), results[PROBLEM]: show.problem_html(str(error))}
-        updates = {classes: gr.update(choices=class_choices(found), value=[]), results[PROBLEM]: ""}
-        return {**updates, inner: gr.update(visible=has_inner_head(found)), **fields.guidance(found)}
+        updates = {classes: gr.update(choices=class_choices(chosen), value=[]), results[PROBLEM]: ""}
+        return {**updates, inner: gr.update(visible=has_inner_head(chosen)), **fields.guidance(chosen)}
 
     answers = _answers(service, fields, results, SampleForm, service.pictures)
     gr.on([blocks.load, go.click, *fields.changes(but="model")], **answers)
@@ -256,13 +256,13 @@ def _edit_tab(service: Service, tab: gr.Tab) -> None:
 
     def model_chosen(name: str) -> Updates:
         try:
-            found = service.shelf.get(name)
+            chosen = service.shelf.get(name)
         except FAILURES as error:
             return {results[PROBLEM]: show.problem_html(str(error))}
-        choices = class_choices(found)
+        choices = class_choices(chosen)
         said = gr.update(choices=[("as given", UNSAID), *choices], value=UNSAID)
         first_class = gr.update(choices=choices, value=0)
-        return {drawn: first_class, wanted: said, results[PROBLEM]: "", **fields.guidance(found)}
+        return {drawn: first_class, wanted: said, results[PROBLEM]: "", **fields.guidance(chosen)}
 
     answers = _answers(service, fields, results, EditForm, service.edits)
     gr.on([go.click, tab.select, *fields.changes(but="model")], **answers)

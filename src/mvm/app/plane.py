@@ -77,9 +77,9 @@ class PlaneForm:
 
     def problems(self) -> dict[str, str]:
         """Return what is wrong, by field."""
-        found = {name: bounds.problem(getattr(self, name)) for name, bounds in PLANE_RANGES.items()}
-        found["seed"] = seed_problem(self.seed, PARTICLES)
-        return {name: words for name, words in found.items() if words}
+        problems = {name: bounds.problem(getattr(self, name)) for name, bounds in PLANE_RANGES.items()}
+        problems["seed"] = seed_problem(self.seed, PARTICLES)
+        return {name: words for name, words in problems.items() if words}
 
     @property
     def sides(self) -> tuple[str, ...]:
@@ -124,8 +124,8 @@ class LogDensity(NamedTuple):
 
 def log_density_score(law: Mixture, points: Tensor) -> LogDensity:
     """Return the mean log density of points under the exact law of the data, in nats."""
-    found = law.log_density(points, torch.zeros(1), MEAN_VELOCITY)
-    return LogDensity(float(found.mean()), float(found.std() / math.sqrt(len(found))))
+    densities = law.log_density(points, torch.zeros(1), MEAN_VELOCITY)
+    return LogDensity(float(densities.mean()), float(densities.std() / math.sqrt(len(densities))))
 
 
 def exact_score(law: Mixture, count: int = 20_000) -> LogDensity:

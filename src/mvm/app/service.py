@@ -62,17 +62,17 @@ def offered(given: Sequence[str]) -> list[str]:
 
     The first is what a visitor sees first, so a shipped one that is quick stands before the others.
     """
-    found: list[str] = []
+    names: list[str] = []
     for name in given:
         inside = sorted(str(path) for path in Path(name).glob("*") if path.is_dir() and is_model(str(path)))
         if not is_model(name) and not inside:
             raise ValueError(f"'{name}' is neither a run or an exported model, nor a folder that holds any")
-        found += [name] if is_model(name) else inside
+        names += [name] if is_model(name) else inside
 
     def size(name: str) -> int:
         return sum(path.stat().st_size for path in shipped_folder(name).rglob("*") if path.is_file())
 
-    return list(dict.fromkeys([*found, *sorted(shipped_models(), key=size)]))
+    return list(dict.fromkeys([*names, *sorted(shipped_models(), key=size)]))
 
 
 class Shelf:
@@ -198,12 +198,12 @@ class Service:
         model = self.shelf.get(form.model)
         lines = _lines(form, model)
 
-        def seen(found: Look) -> Parts:
-            sides = {name: show.side_html(name, form, side, model.classes) for name, side in found.sides.items()}
-            return {**lines, **sides, FIGURES: show.figures_html(found)}
+        def seen(view: Look) -> Parts:
+            sides = {name: show.side_html(name, form, side, model.classes) for name, side in view.sides.items()}
+            return {**lines, **sides, FIGURES: show.figures_html(view)}
 
-        for found in look(model, form, self.compute):
-            yield Shot(partial(seen, found), found.finished(form))
+        for view in look(model, form, self.compute):
+            yield Shot(partial(seen, view), view.finished(form))
 
     def edits(self, form: EditForm) -> Iterator[Shot]:
         """Yield the results of an edit as they go, their cost, and the command that makes them again."""
@@ -219,8 +219,8 @@ class Service:
         def seen(run: EditRun) -> Parts:
             figures = {"evaluations (NFE)": run.nfe, "network passes": run.passes, "backward passes": run.products}
             cost = {name: [str(value)] for name, value in figures.items()} | {"seconds": [f"{run.seconds:.2f}"]}
-            found = {FILM: edit_html(form, run, given), FIGURES: show.table(["each result"], cost)}
-            return {**found, COMMAND: edit_command(form, model, task)}
+            parts = {FILM: edit_html(form, run, given), FIGURES: show.table(["each result"], cost)}
+            return {**parts, COMMAND: edit_command(form, model, task)}
 
         for run in edit_by_steps(model, task, given, form, self.compute):
             yield Shot(partial(seen, run), run.done)
@@ -244,9 +244,9 @@ class Service:
 def _lines(form: SampleForm, model: Model) -> Parts:
     """Return command and Python lines of both sides; for a side that the solver does not have, a note."""
     none = f"# {form.solver} solves the ODE alone"
-    found = {SDE: show.no_side(form)} if SDE not in form.sides else {}
+    parts = {SDE: show.no_side(form)} if SDE not in form.sides else {}
     for side in (ODE, SDE):
         there = side in form.sides
-        found[code_part(side, COMMAND)] = command(form, side, model) if there else none
-        found[code_part(side, PYTHON)] = python(form, side, model) if there else none
-    return found
+        parts[code_part(side, COMMAND)] = command(form, side, model) if there else none
+        parts[code_part(side, PYTHON)] = python(form, side, model) if there else none
+    return parts

@@ -122,7 +122,7 @@ class Look:
 
 def look(model: Model, form: SampleForm, compute: Compute | None = None) -> Iterator[Look]:
     """Yield what there is to see after every step: both sides by turns, then the long ODE of the default solver."""
-    draw, found = form.draw(), Look()
+    draw, view = form.draw(), Look()
     running = {side: side_by_steps(model, draw, form.settings(side), compute) for side in form.sides}
     while running:
         for name, steps in list(running.items()):
@@ -130,12 +130,12 @@ def look(model: Model, form: SampleForm, compute: Compute | None = None) -> Iter
             if side is None:
                 del running[name]
                 continue
-            found.sides[name] = side
-            yield found
+            view.sides[name] = side
+            yield view
     if form.reference:
         settings = replace(form.settings(ODE), solver=SampleConfig().solver, nfe=REFERENCE_NFE)
-        for found.reference in side_by_steps(model, draw, settings, compute):
-            yield found
+        for view.reference in side_by_steps(model, draw, settings, compute):
+            yield view
 
 
 def rms(a: Tensor, b: Tensor) -> float:

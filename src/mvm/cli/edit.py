@@ -118,16 +118,16 @@ def numbers(option: str, text: str, form: str) -> list[int]:
 
 def indices(text: str) -> list[int]:
     """Return the numbers of "0,2,5-8"."""
-    form, found = "pictures by number and range are needed, from 0 on, e.g. 3 or 0,2,5-8", list[int]()
+    form, chosen = "pictures by number and range are needed, from 0 on, e.g. 3 or 0,2,5-8", list[int]()
     for part in text.split(","):
         try:
             first, *last = map(int, part.split("-", 1))
         except ValueError:
             raise ValueError(f"--index {text}: {form}") from None
-        found += range(first, (last[0] if last else first) + 1)[:MOST_READ]
-    if not 0 < len(found) <= MOST_READ:
+        chosen += range(first, (last[0] if last else first) + 1)[:MOST_READ]
+    if not 0 < len(chosen) <= MOST_READ:
         raise ValueError(f"--index {text}: {form}, {MOST_READ} at most")
-    return found
+    return chosen
 
 
 def records(source: str, as_arrays: bool) -> "Iterator[SourceRecord]":
@@ -166,17 +166,17 @@ def read_pictures(source: str, shape: "Shape", values: str, resize: str, index: 
     from mvm.tasks import fitted
 
     as_arrays = not is_image(shape, torch.uint8 if values == "uint8" else torch.float32)
-    asked, found, count = indices(index) if index else [], dict[int, torch.Tensor](), 0
+    asked, pictures, count = indices(index) if index else [], dict[int, torch.Tensor](), 0
     for count, record in enumerate(records(source, as_arrays), 1):
         if not asked and count > MOST_READ:
             raise ValueError(f"'{source}' has more than {MOST_READ} pictures; choose some, e.g. --index 0-7")
         if not asked or count - 1 in asked:
-            found[count - 1] = fitted(record.image, record.name, shape, resize, as_arrays)
+            pictures[count - 1] = fitted(record.image, record.name, shape, resize, as_arrays)
         if asked and count > max(asked):
             break
-    if missing := [i for i in asked if i not in found]:
+    if missing := [i for i in asked if i not in pictures]:
         raise ValueError(f"--index {index}: '{source}' has {count} pictures, and no number {missing[0]}")
-    return torch.stack([found[i] for i in asked] if asked else list(found.values()))
+    return torch.stack([pictures[i] for i in asked] if asked else list(pictures.values()))
 
 
 def read_mask(path: Path | None, box: str, shape: "Shape") -> "Tensor":
@@ -277,7 +277,7 @@ def run(
         shown = cycle_labels(classes, len(images), loaded.num_classes)
         shown = shown.repeat_interleave(editing.num)
     settings = settings_for(what, loaded, settings, vars(options)["rho"])
-    found = edited(
+    result = edited(
         sampler,
         what,
         images.repeat_interleave(editing.num, 0),
@@ -288,17 +288,17 @@ def run(
         source=shown,
         batch=editing.batch,
     )
-    made = found.made
+    made = result.made
     out.resolve().parent.mkdir(parents=True, exist_ok=True)
     if out.suffix.lower() == ".png":
         with atomic(out) as temporary:
-            temporary.write_bytes(png_bytes(before_and_after(found.before, made.images, editing.num)))
+            temporary.write_bytes(png_bytes(before_and_after(result.before, made.images, editing.num)))
     else:
         write_images(out, made.images, made.labels)
         how = {"settings": asdict(settings), "solver": solver_record(loaded, settings), "restoration": vars(restoring)}
         facts = {"mvm": __version__, "origin": loaded.origin, "task": repr(what), "pictures": pictures, **how}
         write_text(note_beside(out), json.dumps({**facts, "draw": asdict(draw)}, indent=2, default=str) + "\n")
-    products = f" and {found.products} backward passes" * bool(found.products)
+    products = f" and {result.products} backward passes" * bool(result.products)
     cost = f"{made.nfe} evaluations, {made.passes} network passes{products} each"
     print(f"wrote {count} results of {len(images)} pictures to {out}; {settings.solver}, {cost}")
     return 0

@@ -182,8 +182,8 @@ class DecoderTrainer(Trainer[DecoderRecipe]):
             for parameter in self.heads.parameters():  # they are small, and not the engine's
                 if parameter.grad is not None:
                     self.processes.sum(parameter.grad)
-            if (told := self.recipe.reconstruction).disc_schedule == "own":
-                rate = learning_rate(self.recipe.train, self.step - told.disc_start)
+            if (config := self.recipe.reconstruction).disc_schedule == "own":
+                rate = learning_rate(self.recipe.train, self.step - config.disc_start)
             self.update(self.judge_optimizers, self.heads, rate, norm)
             figures |= {f"disc_{name}": value for name, value in judged.items()}
         return {**figures, "grad_norm": norm}
