@@ -1,6 +1,7 @@
 """What a network costs: parameters, and multiply-adds of a forward pass. Counted without memory or random numbers."""
 
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -31,8 +32,12 @@ class MultiplyAdds(NamedTuple):
     attention: int
 
 
+@cache  # a pass through a large network takes a quarter of a second, and fits of costs ask often
 def multiply_adds_by_kind(
-    config: DiTConfig | OwnConfig, sample_shape: Sequence[int], num_classes: int, condition: ConditionConfig = BY_LABELS
+    config: DiTConfig | OwnConfig,
+    sample_shape: tuple[int, ...],
+    num_classes: int,
+    condition: ConditionConfig = BY_LABELS,
 ) -> MultiplyAdds:
     """Return the multiply-adds of one image's forward pass, as torch counts them: matrix products alone.
 
@@ -51,4 +56,4 @@ def multiply_adds(
     config: DiTConfig | OwnConfig, sample_shape: Sequence[int], num_classes: int, condition: ConditionConfig = BY_LABELS
 ) -> int:
     """Return the multiply-adds of one image's forward pass: 2 FLOPs each, and 6 in training, backward included."""
-    return sum(multiply_adds_by_kind(config, sample_shape, num_classes, condition))
+    return sum(multiply_adds_by_kind(config, tuple(sample_shape), num_classes, condition))
