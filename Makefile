@@ -6,7 +6,7 @@ INSTALLED := .venv/.installed
 .PHONY: demo test mutants faults verify lint docs licences sbom clean help
 help:
 	@echo "make demo    train on the embedded digits, sample with ODE and SDE, write runs/demo/report.html"
-	@echo "make test    the whole test suite (7 minutes on 2 cores)"
+	@echo "make test    the whole test suite (10 minutes on 2 cores)"
 	@echo "make faults  kill, fill the disk, stop workers, spoil files, crowd the page: nothing is lost (about ten minutes)"
 	@echo "make mutants  break one line at a time: fast tests must see each (about ten minutes)"
 	@echo "make verify  check the mathematics on exact oracles (under a minute)"

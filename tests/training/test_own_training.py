@@ -220,13 +220,14 @@ WATCHED = {
     "steps": 6, "batch": 9, "preview_every": 3, "preview_count": 11, "preview_grid": 4, "sample_nfe": 3, **LOG
 }  # fmt: skip
 PROGRAM = """
-import sys
+import os, sys
 sys.path.insert(0, {here!r})
 import torch
 from test_own_training import WATCHED, Points, Plain, built
 import mvm
 network = built(Plain)
 mvm.train(network, {data}, {run!r}, accumulate=2, **WATCHED{options})
+os._exit(0)  # as the command ends: gloo's threads abort now and then while an interpreter is taken down
 """
 
 
