@@ -40,8 +40,7 @@ from equal_terms_runs import (  # beside this file
 
 from mvm.distributed.processes import Processes, processes
 from mvm.evaluation.cells import Result
-from mvm.evaluation.evaluate import ComparedSet as Side
-from mvm.evaluation.evaluate import Judge, open_side, software
+from mvm.evaluation.evaluate import ComparedSet, Judge, open_side, software
 from mvm.evaluation.sweep import Sweep
 from mvm.files import write_text
 from mvm.generate import Draw, Sampler
@@ -118,7 +117,7 @@ def terms_of(sweep: Sweep) -> dict[str, Any]:
     return json.loads(json.dumps({**trained, **judged, "data": data, "reference": reference_told(sweep.reference)}))
 
 
-def reference_told(side: Side) -> dict[str, Any]:
+def reference_told(side: ComparedSet) -> dict[str, Any]:
     """Return of what, and by which network, a reference is made: made again elsewhere, its last digits are others."""
     if side.file is None:
         return side.facts()

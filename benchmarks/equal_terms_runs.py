@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mvm.evaluation.report import Curve, figure_of, legend_rows, save_figure
-from mvm.evaluation.report import PlotAxes as Axes
+from mvm.evaluation.report import Curve, PlotAxes, figure_of, legend_rows, save_figure
 from mvm.evaluation.sweep_report import WIDTH, Gap, metric_named, scale_of
 from mvm.files import put_in_place, temporary_beside, write_text
 from mvm.metrics.distances import student_95
@@ -173,7 +172,7 @@ def curves_of(runs: Mapping[str, Sequence[Told]], best: bool) -> list[Curve]:
     return curves
 
 
-def panels(runs: Mapping[str, Sequence[Told]]) -> list[tuple[list[Curve], Axes]]:
+def panels(runs: Mapping[str, Sequence[Told]]) -> list[tuple[list[Curve], PlotAxes]]:
     """Return figures by the common sampler and by the best of each method; one where that is the common one for all."""
     sides = {COMMON_TITLE: curves_of(runs, best=False), BEST_TITLE: curves_of(runs, best=True)}
     if sides[COMMON_TITLE] == sides[BEST_TITLE]:
@@ -182,7 +181,7 @@ def panels(runs: Mapping[str, Sequence[Told]]) -> list[tuple[list[Curve], Axes]]
     x = scale_of(NFES, 0, exact=True)
     name, cost = _title(runs), "evaluations of the network per image (NFE)"
     shared = {"log_x": x.log, "log_y": y.log, "markers": True, "ticks": x.ticks, "range_x": x.range, "ticks_y": y.ticks}
-    return [(curves, Axes(cost, name, **shared, title=side)) for side, curves in sides.items()]
+    return [(curves, PlotAxes(cost, name, **shared, title=side)) for side, curves in sides.items()]
 
 
 def figure(runs: Mapping[str, Sequence[Told]], out: Path) -> None:

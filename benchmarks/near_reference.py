@@ -22,8 +22,7 @@ import torch
 from tqdm import tqdm
 
 from mvm import noise
-from mvm.evaluation.report import COLOURS, DASHES, MARKERS, Curve, Style, draw, require_plots, save_figure
-from mvm.evaluation.report import PlotAxes as Axes
+from mvm.evaluation.report import COLOURS, DASHES, MARKERS, Curve, PlotAxes, Style, draw, require_plots, save_figure
 from mvm.evaluation.sweep_report import EVALUATIONS, scale_of
 from mvm.files import put_in_place, temporary_beside, write_text
 from mvm.generate import cycle_labels
@@ -172,7 +171,7 @@ def figure(files: Sequence[dict[str, Any]], out: Path) -> None:
         y = scale_of([*(v for curve in curves for v in curve.y), facts["floor"]], 0.0)
         draw(
             panel, curves,
-            Axes(
+            PlotAxes(
                 EVALUATIONS.label, "RMSE to a long run", True, True, markers=True, level=("floor", facts["floor"]),
                 ticks=x.ticks, ticks_y=y.ticks, range_x=x.range, range_y=y.range, title=named(facts),
             ),

@@ -21,13 +21,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from mvm.evaluation.cells import Result
-from mvm.evaluation.report import COLOURS, DASHES, MARKERS, Curve, Style, figure_of, legend_rows, save_figure
-from mvm.evaluation.report import PlotAxes as Axes
+from mvm.evaluation.report import COLOURS, DASHES, MARKERS, Curve, PlotAxes, Style, figure_of, legend_rows, save_figure
 from mvm.evaluation.sweep_report import (
     EVALUATIONS,
     WIDTH,
     CellKey,
     Gap,
+    PlotCost,
     cell_key,
     gaps_to,
     grouped,
@@ -42,13 +42,12 @@ from mvm.evaluation.sweep_report import (
     rho_name,
     scale_of,
 )
-from mvm.evaluation.sweep_report import PlotCost as Cost
 from mvm.files import put_in_place, temporary_beside
 from mvm.settings import SampleConfig
 from mvm.solver import DEFAULT_NFE
 
 METRIC = "fid"
-SECONDS = Cost("seconds of sampling", lambda r: r.seconds)
+SECONDS = PlotCost("seconds of sampling", lambda r: r.seconds)
 FIGURES = (".png", ".svg")
 DRAWN = ("num", "seed", "labels", "classes", "repeats")  # that cells must share to be compared
 TEXT = ("solver", "grid")  # columns of a CSV; the others are numbers
@@ -206,7 +205,7 @@ def _curve(label: str, cells: Sequence[Result], of: Callable[[Result], float], l
     return Curve(label, [of(r) for r in cells], [math.nan if r.failed else r.value for r in found], errors, look)
 
 
-def curve_panels(results: Sequence[Result], top: float = math.inf) -> list[tuple[list[Curve], Axes]]:
+def curve_panels(results: Sequence[Result], top: float = math.inf) -> list[tuple[list[Curve], PlotAxes]]:
     """Return FID against NFE: a panel for each guidance, on common scales, a curve for each solver and rho.
 
     What is above `top` lies outside the picture: one bad cell would press all others together.
@@ -218,7 +217,7 @@ def curve_panels(results: Sequence[Result], top: float = math.inf) -> list[tuple
     for _, cells in sorted(grouped(results, guidance_of).items()):
         ways = sorted(grouped(cells, lambda r: (r.solver, r.settings.rho)).items())
         curves = [_curve(f"{name}, {rho_name(rho)}", way, EVALUATIONS.of, look(way[0])) for (name, rho), way in ways]
-        axes = Axes(
+        axes = PlotAxes(
             EVALUATIONS.label, metric_named(METRIC).title, x.log, y.log, markers=True, ticks=x.ticks, ticks_y=y.ticks,
             range_x=x.range, range_y=y.range, title=guidance_name(cells[0]),
         )  # fmt: skip
@@ -226,7 +225,7 @@ def curve_panels(results: Sequence[Result], top: float = math.inf) -> list[tuple
     return panels
 
 
-def guidance_panels(results: Sequence[Result]) -> list[tuple[list[Curve], Axes]]:
+def guidance_panels(results: Sequence[Result]) -> list[tuple[list[Curve], PlotAxes]]:
     """Return FID against the scale: a panel for each rho, a curve for each interval that begins without guidance.
 
     An interval that was tried at one scale alone is a point.
@@ -240,14 +239,16 @@ def guidance_panels(results: Sequence[Result]) -> list[tuple[list[Curve], Axes]]
         shown = [(ends, part if len(part) == 1 else [*plain, *part]) for ends, part in parts]
         curves = [_curve(f"on [{a:g}, {b:g}]", part, lambda r: r.settings.cfg, None) for (a, b), part in shown]
         title = f"{cells[0].solver}, {rho_name(rho)}, NFE {cells[0].settings.nfe}"
-        axes = Axes("guidance scale", name, False, y.log, markers=True, ticks_y=y.ticks, range_y=y.range, title=title)
+        axes = PlotAxes(
+            "guidance scale", name, False, y.log, markers=True, ticks_y=y.ticks, range_y=y.range, title=title
+        )
         panels.append((curves, axes))
     return panels
 
 
 def solver_panels(
-    sweeps: Sequence[Sequence[Result]], titles: Sequence[str], cost: Cost = EVALUATIONS
-) -> list[tuple[list[Curve], Axes]]:
+    sweeps: Sequence[Sequence[Result]], titles: Sequence[str], cost: PlotCost = EVALUATIONS
+) -> list[tuple[list[Curve], PlotAxes]]:
     """Return FID against a cost: a panel for each sweep, a curve for each solver, which looks alike in all of them."""
     names = sorted({r.solver for cells in sweeps for r in cells})
     y = scale_of([value(r) for cells in sweeps for r in cells], 0.0)
@@ -260,7 +261,7 @@ def solver_panels(
             for i, name in enumerate(names)
             if (way := [r for r in cells if r.solver == name])
         ]
-        axes = Axes(
+        axes = PlotAxes(
             cost.label, metric_named(METRIC).title, True, True, markers=True, ticks=x.ticks, ticks_y=ticks,
             range_x=x.range, range_y=y.range, title=title,
         )  # fmt: skip
@@ -268,7 +269,7 @@ def solver_panels(
     return panels
 
 
-def write_figure(panels: Sequence[tuple[list[Curve], Axes]], out: Path) -> None:
+def write_figure(panels: Sequence[tuple[list[Curve], PlotAxes]], out: Path) -> None:
     """Write panels side by side, .png or .svg."""
     height = 3.0 + 0.2 * max(legend_rows(curves, WIDTH) for curves, _ in panels)
     temporary = temporary_beside(out)

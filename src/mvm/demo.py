@@ -15,8 +15,7 @@ from tqdm import tqdm
 from mvm import likelihood, noise
 from mvm.data import Images
 from mvm.evaluation import report as html
-from mvm.evaluation.report import Curve, Page
-from mvm.evaluation.report import PlotAxes as Axes
+from mvm.evaluation.report import Curve, Page, PlotAxes
 from mvm.files import locked, put_in_place, recover, temporary_beside, write_text
 from mvm.generate import Sampler, cycle_labels
 from mvm.metrics.distances import Moments, frechet_distance, moments, pixel_features
@@ -158,7 +157,7 @@ def _sections(
         *strips,
     )
 
-    axes = Axes(
+    axes = PlotAxes(
         "evaluations of the network (NFE)", "Frechet distance (pixel space)", log_x=True, log_y=True, markers=True,
         level=("real training digits", reference), ticks=size.nfes,
     )  # fmt: skip
@@ -179,7 +178,7 @@ def _sections(
     )
 
     curve = Curve("loss", [line["step"] for line in log], [line["loss"] for line in log])
-    yield "Training loss", html.plot_svg([curve], Axes("step", "mean |u - target|² per pixel"))
+    yield "Training loss", html.plot_svg([curve], PlotAxes("step", "mean |u - target|² per pixel"))
 
     few, seeds = held_out[: size.likelihood_images], torch.arange(size.likelihood_images)
     how = {"schedule": schedule, "steps": size.likelihood_steps}

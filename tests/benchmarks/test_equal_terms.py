@@ -156,14 +156,13 @@ def test_runs_from_before_an_option_was_there_had_it_off(terms, tmp_path):
 
 
 def test_a_reference_is_known_by_what_it_is_made_of(terms, tmp_path):
-    from mvm.evaluation.evaluate import ComparedSet as Side
-    from mvm.evaluation.evaluate import Judge, open_side, write_statistics
+    from mvm.evaluation.evaluate import ComparedSet, Judge, open_side, write_statistics
     from mvm.evaluation.images import of_tensor
 
     told = []
     for name in ("a", "b", "c"):
         images = torch.full((6, 3, 8, 8), ord(name), dtype=torch.uint8)
-        side = Side("x", of_tensor(images, "other" if name == "c" else "same"))
+        side = ComparedSet("x", of_tensor(images, "other" if name == "c" else "same"))
         write_statistics(Judge(progress=False), side, "pixels", tmp_path / f"{name}.npz")
         told.append(terms.reference_told(open_side(str(tmp_path / f"{name}.npz"))))
     assert told[0] == told[1] != told[2]

@@ -15,9 +15,7 @@ from torch import Tensor
 from mvm.data import DATA_SETS, Prepared, open_prepared
 from mvm.data.resize import MODES, RESIZES, BadImage, decode, open_picture, planes, resolve
 from mvm.data.shards import is_prepared
-from mvm.data.sources import DataSource as Source
-from mvm.data.sources import SourceRecord as Record
-from mvm.data.sources import open_source
+from mvm.data.sources import DataSource, SourceRecord, open_source
 from mvm.data.sources.arrays import channels_last, keys_of, layout, shape_of, stream_rows
 from mvm.data.sources.records import stamp_of
 from mvm.distributed.processes import Processes
@@ -119,7 +117,7 @@ def of_array(path: Path) -> ImageSet:
 
 
 @contextmanager
-def _naming(record: Record) -> Generator[None]:
+def _naming(record: SourceRecord) -> Generator[None]:
     """Let a ValueError about a picture name it."""
     try:
         yield
@@ -128,7 +126,7 @@ def _naming(record: Record) -> Generator[None]:
         raise ValueError(f"'{record.name}' {problem}") from None
 
 
-def _channels(record: Record) -> int:
+def _channels(record: SourceRecord) -> int:
     """Return 1 for a grey picture, else 3; without unpacking it."""
     if not isinstance(record.image, bytes):
         return record.image.shape[-1]
@@ -136,7 +134,7 @@ def _channels(record: Record) -> int:
         return 1 if image.mode in GREY else 3
 
 
-def of_source(source: Source, *, size: int = 0, resize: str = "auto", channels: int = 0) -> ImageSet:
+def of_source(source: DataSource, *, size: int = 0, resize: str = "auto", channels: int = 0) -> ImageSet:
     """Return pictures in a folder, zip, parquet, tar... as a set; without `size` all must have one size.
 
     A colour picture among grey ones is an error, unless channels=1 asks for grey ones.
@@ -146,7 +144,7 @@ def of_source(source: Source, *, size: int = 0, resize: str = "auto", channels: 
         count = channels or _channels(first)
     resize = resolve(resize, size) if size else "none"
 
-    def fitted(record: Record) -> np.ndarray:
+    def fitted(record: SourceRecord) -> np.ndarray:
         """Return uint8 pixels (C, H, W)."""
         with _naming(record):
             if channels != 1 and count < _channels(record):
@@ -156,7 +154,7 @@ def of_source(source: Source, *, size: int = 0, resize: str = "auto", channels: 
 
     shape = (count, *fitted(first).shape[1:])
 
-    def of_one_size(record: Record) -> np.ndarray:
+    def of_one_size(record: SourceRecord) -> np.ndarray:
         pixels = fitted(record)
         if pixels.shape != shape:
             other, one = ("x".join(map(str, sides)) for sides in (pixels.shape, shape))

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from mvm.data.loader import mirror, send
 from mvm.latent.cache import both_mirrors
-from mvm.latent.encoder import ImagesByIndex as Pictures
+from mvm.latent.encoder import ImagesByIndex
 from mvm.network.pretrained import Encoder
 from mvm.objective.repa import CACHES, match_grid
 from mvm.options import choose
@@ -37,7 +37,7 @@ def _hash_tensors(tensors: Iterable[Tensor]) -> str:
     return digest.hexdigest()
 
 
-def data_fingerprint(images: Pictures, labels: Tensor) -> str:
+def data_fingerprint(images: ImagesByIndex, labels: Tensor) -> str:
     """Return a checksum of all labels and of 1024 images, spread evenly over the data set from first to last."""
     if len(images) != len(labels):
         raise ValueError(f"{len(images)} images and {len(labels)} labels; every image needs one")
@@ -65,7 +65,7 @@ class BankKey:
         )
 
 
-def bank_key(encoder: Encoder, images: Pictures, labels: Tensor, side: int = 0) -> BankKey:
+def bank_key(encoder: Encoder, images: ImagesByIndex, labels: Tensor, side: int = 0) -> BankKey:
     """Return the key of these images' features; side: the grid to store them on, 0: the encoder's."""
     weights, data = _hash_tensors(encoder.state_dict().values()), data_fingerprint(images, labels)
     side, count = side or encoder.side, len(images)
@@ -109,7 +109,7 @@ class DiskBank(FeatureBank):
 class LiveBank(FeatureBank):
     """No features kept: the encoder runs on every batch."""
 
-    def __init__(self, encoder: Encoder, images: Pictures, side: int) -> None:
+    def __init__(self, encoder: Encoder, images: ImagesByIndex, side: int) -> None:
         self.encoder, self.images, self.side, self.width = encoder, images, side, encoder.width
 
     def lookup(self, indices: Tensor, mirrored: Tensor, seen: Tensor | None = None) -> Tensor:
@@ -124,8 +124,8 @@ def _device(encoder: Encoder) -> torch.device:
 
 
 def open_bank(
-    cache: str, encoder: Encoder, images: Pictures, labels: Tensor, *, folder: Path, side: int = 0, batch: int = 256,
-    device: torch.device | str = "cpu", share: Share = ALONE, progress: bool = True,
+    cache: str, encoder: Encoder, images: ImagesByIndex, labels: Tensor, *, folder: Path, side: int = 0,
+    batch: int = 256, device: torch.device | str = "cpu", share: Share = ALONE, progress: bool = True,
 ) -> FeatureBank:  # fmt: skip
     """Return the bank of uint8 images that repa.cache names; side: the student's grid, 0: the encoder's.
 
