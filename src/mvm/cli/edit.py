@@ -192,7 +192,8 @@ def read_mask(path: Path | None, box: str, shape: "Shape") -> "Tensor":
         raise ValueError("inpaint needs one of --box LEFT,TOP,RIGHT,BOTTOM and --mask FILE: what is to be made anew")
     if path is None:
         height, width = shape[-2:] if len(shape) == 3 else (0, 0)
-        form = f"LEFT,TOP,RIGHT,BOTTOM in pixels are needed, within 0,0,{width},{height}, e.g. 8,8,24,24"
+        middle = f"{width // 4},{height // 4},{3 * width // 4},{3 * height // 4}"
+        form = f"LEFT,TOP,RIGHT,BOTTOM in pixels are needed, within 0,0,{width},{height}, e.g. {middle}"
         corners = numbers("box", box, form)
         if len(corners) != 4 or not (corners[0] < corners[2] <= width and corners[1] < corners[3] <= height):
             raise ValueError(f"--box {box}: {form}")
