@@ -2,6 +2,7 @@
 
 import io
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import conv2d, max_pool2d
 
-from mvm.metrics import lpips as module
-from mvm.metrics.lpips import FINGERPRINT, LPIPS, load_lpips
+from mvm.metrics.lpips import BACKBONES, LPIPS, load_lpips
 from mvm.pixels import to_unit
 
 ASSETS = Path(os.environ.get("MVM_ASSETS", "no assets"))
@@ -21,18 +21,33 @@ def draw(*shape, seed=0):
     return torch.rand(*shape, generator=torch.Generator().manual_seed(seed)) * 2 - 1
 
 
-@pytest.fixture(scope="module")
-def weights():
+def drawn(shapes, widths):
     """Random weights, by their published names; the linear layers are positive, as the published ones are."""
     generator, found = torch.Generator().manual_seed(0), {}
-    shapes = {"0": (64, 3, 11, 11), "3": (192, 64, 5, 5), "6": (384, 192, 3, 3), "8": (256, 384, 3, 3)}
-    for name, shape in {**shapes, "10": (256, 256, 3, 3)}.items():
+    for name, shape in shapes.items():
         scale = (2 / (shape[1] * shape[2] * shape[3])) ** 0.5
         found[f"features.{name}.weight"] = torch.randn(shape, generator=generator) * scale
         found[f"features.{name}.bias"] = torch.randn(shape[0], generator=generator) * 0.1
-    for index, width in enumerate((64, 192, 384, 256, 256)):
+    for index, width in enumerate(widths):
         found[f"lin{index}.model.1.weight"] = torch.rand(1, width, 1, 1, generator=generator)
     return found
+
+
+@pytest.fixture(scope="module")
+def weights():
+    shapes = {"0": (64, 3, 11, 11), "3": (192, 64, 5, 5), "6": (384, 192, 3, 3), "8": (256, 384, 3, 3)}
+    return drawn({**shapes, "10": (256, 256, 3, 3)}, (64, 192, 384, 256, 256))
+
+
+# VGG16 as published: numbers of torchvision's layers, and the width of each
+VGG = {0: 64, 2: 64, 5: 128, 7: 128, 10: 256, 12: 256, 14: 256, 17: 512, 19: 512, 21: 512, 24: 512, 26: 512, 28: 512}
+
+
+@pytest.fixture(scope="module")
+def vgg_weights():
+    inputs = [3, *VGG.values()]
+    shapes = {str(name): (width, inputs[i], 3, 3) for i, (name, width) in enumerate(VGG.items())}
+    return drawn(shapes, (64, 128, 256, 512, 512))
 
 
 @pytest.fixture
@@ -48,20 +63,44 @@ def network(weights):
     return network
 
 
+@pytest.fixture
+def vgg(vgg_weights):
+    network = LPIPS("vgg")
+    network.load_state_dict(vgg_weights)
+    return network
+
+
+def published(monkeypatch, network, backbone="alex"):
+    """Take the weights of this network for the published ones."""
+    monkeypatch.setitem(BACKBONES, backbone, replace(BACKBONES[backbone], fingerprint=network.fingerprint))
+
+
 def by_hand(w, a, b):
     """The published definition: no modules, and lengths by a square root of a sum."""
 
     def convolved(x, name, **how):
         return conv2d(x, w[f"features.{name}.weight"], w[f"features.{name}.bias"], **how).clamp(min=0)
 
-    def maps(x):
-        shift, scale = torch.tensor([[-0.030, -0.088, -0.188], [0.458, 0.448, 0.450]])[:, :, None, None]
-        x = (x - shift) / scale
+    def alex(x):
         first = convolved(x, "0", stride=4, padding=2)
         second = convolved(max_pool2d(first, kernel_size=3, stride=2), "3", padding=2)
         third = convolved(max_pool2d(second, kernel_size=3, stride=2), "6", padding=1)
         fourth = convolved(third, "8", padding=1)
         return first, second, third, fourth, convolved(fourth, "10", padding=1)
+
+    def vgg(x):
+        """Maps after ReLUs 1_2, 2_2, 3_3, 4_3, 5_3."""
+        found = []
+        for names in ((0, 2), (5, 7), (10, 12, 14), (17, 19, 21), (24, 26, 28)):
+            x = max_pool2d(x, 2) if found else x
+            for name in names:
+                x = convolved(x, str(name), padding=1)
+            found.append(x)
+        return found
+
+    def maps(x):
+        shift, scale = torch.tensor([[-0.030, -0.088, -0.188], [0.458, 0.448, 0.450]])[:, :, None, None]
+        return (vgg if "features.28.weight" in w else alex)((x - shift) / scale)
 
     total = torch.zeros(len(a))
     for index, (x, y) in enumerate(zip(maps(a), maps(b), strict=True)):
@@ -78,6 +117,29 @@ def test_equals_the_plain_writing(network, weights, height, width):
     assert found.shape == (3,)
     assert found.min() > 0.1
     assert torch.allclose(found, by_hand(weights, a, b), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("side", [16, 37])
+def test_vgg_equals_the_plain_writing(vgg, vgg_weights, side):
+    a, b = draw(2, 3, side, side).requires_grad_(), draw(2, 3, side, side, seed=1)
+    found, want = vgg(a, b), by_hand(vgg_weights, a, b)
+    assert found.min() > 0.1
+    assert torch.allclose(found, want, rtol=1e-5, atol=1e-6)
+    ours, theirs = (torch.autograd.grad(value.sum(), a)[0] for value in (found, want))
+    assert (ours - theirs).norm() < 1e-4 * theirs.norm()
+    with pytest.raises(ValueError, match="16 pixels a side or more, not 15x16"):
+        vgg(draw(1, 3, 15, 16), draw(1, 3, 15, 16))
+
+
+def test_bf16_is_near_and_never_in_reported_figures(vgg, vgg_weights):
+    half = LPIPS("vgg", torch.bfloat16)
+    half.load_state_dict(vgg_weights)
+    a, b = draw(2, 3, 40, 40), draw(2, 3, 40, 40, seed=1)
+    want, found = vgg(a, b), half(a, b)
+    assert found.dtype == torch.float32
+    assert 0 < float((found - want).abs().max()) < 0.02 * float(want.min())
+    stored = torch.randint(0, 256, (2, 2, 3, 33, 33), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    assert torch.equal(half.measure(*stored), vgg.measure(*stored))
 
 
 def test_gradient_equals_the_plain_writings(network, weights):
@@ -157,14 +219,16 @@ def test_refuses_what_it_cannot_compare(network, a, b, message):
 
 
 def test_only_the_published_weights_are_taken(file, network, monkeypatch):
-    with pytest.raises(ValueError, match=rf"fingerprint {network.fingerprint}, the published ones {FINGERPRINT}"):
+    with pytest.raises(
+        ValueError, match=rf"fingerprint {network.fingerprint}, the published ones {BACKBONES['alex'].fingerprint}"
+    ):
         load_lpips(file)
     state = torch.get_rng_state()
     trusted = load_lpips(file, trust=True)
     assert torch.equal(torch.get_rng_state(), state)
     assert trusted.fingerprint == network.fingerprint
     assert not any(parameter.requires_grad or parameter.is_meta for parameter in trusted.parameters())
-    monkeypatch.setattr(module, "FINGERPRINT", network.fingerprint)
+    published(monkeypatch, network)
     a, b = draw(1, 3, 33, 33), draw(1, 3, 33, 33, seed=1)
     assert torch.equal(load_lpips(file)(a, b), network(a, b))
     assert load_lpips(file.parent).fingerprint == network.fingerprint
@@ -175,8 +239,33 @@ def test_the_published_pieces_make_the_same(tmp_path, weights, network, monkeypa
     alexnet = {name: value for name, value in weights.items() if name.startswith("features.")}
     torch.save({**alexnet, "classifier.1.weight": torch.zeros(2, 2)}, tmp_path / "alexnet-owt-7be5be79.pth")
     torch.save({name: weights[name] for name in weights.keys() - alexnet.keys()}, tmp_path / "alex.pth")
-    monkeypatch.setattr(module, "FINGERPRINT", network.fingerprint)
+    published(monkeypatch, network)
     assert load_lpips(tmp_path).fingerprint == network.fingerprint
+
+
+def test_each_backbone_has_its_own_weights(tmp_path, weights, vgg_weights, vgg, monkeypatch):
+    save_file(vgg_weights, tmp_path / "vgg.safetensors")
+    save_file(weights, tmp_path / "alex.safetensors")
+    published(monkeypatch, vgg, "vgg")
+    assert load_lpips(tmp_path / "vgg.safetensors", "vgg").fingerprint == vgg.fingerprint
+    with pytest.raises(ValueError, match=r"does not hold LPIPS with VGG16.*vgg16-\*\.pth"):
+        load_lpips(tmp_path / "alex.safetensors", "vgg")
+    with pytest.raises(ValueError, match=r"backbone='vgg16' is unknown.*allowed: alex, vgg"):
+        load_lpips(tmp_path / "vgg.safetensors", "vgg16")
+    monkeypatch.setenv("MVM_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(ValueError, match=r"lpips-vgg' is not there.*vgg16-"):
+        load_lpips(None, "vgg")
+
+
+def test_linear_layers_are_those_another_package_ships():
+    """torchmetrics carries the published linear layers; the fingerprints are of these with torchvision's features."""
+    folder = Path(pytest.importorskip("torchmetrics").__file__).parent / "functional" / "image" / "lpips_models"
+    for name, backbone in BACKBONES.items():
+        linear = torch.load(folder / f"{name}.pth", weights_only=True, map_location="cpu")
+        network = LPIPS(name)
+        assert {key for key in network.state_dict() if key.startswith("lin")} == set(linear)
+        widths = [layer.shape[1] for layer in backbone.layers if layer.compared]
+        assert [value.shape[1] for value in linear.values()] == widths
 
 
 def test_the_cache_is_looked_into(tmp_path, weights, network, monkeypatch):

@@ -309,11 +309,12 @@ def test_missing_networks_are_named(lpips, judge):
 def test_build_reads_the_networks(tmp_path, lpips, monkeypatch):
     transformers.Dinov2Model(transformers.Dinov2Config(**SMALL, image_size=16)).save_pretrained(tmp_path)
     asked = []
-    monkeypatch.setattr(reconstruction, "load_lpips", lambda source: asked.append(source) or lpips)
+    monkeypatch.setattr(reconstruction, "load_lpips", lambda *which, dtype: asked.append((*which, dtype)) or lpips)
     options = {"encoder": str(tmp_path), "resolution": 16, "blocks": (2,), "norm": "group", "cutout": 0.25}
     options["last_norm"] = False
+    options |= {"lpips_net": "vgg", "lpips_precision": "bf16"}
     objective = build(dataclasses.replace(NOW, lpips_weights="somewhere", **options))
-    assert asked == ["somewhere"]
+    assert asked == [("somewhere", "vgg", torch.bfloat16)]
     assert objective.lpips is lpips
     assert objective.judge is not None
     assert objective.judge.features.blocks == (2,)

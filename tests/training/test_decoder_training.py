@@ -390,8 +390,10 @@ def test_figures_are_those_that_the_images_are_large_enough_for(recipe, monkeypa
     cpu = torch.device("cpu")
     assert list(known_figures(objective, 10, cpu)) == ["psnr"]
     assert list(known_figures(objective, 16, cpu)) == ["psnr", "ssim"]
-    monkeypatch.setattr(preview, "load_lpips", lambda source: LPIPS())
+    monkeypatch.setattr(preview, "load_lpips", lambda source, backbone: LPIPS(backbone))
     assert list(known_figures(objective, 32, cpu)) == ["psnr", "ssim", "lpips_held_out"]
+    by_vgg = replace(objective, config=replace(objective.config, lpips_net="vgg"))
+    assert list(known_figures(by_vgg, 16, cpu)) == ["psnr", "ssim", "lpips_held_out_vgg"]
 
 
 def test_rows_of_pairs():

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import l1_loss
 
 from mvm.latent.rae import TAU
-from mvm.metrics.lpips import LPIPS, load_lpips
+from mvm.metrics.lpips import BACKBONES, LPIPS, load_lpips
 from mvm.network.pretrained import load_encoder
 from mvm.objective import adversarial
 from mvm.objective.adversarial import NORMS, Discriminator, TransformerFeatures, discriminator_hinge, eight_bit
@@ -29,6 +29,7 @@ from mvm.objective.matching import Loss
 from mvm.options import check
 
 OPTION = "reconstruction"
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}  # of LPIPS
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,14 @@ class ReconstructionConfig:
     """Step (0-based) from which the decoder is trained by the adversarial loss."""
     tau: float = TAU
     """Strength of the noise on latents in training: its standard deviation is drawn from U(0, tau). 0: none."""
+    lpips_net: str = "alex"
+    """Network of LPIPS: AlexNet, or VGG16, by which RAE trains. One of: alex, vgg."""
+    lpips_precision: str = "fp32"
+    """Precision of the convolutions of LPIPS in training; fp32 is TF32 on a GPU, as torch has it for convolutions.
+    One of: fp32, bf16."""
     lpips_weights: str = ""
-    """File or folder with the weights of LPIPS; empty: the folder lpips of the cache (MVM_CACHE)."""
+    """File or folder with the weights of LPIPS; empty: the folder lpips (AlexNet) or lpips-vgg of the cache
+    (MVM_CACHE)."""
     encoder: str = ""
     """Frozen vision transformer of the discriminator: a hub name, a folder, or Meta's .pth of a DINOv3."""
     resolution: int = 0
@@ -75,6 +82,7 @@ class ReconstructionConfig:
 
     def __post_init__(self) -> None:
         check(OPTION, self, l1=(0, 100), lpips=(0, 100), gan=(0, 100), tau=(0, 100), translate=(0, 1), cutout=(0, 1))
+        check(OPTION, self, lpips_net=BACKBONES, lpips_precision=PRECISIONS)
         check(OPTION, self, disc_start=0, gan_start=0, resolution=0, norm=NORMS, disc_schedule=("shared", "own"))
         if self.l1 == self.lpips == 0:
             raise ValueError(f"{OPTION}.l1=0 and {OPTION}.lpips=0 leave nothing to restore by; give one a weight")
@@ -175,7 +183,9 @@ def build(config: ReconstructionConfig) -> Reconstruction:
     """Return the objective with its networks, read from where the configuration says; the heads are drawn anew."""
     if config.gan and not config.encoder:
         raise ValueError(f"{OPTION}.gan={config.gan} needs {OPTION}.encoder: the vision transformer that judges")
-    lpips = load_lpips(config.lpips_weights) if config.lpips else None
+    lpips = None
+    if config.lpips:
+        lpips = load_lpips(config.lpips_weights, config.lpips_net, dtype=PRECISIONS[config.lpips_precision])
     judge = None
     if config.gan:
         encoder = load_encoder(config.encoder, config.resolution, OPTION)

@@ -14,7 +14,7 @@ from mvm.distributed.processes import Processes
 from mvm.files import put_in_place, temporary_beside
 from mvm.generate import Sampler, cycle_labels
 from mvm.metrics.distances import Moments, frechet_distance, moments, shrunken_features
-from mvm.metrics.lpips import SMALLEST, load_lpips
+from mvm.metrics.lpips import BACKBONES, load_lpips
 from mvm.metrics.restoration import WINDOW, psnr, ssim
 from mvm.model import Model
 from mvm.objective.reconstruction import Reconstruction
@@ -138,16 +138,21 @@ class FieldPreview(Preview):
 
 
 def known_figures(objective: Reconstruction, side: int, device: torch.device) -> dict[str, Figure]:
-    """Return the figures that images of this side have: LPIPS is the loss's own, or where its weights can be read."""
+    """Return the figures that images of this side have: LPIPS is the loss's own, or where its weights can be read.
+
+    That with VGG16 has a name of its own: its values are others.
+    """
     figures: dict[str, Figure] = {"psnr": psnr}
     if side >= WINDOW:
         figures["ssim"] = ssim
-    if side >= SMALLEST:
+    config = objective.config
+    if side >= BACKBONES[config.lpips_net].smallest:
         try:
-            lpips = objective.lpips or load_lpips(objective.config.lpips_weights)
-            figures[LPIPS_HELD_OUT] = lpips.to(device).measure
+            lpips = objective.lpips or load_lpips(config.lpips_weights, config.lpips_net)
+            name = LPIPS_HELD_OUT if config.lpips_net == "alex" else f"{LPIPS_HELD_OUT}_{config.lpips_net}"
+            figures[name] = lpips.to(device).measure
         except ValueError:
-            if objective.config.lpips_weights:
+            if config.lpips_weights:
                 raise
     return figures
 
