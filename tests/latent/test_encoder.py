@@ -11,7 +11,7 @@ from torch.nn.functional import interpolate, layer_norm
 
 from mvm.latent import EncoderConfig, LatentEncoder, load_latent_encoder
 from mvm.latent.encoder import chosen_blocks, plain_norm
-from mvm.network.pretrained import HALF, IMAGENET, Encoder, load_encoder
+from mvm.network.pretrained import HALF, IMAGENET, OPENAI, Encoder, load_encoder
 
 transformers = pytest.importorskip("transformers", reason="needs mean-velocity-matching[encoders]")
 
@@ -126,15 +126,36 @@ def test_fingerprint_sees_scaling(folders):
     assert LatentEncoder(encoder).fingerprint != before
 
 
+@pytest.mark.parametrize(("family", "extra", "scaling"), [("CLIP", 1, OPENAI), ("Siglip", 0, HALF)])
+def test_latents_of_clip_and_siglip_are_what_leaves_their_blocks(tmp_path, images, family, extra, scaling):
+    config = getattr(transformers, f"{family}VisionConfig")(
+        hidden_size=16, intermediate_size=24, num_hidden_layers=3, num_attention_heads=2, patch_size=4, image_size=16
+    )
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{family}VisionModel")(config).eval()
+    model.save_pretrained(tmp_path)
+    left = []  # by hooks, not by the list of hidden states
+    blocks = next(module for name, module in model.named_modules() if name.endswith("encoder.layers"))
+    for block in blocks:
+        block.register_forward_hook(lambda module, given, out: left.append(out[0] if isinstance(out, tuple) else out))
+    mean, std = (torch.tensor(values)[:, None, None] for values in (scaling.mean, scaling.std))
+    with torch.no_grad():
+        model(pixel_values=(images / 255 - mean) / std)
+    encoder = load_latent_encoder(EncoderConfig(str(tmp_path), layers="1,3", resolution=16))
+    want = torch.stack([layer_norm(left[number][:, extra:], (16,), eps=1e-5) for number in (0, 2)]).mean(0)
+    assert torch.allclose(encoder(images), grid(want), atol=1e-5)
+    assert encoder(images).std() > 0.1
+
+
 def test_encoders_that_give_no_latents(tmp_path):
     body = nn.Conv2d(3, 4, 4)
     other = Encoder("patches", body, resolution=16, side=4, width=4, scaling=HALF)
-    with pytest.raises(ValueError, match=r"'patches' \(no ViT\) gives no latents; known: dinov2, "):
+    with pytest.raises(ValueError, match=r"'patches' \(no vision transformer\) gives no latents; known: dinov2, "):
         LatentEncoder(other)
     small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 4}
-    config = transformers.SiglipVisionConfig(**small, intermediate_size=24, image_size=16)
-    transformers.SiglipVisionModel(config).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"\(siglip_vision_model\) gives no latents"):
+    config = transformers.Siglip2VisionConfig(**small, intermediate_size=24, num_patches=9)
+    transformers.Siglip2VisionModel(config).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"\(siglip2_vision_model\) gives no latents"):
         load_latent_encoder(EncoderConfig(str(tmp_path)))
 
 

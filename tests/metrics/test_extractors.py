@@ -50,7 +50,7 @@ def test_an_unknown_name():
 
 
 def test_the_names():
-    assert list(EXTRACTORS) == ["inception", "dino", "effnet", "pixels"]
+    assert list(EXTRACTORS) == ["inception", "dino", "clip", "effnet", "pixels"]
 
 
 def test_features_are_made_in_full_float32_without_gradient():
@@ -191,6 +191,23 @@ def test_models_without_a_class_token_give_a_mean(tmp_path):
     stirred(transformers.SiglipVisionModel(config)).save_pretrained(tmp_path)
     encoder = load_encoder(str(tmp_path), 16)
     assert torch.allclose(encoder.summary(pictures()), encoder(pictures()).mean(1), rtol=1e-5, atol=1e-6)
+
+
+def test_clip_and_siglip_give_clip_features_and_nothing_else_does(dino, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    side = {**SMALL, "intermediate_size": 24, "image_size": 16}
+    clip = stirred(transformers.CLIPVisionModel(transformers.CLIPVisionConfig(**side)))
+    clip.save_pretrained(tmp_path / "tiny-clip")
+    found = open_extractor("clip", Sources(clip=str(tmp_path / "tiny-clip")))
+    encoder = load_encoder(str(tmp_path / "tiny-clip"))
+    assert torch.equal(found(pictures())["pool"], encoder.summary(pictures()))
+    assert found.facts["encoder"] == "tiny-clip"
+    transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**side)).save_pretrained(tmp_path / "siglip")
+    assert open_extractor("clip", Sources(clip=str(tmp_path / "siglip")))(pictures())["pool"].shape == (3, 16)
+    with pytest.raises(ValueError, match=r"clip\.encoder=.* is a dinov2; features clip are of clip, siglip"):
+        open_extractor("clip", Sources(clip=str(dino[1])))
+    with pytest.raises(ValueError, match="is a clip_vision_model; features dino are of dino"):
+        open_extractor("dino", Sources(dino=str(tmp_path / "tiny-clip")))
 
 
 def test_grey_images_are_three_equal_channels(dino):

@@ -58,7 +58,7 @@ def test_what_each_figure_needs():
     assert [name for name, measure in MEASURES.items() if measure.alone] == ["is"]
     assert set(MEASURES) == {
         "fid", "sfid", "kid", "precision", "recall", "density", "coverage", "is",
-        "fd-dino", "kd-dino", "fd-effnet", "kd-effnet", "fd-pixels", "kd-pixels",
+        "fd-dino", "kd-dino", "fd-clip", "kd-clip", "fd-effnet", "kd-effnet", "fd-pixels", "kd-pixels",
     }  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from torch.nn.functional import interpolate
 
 from mvm.network import dinov3 as dinov3_names
 from mvm.network import efficientnet, pretrained
-from mvm.network.pretrained import HALF, IMAGENET, load_encoder
+from mvm.network.pretrained import HALF, IMAGENET, OPENAI, load_encoder
 
 transformers = pytest.importorskip("transformers", reason="needs mean-velocity-matching[encoders]")
 
@@ -47,6 +47,39 @@ def dinov2_with_registers():
 
 def dinov3():
     return stirred(transformers.DINOv3ViTModel(transformers.DINOv3ViTConfig(**DEEP, num_register_tokens=2)))
+
+
+CLIP_TEXT = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+
+
+def clip():
+    return stirred(transformers.CLIPVisionModel(transformers.CLIPVisionConfig(**DEEP, image_size=16)))
+
+
+def clip_with_text():
+    config = transformers.CLIPConfig(text_config=CLIP_TEXT, vision_config={**DEEP, "image_size": 16})
+    return stirred(transformers.CLIPModel(config))
+
+
+@pytest.mark.parametrize("make", [clip, clip_with_text])
+def test_tokens_of_clip_pass_its_final_norm(tmp_path, make):
+    """CLIP gives its class token alone after the norm: here patches are normed too, as in others."""
+    model = make()
+    model.save_pretrained(tmp_path)
+    encoder = load_encoder(str(tmp_path))
+    assert (encoder.kind, encoder.side, encoder.width, encoder.resolution) == ("clip_vision_model", 4, 16, 16)
+    vision = getattr(model, "vision_model", model)
+    norm = next(module for name, module in vision.named_modules() if name.endswith("post_layernorm"))
+    images = pictures()
+    with torch.no_grad():
+        output = vision(pixel_values=scaled(images, OPENAI), output_hidden_states=True)
+    assert torch.equal(encoder(images), norm(output.last_hidden_state)[:, 1:])
+    assert torch.equal(encoder.summary(images), output.pooler_output)
+    first, second = encoder.after_blocks(images, (1, 2))
+    assert torch.equal(second, output.last_hidden_state[:, 1:])
+    assert torch.equal(first, output.hidden_states[1][:, 1:])
+    assert not torch.allclose(first, second)
+    assert load_encoder(str(tmp_path), 24)(images).shape == (2, 36, 16)  # positions are resized
 
 
 def siglip():

@@ -42,17 +42,20 @@ class FeatureOptions:
         Weights of the FID network: a file or a folder; default: the cache, or a download.
     encoder
         For fd-dino: a hub name or folder of DINOv2 or DINOv3; default facebook/dinov2-large.
+    clip
+        For fd-clip: a hub name or folder of CLIP or SigLIP; default openai/clip-vit-large-patch14.
     """
 
     inception: str = ""
     encoder: str = ""
+    clip: str = ""
 
     def judge(self, processes: "Processes", batch: int, **how: Any) -> "Judge":
         """Return what gathers the features."""
         from mvm.evaluation.evaluate import Judge
-        from mvm.metrics.extractors import DINO, Sources
+        from mvm.metrics.extractors import CLIP, DINO, Sources
 
-        return Judge(Sources(self.inception, self.encoder or DINO), processes, batch, **how)
+        return Judge(Sources(self.inception, self.encoder or DINO, self.clip or CLIP), processes, batch, **how)
 
 
 @Parameter(name="*")
@@ -66,7 +69,8 @@ class Judging(FeatureOptions):
         What images are compared with (see: mvm eval); default, for a run: the images it was trained on.
     metrics
         Separated by commas: fid, sfid, kid, precision, recall, density, coverage, is (FID's Inception network);
-        fd-dino, kd-dino (DINO); fd-effnet, kd-effnet (EfficientNet-Lite0, never an FID); fd-pixels, kd-pixels.
+        fd-dino, kd-dino (DINO); fd-clip, kd-clip (CLIP); fd-effnet, kd-effnet (EfficientNet-Lite0, never an FID);
+        fd-pixels, kd-pixels.
         Default: fid for colour images, fd-pixels for grey ones.
     """
 
@@ -265,7 +269,7 @@ def stats(
     out
         The .npz to write; EDM's and pytorch-fid's tools read it too.
     features
-        inception (for FID and sFID), dino, effnet or pixels.
+        inception (for FID and sFID), dino, clip, effnet or pixels.
     batch
         Images at a time.
     """

@@ -24,13 +24,13 @@ from tqdm import tqdm
 
 from mvm.files import atomic
 from mvm.latent.codec import Origin, fingerprint, save_tensors
-from mvm.network.pretrained import Encoder, PatchTokens, load_encoder
+from mvm.network.pretrained import Encoder, load_encoder
 from mvm.options import at_least
 from mvm.untrusted import cut
 
 EPS = 1e-5  # added to the variance of latents, as published
 NORM_EPS = 1e-5  # of the norm without weights, for every family: as RAEv2 replaces it
-KINDS = ("dinov2", "dinov2_with_registers", "dinov3_vit")
+KINDS = ("dinov2", "dinov2_with_registers", "dinov3_vit", "clip_vision_model", "siglip_vision_model")
 CONVENTION = "levels/255; bicubic antialiased, clipped; norm of each block without weights; mean over blocks"
 
 
@@ -101,9 +101,9 @@ class LatentEncoder(nn.Module):
 
     def __init__(self, encoder: Encoder, layers: str | Sequence[int] = "last", global_mean: bool = False) -> None:
         super().__init__()
-        kind = cast(Any, encoder.body.network).config.model_type if isinstance(encoder.body, PatchTokens) else "no ViT"
-        if kind not in KINDS:
-            raise ValueError(f"encoder.name='{encoder.name}' ({kind}) gives no latents; known: {', '.join(KINDS)}")
+        if encoder.kind not in KINDS:
+            what = f"'{encoder.name}' ({encoder.kind or 'no vision transformer'})"
+            raise ValueError(f"encoder.name={what} gives no latents; known: {', '.join(KINDS)}")
         self.encoder, self.global_mean = encoder, global_mean
         model = cast(Any, encoder.body.network).config
         self.blocks = chosen_blocks(layers, model.num_hidden_layers)

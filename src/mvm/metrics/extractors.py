@@ -4,6 +4,7 @@
 |-----------|-----------------------------------------------------------------------|--------------------------------|
 | inception | pool (2048), spatial (2023), probabilities (1008) with the classifier | fid, kid, ...; sfid; is        |
 | dino      | class token of DINOv2 or DINOv3                                       | fd-dino, kd-dino               |
+| clip      | class token of CLIP, mean token of SigLIP                             | fd-clip, kd-clip               |
 | effnet    | means of EfficientNet-Lite0's last map (1280)                         | fd-effnet, kd-effnet, no FIDs  |
 | pixels    | means of at most 8x8 boxes per channel                                | fd-pixels, kd-pixels           |
 """
@@ -23,6 +24,9 @@ from mvm.options import choose
 from mvm.precision import full_float32
 
 DINO = "facebook/dinov2-large"  # of the published FD-DINOv2 figures
+CLIP = "openai/clip-vit-large-patch14"
+
+FAMILIES = {"dino": ("dino",), "clip": ("clip", "siglip")}  # parts of the model_type of what may stand there
 
 Named = dict[str, Tensor]
 
@@ -44,10 +48,12 @@ class Extractor:
 
 @dataclass(frozen=True)
 class Sources:
-    """Where weights are: inception a file or folder ("": the cache), dino a hub name or folder, its input side."""
+    """Where weights are: inception a file or folder ("": the cache), dino and clip hub names or folders, and the side
+    of their input."""
 
     inception: str = ""
     dino: str = DINO
+    clip: str = CLIP
     resolution: int = 0
 
 
@@ -66,6 +72,9 @@ def _inception(sources: Sources, device: torch.device) -> Extractor:
 
 def _encoder(name: str, source: str, resolution: int, device: torch.device) -> Extractor:
     encoder = load_encoder(source, resolution, option=name)
+    families = FAMILIES.get(name, ("",))
+    if not any(family in encoder.kind for family in families):
+        raise ValueError(f"{name}.encoder='{source}' is a {encoder.kind}; features {name} are of {', '.join(families)}")
     facts = {
         "encoder": encoder.name.rstrip("/").rsplit("/", 1)[-1],  # not its path
         "fingerprint": fingerprint(encoder.state_dict()),
@@ -83,6 +92,7 @@ def _pixels(sources: Sources, device: torch.device) -> Extractor:
 EXTRACTORS: dict[str, Callable[[Sources, torch.device], Extractor]] = {
     "inception": _inception,
     "dino": lambda sources, device: _encoder("dino", sources.dino, sources.resolution, device),
+    "clip": lambda sources, device: _encoder("clip", sources.clip, sources.resolution, device),
     "effnet": lambda sources, device: _encoder("effnet", EFFICIENTNET, sources.resolution, device),
     "pixels": _pixels,
 }

@@ -49,7 +49,7 @@ MEASURES: dict[str, Measure] = {
 }
 for _name in ("Precision", "Recall", "Density", "Coverage"):
     MEASURES[_name.lower()] = Measure(_name, _POOL, features=True, lower=False)
-for _network, _name in (("dino", "DINO"), ("effnet", "EfficientNet"), ("pixels", "pixels")):
+for _network, _name in (("dino", "DINO"), ("clip", "CLIP"), ("effnet", "EfficientNet"), ("pixels", "pixels")):
     MEASURES[f"fd-{_network}"] = Measure(f"FD-{_name}", Key(_network, "pool"))
     MEASURES[f"kd-{_network}"] = Measure(f"KD-{_name}", Key(_network, "pool"), features=True)
 

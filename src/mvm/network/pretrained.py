@@ -23,7 +23,7 @@ from mvm.network import dinov3, efficientnet
 from mvm.options import at_least, choose, nearest, needs, quiet_torchao
 
 EFFICIENTNET = "efficientnet-lite0"
-DEFAULT_RESOLUTION = 224  # of DINO and EfficientNet, whose weights fit any; SigLIP's is in its config
+DEFAULT_RESOLUTION = 224  # of DINO and EfficientNet, whose weights fit any; CLIP's and SigLIP's are in their configs
 
 RGB = tuple[float, float, float]
 
@@ -44,6 +44,7 @@ class Scaling:
 IMAGENET = Scaling((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 SATELLITE = Scaling((0.430, 0.411, 0.296), (0.213, 0.156, 0.143))  # DINOv3 trained on sat493m
 HALF = Scaling((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+OPENAI = Scaling((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))  # of CLIP
 # (g - 127) / 128, as EfficientNet-Lite was trained: 74.1 % of 2,000 ImageNet photographs right, 66.3 % with IMAGENET
 LITE = Scaling((127 / 255, 127 / 255, 127 / 255), (128 / 255, 128 / 255, 128 / 255))
 
@@ -72,6 +73,12 @@ class Encoder(nn.Module):
         self.name, self.resolution, self.side, self.width, self.scaling = name, resolution, side, width, scaling
         self.body = body.requires_grad_(False)
         self.train(False)
+
+    @property
+    def kind(self) -> str:
+        """The model_type of transformers; "" of a convolutional network."""
+        config = getattr(getattr(self.body, "network", None), "config", None)
+        return getattr(config, "model_type", "")
 
     def train(self, mode: bool = True) -> Self:
         """Stay in eval, whatever mode a parent module is in: dropout or batch statistics would move the target."""
@@ -111,14 +118,21 @@ class ConvTokens(nn.Module):
 
 
 class PatchTokens(nn.Module):
-    """The last hidden state of a vision transformer without its first `extra` tokens (class, then registers)."""
+    """The last hidden state of a vision transformer without its first `extra` tokens (class, then registers).
 
-    def __init__(self, network: nn.Module, extra: int, arguments: dict[str, Any]) -> None:
+    norm: the name of a final norm that the network's last hidden state has not passed: CLIP's is for the class token.
+    """
+
+    def __init__(self, network: nn.Module, extra: int, arguments: dict[str, Any], norm: str = "") -> None:
         super().__init__()
-        self.network, self.extra, self.arguments = network, extra, arguments
+        self.network, self.extra, self.arguments, self.norm = network, extra, arguments, norm
+
+    def final(self, hidden: Tensor) -> Tensor:
+        """Return the network's last hidden state, after its final norm."""
+        return self.network.get_submodule(self.norm)(hidden) if self.norm else hidden
 
     def _hidden(self, pixels: Tensor) -> Tensor:
-        return self.network(pixel_values=pixels, **self.arguments).last_hidden_state
+        return self.final(self.network(pixel_values=pixels, **self.arguments).last_hidden_state)
 
     def forward(self, pixels: Tensor) -> Tensor:
         return self._hidden(pixels)[:, self.extra :]
@@ -171,6 +185,11 @@ def _dino(network: nn.Module, config: Any) -> nn.Module:
     return PatchTokens(network, 1 + getattr(config, "num_register_tokens", 0), {})
 
 
+def _clip(network: nn.Module, config: Any) -> nn.Module:
+    names = (name for name, _ in network.named_modules() if name.endswith("post_layernorm"))
+    return PatchTokens(network, 1, {"interpolate_pos_encoding": True}, next(names))
+
+
 def _siglip(network: nn.Module, config: Any) -> nn.Module:
     return PatchTokens(network, 0, {"interpolate_pos_encoding": True})
 
@@ -179,6 +198,7 @@ def _siglip2(network: nn.Module, config: Any) -> nn.Module:
     return FlexibleTokens(network, config.patch_size)
 
 
+CLIP = Family("CLIPVisionModel", _clip, OPENAI, lambda config: config.image_size)
 SIGLIP = Family("SiglipVisionModel", _siglip, HALF, lambda config: config.image_size)
 SIGLIP2 = Family(
     "Siglip2VisionModel", _siglip2, HALF, lambda config: math.isqrt(config.num_patches) * config.patch_size
@@ -189,6 +209,8 @@ FAMILIES: dict[str, Family] = {
     "dinov2": Family("Dinov2Model", _dino),
     "dinov2_with_registers": Family("Dinov2WithRegistersModel", _dino),
     "dinov3_vit": Family("DINOv3ViTModel", _dino),
+    "clip": CLIP,
+    "clip_vision_model": CLIP,
     "siglip": SIGLIP,
     "siglip_vision_model": SIGLIP,
     "siglip2": SIGLIP2,
@@ -243,7 +265,7 @@ def _load_transformer(name: str, resolution: int, option: str) -> Encoder:
             f"{option}.encoder='{name}' could not be read: it is no folder with a config.json, and the download "
             f"from the Hugging Face hub failed; {_remedy(name)}"
         ) from error
-    config = getattr(config, "vision_config", config)  # SigLIP's has a text half too
+    config = getattr(config, "vision_config", config)  # CLIP's and SigLIP's have a text half too
     if config.model_type not in FAMILIES:
         raise ValueError(f"{option}.encoder='{name}' is a {config.model_type}; known kinds: {', '.join(FAMILIES)}")
     family = FAMILIES[config.model_type]

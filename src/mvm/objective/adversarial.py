@@ -69,7 +69,7 @@ class TransformerFeatures(nn.Module):
         pixels = self.encoder.scaling(unit).to(next(body.parameters()).dtype)
         output = body.network(pixel_values=pixels, output_hidden_states=True, **body.arguments)
         states = [output.hidden_states[block] for block in self.blocks]  # number 0 is what enters the first block
-        last = output.last_hidden_state if self.last_norm else output.hidden_states[self.depth]
+        last = body.final(output.last_hidden_state) if self.last_norm else output.hidden_states[self.depth]
         return [state[:, body.extra :] for state in (*states, last)]
 
 
