@@ -3,7 +3,8 @@
     python benchmarks/two_trees.py OLD NEW --json speeds.json --gpu S-classic-kernels B-classic-kernels:128 sample:512
     OMP_NUM_THREADS=2 python benchmarks/two_trees.py OLD NEW --command "sample cifar10 --num 16 --nfe 13" --rounds 5
 
-OLD and NEW: checkouts. --gpu: cases of the tree's own benchmarks/training_speed.py, CASE:BATCH for another batch, and
+OLD and NEW: checkouts. --gpu: cases of the tree's own benchmarks/training_speed.py, CASE:BATCH for another batch;
+shipped recipes on random data, RECIPE,OPTION=VALUE:BATCH, e.g. imagenet256-ddt-xl,engine.compile=blocks:64; and
 sample:BATCH of sampling_speed.py with kernels. All compile at once, a process each (--stagger, where the GPU's memory
 does not hold all of them: finished cases leave it). As soon as both trees are ready for a case, they are timed in turns
 of about a second (OLD, NEW, NEW, OLD, ...), while all other processes are stopped.
@@ -49,7 +50,13 @@ def trained(case: str, batch: int) -> tuple[Callable[[], object], int]:
 
     from mvm import bench
 
-    recipe, _ = training_speed.CASES[case]
+    if case in training_speed.CASES:
+        recipe, _ = training_speed.CASES[case]
+    else:
+        from mvm.recipes import load_recipe, override
+
+        name, *changes = case.split(",")
+        recipe = bench.on_random_samples(override(load_recipe(name), dict(change.split("=", 1) for change in changes)))
     if batch:
         recipe = replace(recipe, train=replace(recipe.train, batch=batch))
     trainer = getattr(bench, "FieldTrainer", None) or bench.Trainer  # ty: ignore[unresolved-attribute]
@@ -87,6 +94,13 @@ def synchronised() -> float:
     return time.perf_counter()
 
 
+def peak_memory() -> float:
+    """Return the most gigabytes that tensors of this process took on the GPU; 0 without one."""
+    import torch
+
+    return torch.cuda.max_memory_allocated() / 1e9 if torch.cuda.is_available() else 0.0
+
+
 def serve(case: str) -> None:
     """Compile a case; then run as many steps as each line on stdin says, and print their images per second."""
     name, _, batch = case.partition(":")
@@ -96,7 +110,7 @@ def serve(case: str) -> None:
         start = synchronised()
         step()
         last = synchronised() - start
-    print(READY, last, file=answers, flush=True)
+    print(READY, last, peak_memory(), file=answers, flush=True)
     for line in sys.stdin:
         start = synchronised()
         for _ in range(int(line)):
@@ -117,6 +131,7 @@ class Worker:
             command, cwd=tree, env=environment(tree), text=True, start_new_session=True, **pipes
         )
         self.last: float | None = None  # seconds of a step, once it is ready
+        self.memory = 0.0  # GB of the GPU, then
 
     def signal(self, number: int) -> None:
         if self.process.poll() is None:
@@ -171,14 +186,15 @@ def on_gpu(
                 if not line.startswith(READY):
                     print(f"{case}, {('old', 'new')[which]}: ended before it was ready", file=sys.stderr)
                     continue
-                workers[case, which].last = float(line.split()[1])
+                workers[case, which].last, workers[case, which].memory = map(float, line.split()[1:])
                 pair = workers[case, 0], workers[case, 1]
                 print(
                     f"{case}, {('old', 'new')[which]}: ready, {deadline - time.monotonic():.0f} s left", file=sys.stderr
                 )
                 if all(worker.last is not None for worker in pair):
                     old, new = in_turns(pair, [worker for worker in workers.values() if worker not in pair])
-                    rows.append(compared(f"{case}, images/s", old, new))
+                    memory = {"memory_gb": [worker.memory for worker in pair]}
+                    rows.append({**compared(f"{case}, images/s", old, new), **memory})
                     keep(rows)
                     for which in (0, 1):
                         workers.pop((case, which)).signal(signal.SIGKILL)
@@ -245,10 +261,11 @@ def main() -> None:
                 written.add(out)
         equal = equal and len(written) == 1
         keep([*kept, compared(f"mvm {text}, runs/s", runs[old], runs[new])])
-    print("| | old | new | new over old | range |\n|---|---|---|---|---|")
+    print("| | old | new | new over old | range | GB, old and new |\n|---|---|---|---|---|---|")
     for row in kept:
         ratio = f"{row['ratio']:.3f} | {row['least']:.3f} to {row['most']:.3f}"
-        print(f"| {row['case']} | {row['old']:.4g} | {row['new']:.4g} | {ratio} |")
+        memory = " and ".join(f"{value:.1f}" for value in row.get("memory_gb", ())) or "-"
+        print(f"| {row['case']} | {row['old']:.4g} | {row['new']:.4g} | {ratio} | {memory} |")
     if options.command:
         print(f"\nwritten files equal: {'yes' if equal else 'no'}")
 
