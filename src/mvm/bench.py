@@ -79,7 +79,7 @@ def _now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def _seconds(work: Callable[[], object], device: torch.device, times: int) -> list[float]:
+def seconds_of(work: Callable[[], object], device: torch.device, times: int) -> list[float]:
     """Return how long the work takes each time, sorted."""
     moments = [_now(device)]
     for _ in range(times):
@@ -109,7 +109,7 @@ def bench_training(
             run(WARM_UP)
             warm_up = _now(device) - start
             part = max(1, steps // PARTS)
-            times = _seconds(lambda: run(part), device, PARTS)
+            times = seconds_of(lambda: run(part), device, PARTS)
         trainer.read()
         ceiling = matrix_ceiling(device)
     median, spread = times[len(times) // 2] / part, times[-1] / times[0] - 1
@@ -140,7 +140,7 @@ def bench_sampling(recipe: Recipe, processes: Processes, *, num: int = 256, prog
     settled, batches = (SETTLED, SAMPLED) if processes.device.type == "cuda" else (1, 1)
     for _ in range(settled):
         run()
-    times = _seconds(run, processes.device, batches)
+    times = seconds_of(run, processes.device, batches)
     seconds, spread = times[len(times) // 2], times[-1] / times[0] - 1
     settings = {"nfe": recipe.sample.nfe, "rho": recipe.sample.rho, "share": recipe.sample.share, "batches": batches}
     return {"images": num, **settings, "seconds": seconds, "spread": spread, "images_per_second": num / seconds}
