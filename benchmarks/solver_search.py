@@ -1,6 +1,7 @@
 """Where do the constants of the default solver stand among others? A search on exact fields.
 
     python benchmarks/solver_search.py > tables.md      # the tables of results/solver-search.md; 3 minutes on one core
+    python benchmarks/solver_search.py latents > latents.md    # its last table: times shifted as those of training
 
 Candidates are ranked by J, the mean over power-law Gaussian fields of log(detail + .002)/2 + log(energy + .001)/2, two
 errors of the sampled std, exact: "detail" is the root mean square relative error over all directions, "energy" the
@@ -9,6 +10,7 @@ relative Frechet distance. Then the default and adams-power on two fields that a
 
 import itertools
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
@@ -20,10 +22,11 @@ from torch import Tensor
 from tqdm import tqdm
 
 from mvm import noise, oracle
-from mvm.path import MEAN_VELOCITY
-from mvm.solver import Adams, Solver, adams, adams_power, sample
+from mvm.path import MEAN_VELOCITY, Field, TimeLaw
+from mvm.solver import Adams, Solver, adams, adams_power, sample, solver_named
 from mvm.solver.adams import ODE_REACH, SDE_REACH
-from mvm.verify.solvers import digits_oracle, image_stds, sampled_stds
+from mvm.solver.base import Plan
+from mvm.verify.solvers import Law, digits_oracle, image_stds, sampled_moments, sampled_stds
 
 NFES, RHOS = (5, 8, 13, 26), (0.0, 1.0)
 ORDERS, ENDINGS, REACHES = ((2, 3), (3, 4), (4, 4)), (1, 2, 3, 4), (0.3, 0.5, 0.8)
@@ -31,6 +34,11 @@ CS, BS = (0.0125, 0.025, 0.05), (0.5, 1.0, 3.0)
 SIDES, EXPONENTS, PIXELS = (8, 32, 96, 256), (1.0, 1.3, 1.6, 2.0), (0.3, 0.6, 1.5)  # 192 to 196,608 values
 GROUPS = 32  # of directions of nearly one std, in which a spectrum is seen
 LONG, NOISES = 300, 256
+
+LATENT_NFES, LATENT_RHOS, SHIFTS = (8, 13, 26, 50, 90), (0.0, 0.75), (1.0, 8.0, 64.0)
+LATENT_SOLVERS = ("adams", "adams-power", "sa", "dpm++2m", "heun")
+XL = TimeLaw("lam-normal", 0.0, 1.0, 1024 * 16 * 16)  # of imagenet256-ddt-xl
+XL_LAM = XL.mean - math.log(XL.shift)  # the mean of its lam
 
 
 def with_reach(solver: Adams, size: int, rho: float, reach: float) -> Adams:
@@ -133,8 +141,78 @@ def curved_rows(nfes: Sequence[int] = NFES) -> Iterator[str]:
             yield f"| {name} | `{solver.name}` | " + " | ".join(row) + " |"
 
 
+def latent_spectra() -> list[tuple[Tensor, Tensor]]:
+    """Return (stds, how many directions each stands for) of fields of 1024 x 16 x 16 values of mean variance 1.
+
+    Variances fall as the channel to the power 0, 1 or 2 and the spatial frequency to the power 0, 2 or 4; then 1 % or
+    10 % of directions with a std of 0.1 in all others.
+    """
+    size, channel = XL.shift_dimension, torch.arange(1, 1025, dtype=torch.float64)
+    frequency = torch.fft.fftfreq(16, dtype=torch.float64) * 16
+    frequency = torch.hypot(frequency[:, None], frequency).clamp_min(0.7).flatten()
+    edges = np.unique(np.geomspace(1, size + 1, GROUPS + 1).round().astype(int))[1:-1] - 1
+    found = []
+    for falls, smooth in itertools.product((0, 1, 2), (0, 2, 4)):
+        variances = torch.outer(channel**-falls, frequency**-smooth).flatten().sort(descending=True).values
+        groups = (variances / variances.mean()).tensor_split(edges.tolist())
+        found.append((torch.stack([group.mean().sqrt() for group in groups]), [float(len(group)) for group in groups]))
+    for wide in (0.01, 0.1):
+        found.append((torch.tensor([((1 - (1 - wide) * 0.01) / wide) ** 0.5, 0.1]), [wide * size, (1 - wide) * size]))
+    return [(stds.double(), torch.tensor(count, dtype=torch.float64)) for stds, count in found]
+
+
+def trained(field: Field) -> Field:
+    """Return a field that takes every level cleaner than +3 sigma of the law of training for that level.
+
+    A model of a network that predicts u and was trained on nothing cleaner: its u is that of the level it knows.
+    """
+    known = float(MEAN_VELOCITY.t_from_lam(XL_LAM + 3 * XL.std))
+
+    def denoise(x: Tensor, t: Tensor, condition: Tensor | None = None) -> Tensor:
+        if (at := float(t.max())) >= known:
+            return field(x, t, condition)
+        return x + (at / known) ** 0.5 * (field(x, torch.full_like(t, known), condition) - x)
+
+    return denoise
+
+
+def energy(plan: Plan, fields: list[tuple[Tensor, Tensor]], limit: Callable[[Field], Field]) -> float:
+    """Return the geometric mean over fields of the relative Frechet distance; by the ODE that is the relative RMSE."""
+    stds = torch.cat([part for part, _ in fields])
+    sampled = sampled_moments(plan, limit(oracle.spectrum(stds).field(MEAN_VELOCITY)), Law(0.0, 1.0), len(stds))[1]
+    logs = [
+        0.5 * math.log(float((count * (got - part) ** 2).sum() / (count * part**2).sum()))
+        for (part, count), got in zip(fields, sampled.split([len(part) for part, _ in fields]), strict=True)
+    ]
+    return math.exp(sum(logs) / len(logs))
+
+
+def outside(plan: Plan) -> str:
+    """Return the shares of evaluations beyond 3 sigma of the law of training, cleaner and noisier."""
+    z = (MEAN_VELOCITY.lam(torch.tensor(plan.times[:-1], dtype=torch.float64)) - XL_LAM) / XL.std
+    return " | ".join(f"{float((sign * z > 3).double().mean()):.0%}" for sign in (1, -1))
+
+
+def latent_rows() -> Iterator[str]:
+    """Yield rows of solvers by shift: errors on the exact field and on the one known to +3 sigma, and the shares."""
+    ends = f"cleaner than +3 sigma at {LATENT_NFES[-1]} | noisier than -3 sigma"
+    yield "| rho | solver | shift | " + " | ".join(map(str, LATENT_NFES)) + f" | {ends} |"
+    yield "|---" * (5 + len(LATENT_NFES)) + "|"
+    fields = latent_spectra()
+    for rho, name, shift in itertools.product(LATENT_RHOS, LATENT_SOLVERS, SHIFTS):
+        solver = replace(solver_named(name).for_size(XL.shift_dimension), shift=shift)
+        if rho and not solver.weak_order:
+            continue
+        plans = [solver.plan(MEAN_VELOCITY, nfe, rho) for nfe in LATENT_NFES]
+        cells = [" / ".join(f"{energy(plan, fields, limit):.2g}" for limit in (lambda f: f, trained)) for plan in plans]
+        yield f"| {rho:g} | `{name}` | {shift:g} | " + " | ".join(cells) + f" | {outside(plans[-1])} |"
+
+
 def main() -> None:
-    print(*search_rows(), "", *curved_rows(), sep="\n")
+    if sys.argv[1:] == ["latents"]:
+        print(*latent_rows(), sep="\n")
+    else:
+        print(*search_rows(), "", *curved_rows(), sep="\n")
 
 
 if __name__ == "__main__":

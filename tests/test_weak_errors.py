@@ -1,12 +1,14 @@
 """Exact errors of samplers on Gaussians: the pages of weak errors and of the search say what the programs find."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from mvm.solver import adams
+from mvm.path import MEAN_VELOCITY
+from mvm.solver import adams, solver_named
 from mvm.verify.solvers import image_stds, spectrum_error
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
@@ -69,6 +71,22 @@ def test_energy_is_the_relative_frechet_distance(study, monkeypatch):
     monkeypatch.setattr(study, "EXPONENTS", (1.3,))
     energy, _ = study.weak_errors(adams(), 1.0, 8)
     assert energy == pytest.approx(100 * spectrum_error(adams(), image_stds(32, 1.3), 1.0, 8), rel=1e-9)
+
+
+@pytest.mark.parametrize(("name", "shift", "rho"), [("adams", 8.0, 0.0), ("sa", 1.0, 0.75), ("heun", 8.0, 0.0)])
+def test_the_page_says_what_shifted_times_do(name, shift, rho):
+    """And a field that is known at every level it is asked at is the exact one."""
+    search = imported("solver_search")
+    rows = tables_of("solver-search.md")[-1]
+    said = next(row for row in rows if row[:3] == [f"{rho:g}", f"`{name}`", f"{shift:g}"])
+    solver = replace(solver_named(name).for_size(search.XL.shift_dimension), shift=shift)
+    plan, fields = solver.plan(MEAN_VELOCITY, 13, rho), search.latent_spectra()
+    exact, trained = (search.energy(plan, fields, limit) for limit in (lambda field: field, search.trained))
+    assert said[rows[0].index("13")] == f"{exact:.2g} / {trained:.2g}"
+    assert " | ".join(said[-2:]) == search.outside(solver.plan(MEAN_VELOCITY, 90, rho))
+    noisy = solver.plan_times(MEAN_VELOCITY, (0.98, 0.9, 0.8, 0.7, 0.0), rho)  # sigma/alpha from 2.8 up
+    assert search.energy(noisy, fields, search.trained) == search.energy(noisy, fields, lambda field: field)
+    assert all(float((count * stds**2).sum() / count.sum()) == pytest.approx(1) for stds, count in fields)
 
 
 @pytest.mark.parametrize(("rho", "nfe"), [(0.0, 5), (1.0, 8)])

@@ -102,6 +102,17 @@ MUTANTS = [
         ("before.correct, history, state.kick)", "before.correct, history, None)"),
     ),
     *of(
+        "solver/base.py",
+        "solver/test_shift.py",
+        ("(r - least) / (1 - r / highest)", "(r - least)"),
+        ("if self.shift or own == 1 else", "if own == 1 else"),
+    ),
+    *of(
+        "solver/variants.py",
+        "solver/test_shift.py",
+        ("(shift - 1) * least, 0.0), 0.0)", "shift * least, 0.0), 0.0)"),
+    ),
+    *of(
         "solver/adams.py",
         "solver/test_adams.py",
         ("ODE_C / max(nfe, MANY)", "ODE_C / nfe"),

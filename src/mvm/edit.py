@@ -175,7 +175,7 @@ class Conditioned:
         at_least("iterations", iterations, 1)
         if not isinstance(noise, Real) or not 0 <= noise < math.inf:
             raise ValueError(f"noise={noise} must be a finite number, at least 0: the std of each measurement's error")
-        self.schedule = require_schedule(field, schedule)
+        self.schedule, self.shift = require_schedule(field, schedule), getattr(field, "shift", 1.0)
         self.y, self.operator, self.noise, self.method, self.iterations = y, operator, float(noise), method, iterations
         self.field, self.meter, self.products = field, metered(field), 0
         self.base = (_PairedPosterior if isinstance(field, PairedField) else _Posterior)(self, self.meter)
@@ -304,7 +304,7 @@ def _twisted_diffusion(
     adams of order 2 without corrector: a step then is a Gaussian given the past, by either field.
     """
     count, particles = x.shape[:2]
-    solver = replace(base, predictor=2, corrector=0, ending=1).for_size(x[0, 0].numel())
+    solver = replace(base, predictor=2, corrector=0, ending=1).for_field(field, x[0, 0].numel())
     plan: Any = solver.plan(field.schedule, nfe, rho)
     each = torch.arange(particles, device=x.device)
     first = particles * torch.arange(count, device=x.device)[:, None]  # of the particles of a sample

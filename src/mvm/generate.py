@@ -279,7 +279,8 @@ def solver_record(model: Model, settings: SampleConfig) -> str:
     solver = solver_of(model, settings)
     plan = solver.plan(model.schedule, settings.nfe, settings.rho)
     numbers = re.sub(r"\d+\.?\d*(e[+-]?\d+)?", lambda match: f"{float(match[0]):.9g}", repr(plan))
-    return f"{solver!r}, plan {hashlib.sha256(numbers.encode()).hexdigest()[:12]}"
+    shifted = f", shift {solver.shift:g}" if solver.shift not in (0, 1) else ""  # records without one are as ever
+    return f"{solver!r}{shifted}, plan {hashlib.sha256(numbers.encode()).hexdigest()[:12]}"
 
 
 # --- recordings of whole loops on a GPU ---------------------------------------------------------------------------
@@ -438,12 +439,12 @@ class Sampler:
 
     def sharing_plan(self, settings: SampleConfig) -> SharingPlan:
         """Return which evaluations compute the backbone: chosen once, by its similarity between steps."""
-        key = (settings.solver, settings.t_min, settings.nfe, settings.rho, settings.share)
+        key = (settings.solver, settings.t_min, settings.nfe, settings.rho, settings.share, settings.shift)
         if key not in self.plans:
             model, seeds = self.model, torch.arange(PROBES)
             labels = cycle_labels((), PROBES, model.num_classes).to(model.device) if model.labelled else None
             x = noise.initial(seeds.to(model.device), model.sample_shape)
-            how = {"solver": settings.build_solver(), "nfe": settings.nfe, "rho": settings.rho, "seeds": seeds}
+            how = {"solver": solver_of(model, settings), "nfe": settings.nfe, "rho": settings.rho, "seeds": seeds}
             computed = max(1, round(settings.nfe * (1 - settings.share)))
             with self.computing():
                 steps = best_steps(similarity(model, x, condition=labels, **how), computed)

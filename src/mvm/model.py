@@ -97,7 +97,7 @@ class Model(PredictedField):
     def __init__(self, recipe: Recipe, codec: Codec | None = None, network: nn.Module | None = None) -> None:
         super().__init__()
         self.recipe = recipe
-        self.kind, self.schedule = recipe.objective.kind, recipe.path.build()
+        self.kind, self.schedule, self.shift = recipe.objective.kind, recipe.path.build(), recipe.path.law.shift
         self.classes = recipe.data.class_names
         self.codec: Codec = codec or build_codec(recipe)
         self.tuned: dict[Key, Entry] = {}  # solvers with times fitted to it, by evaluations and guidance

@@ -42,9 +42,13 @@ class SampleConfig:
     tuned: bool = True
     """Whether times that mvm tune fitted to the model replace those of adams, where it has some for the number of
     evaluations and the guidance. A solver that a command names is used as given."""
+    shift: float = 0.0
+    """Factor of sigma/alpha by which a solver's times move to more noise, its first and last staying; the shift of SD3
+    and RAE. 0: the model's, as its timestep distribution was shifted (path.law.shift_dimension). 1: none."""
 
     def __post_init__(self) -> None:
         from mvm.solver import SOLVERS
+        from mvm.solver.base import require_shift
 
         if not 0 <= self.share < 1:
             raise ValueError(f"share={self.share} is out of range; it must be at least 0 and less than 1")
@@ -55,14 +59,15 @@ class SampleConfig:
         between("rho", self.rho, 0, MAX_RHO)
         for name in ("cfg", "internal"):
             finite(name, getattr(self, name))
+        require_shift(self.shift)
         self.guidance()
         self.build_solver()
 
     def build_solver(self) -> "Solver":
-        """Return the solver."""
+        """Return the solver; without a shift of its own it takes the field's."""
         from mvm.solver import Adaptive, LamGrid, PredictorCorrector, solver_named
 
-        match solver := solver_named(self.solver):
+        match solver := replace(solver_named(self.solver), shift=self.shift):
             case Adaptive():
                 return replace(solver, rtol=self.tolerance, atol=self.tolerance)
             case PredictorCorrector(grid=LamGrid() as grid):
@@ -94,7 +99,7 @@ class SampleConfig:
     @property
     def unnamed(self) -> bool:
         """Whether the solver is the default that nobody asked for: its times may be those fitted to a model."""
-        return self.tuned and self.solver == SampleConfig.solver
+        return self.tuned and self.solver == SampleConfig.solver and not self.shift
 
     @property
     def takes_tolerance(self) -> bool:
@@ -129,4 +134,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     entry.name: (entry.name,) for entry in fields(SampleConfig) if entry.name not in ("low", "high", "tuned")
 } | {"interval": ("low", "high")}
 # What must hold of settings for an option to have an effect; others always have one.
-NEEDS = {"interval": "guided", "nfe": "takes_nfe", "tolerance": "takes_tolerance", "t_min": "takes_t_min"}
+NEEDS = {
+    "interval": "guided", "nfe": "takes_nfe", "tolerance": "takes_tolerance", "t_min": "takes_t_min",
+    "shift": "takes_nfe",
+}  # fmt: skip

@@ -18,11 +18,15 @@ Time = str | Callable[[Tensor], Tensor]
 
 
 class PredictedField(nn.Module):
-    """x0_hat by a network that predicts a kind of mvm.path.KINDS on a schedule; no condition is the null condition."""
+    """x0_hat by a network that predicts a kind of mvm.path.KINDS on a schedule; no condition is the null condition.
+
+    shift: the factor of sigma/alpha by which solvers move their times to more noise, 1: none.
+    """
 
     network: Any
     kind: str
     schedule: Schedule
+    shift = 1.0
     _no_inner = "internal guidance: the network returns no inner prediction; have it return a pair"
 
     def _null(self, x: Tensor, condition: Condition) -> Condition:

@@ -22,7 +22,7 @@ COMMANDS = {
 }
 ASKED = {
     "solver": ("sa", "sa"), "nfe": ("5", 5), "rho": ("0.5", 0.5), "cfg": ("1.5", 1.5), "interval": ("0.2,0.7", None),
-    "internal": ("1", 1.0), "share": ("0", 0.0), "t_min": ("1e-4", 1e-4),
+    "internal": ("1", 1.0), "share": ("0", 0.0), "t_min": ("1e-4", 1e-4), "shift": ("8", 8.0),
 }  # fmt: skip
 
 

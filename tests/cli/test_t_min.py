@@ -57,6 +57,11 @@ def test_a_sample_with_it(tmp_path, done):
         (["sample", "digits", "--t-min", "1e-4"], "--t-min 0.0001 belongs to --solver sa"),
         (["sample", "digits", "--solver", "sa", "--t-min", "2"], "t_min=2.0, t_max=0.999"),
         (["sweep", "digits", "--t-min", "1e-4"], "--t-min 1e-4 belongs to --solver sa"),
+        (
+            ["sample", "digits", "--solver", "adaptive", "--shift", "8"],
+            "--shift 8.0 moves the times of a solver, and adaptive",
+        ),
+        (["sample", "digits", "--shift", "-2"], "shift=-2.0 is out of range"),
         (["sweep", "digits", "--solvers", "sa", "--t-min", "1e-4,x"], "--t-min 1e-4,x: values separated by commas"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,

@@ -12,7 +12,7 @@ RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 SWEPT = ["sde-ode/tmin", "sde-ode/best", "larger/guidance", "solvers/fid-cifar10-sde", "solvers/digits"]
 OTHER = {
     "solver": "sa", "nfe": 7, "rho": 0.5, "cfg": 1.5, "interval": (0.25, 0.75), "internal": 1.25,
-    "tolerance": 1e-3, "share": 0.5, "t_min": 3e-5,
+    "tolerance": 1e-3, "share": 0.5, "t_min": 3e-5, "shift": 8.0,
 }  # fmt: skip
 
 
@@ -45,6 +45,7 @@ def result(settings, tuned=False):
         SampleConfig(tuned=False),
         SampleConfig("sa", 8, 0.75, 1.5, 0.6, 0.8, internal=1.25, t_min=1e-4, tuned=False),
         SampleConfig("adams", share=0.25, tuned=False),
+        SampleConfig("sa", shift=6.5, t_min=1e-4, tuned=False),
         SampleConfig("dopri5", tolerance=1e-3, tuned=False),
         *(SampleConfig("sa", t_min=t_min, tuned=False) for t_min in (1e-2, 3e-4, 1e-5)),
     ],
@@ -62,6 +63,16 @@ def test_tuned_times_are_in_the_name():
 def test_names_of_solvers():
     assert solver_name(SampleConfig("sa", share=0.5, t_min=1e-4)) == "sa, t_min 0.0001, 50% shared"
     assert solver_name(SampleConfig("dopri5", tolerance=1e-3)) == "dopri5, tolerance 0.001"
+    assert solver_name(SampleConfig("adams", shift=8.0)) == "adams, shift 8"
+
+
+def test_a_solver_by_tolerance_has_no_cells_of_a_shift():
+    cells = combinations(solver=("heun", "adaptive"), nfe=(4,), rho=(0.0,), shift=(0.0, 1.0))
+    assert [file_name(cell) for cell in cells] == [
+        "heun-nfe4-rho0",
+        "heun-shift1-nfe4-rho0",
+        "adaptive-tolerance1e-05-rho0",
+    ]
 
 
 @pytest.mark.parametrize("name", SWEPT)

@@ -21,6 +21,7 @@ from mvm.generate import Sampler
 from mvm.integrations.diffusers import MVMPipeline, MVMScheduler, MVMTransformer2DModel
 from mvm.model import Model
 from mvm.network import DDTConfig
+from mvm.path import TimeLaw
 from mvm.pictures import to_pillow
 from mvm.pixels import to_uint8
 from mvm.published import export
@@ -224,6 +225,21 @@ def test_the_last_time_of_sa_is_the_recipes(model):
     assert MVMPipeline.from_mvm(late, solver="adams").scheduler.config.solver_options == {"spread": 5.0}  # 64 values
     later = MVMPipeline.from_mvm(late, solver_options={"tau": "start"}).scheduler
     assert later.config.solver_options == {"t_min": 0.01, "tau": "start"}
+
+
+@pytest.mark.parametrize("solver", ["adams", "sa", "dpm++2m"])
+def test_times_are_shifted_as_the_models_law(model, solver):
+    """A scheduler knows no timestep distribution: its config holds the shift."""
+    recipe = replace(model.recipe, path=replace(model.recipe.path, law=TimeLaw(shift_dimension=64 * 4096)))
+    latent = Model(recipe, model.codec, model.network).eval()
+    latent.classes = model.classes
+    pipe = quiet(MVMPipeline.from_mvm(latent, solver=solver))
+    assert pipe.scheduler.config.solver_options["shift"] == 8
+    wanted = solve(latent, noise.initial(torch.tensor(SEEDS), (1, 8, 8)), solver=solver, nfe=NFE,
+                   condition=torch.tensor(LABELS)).x  # fmt: skip
+    assert float((pipe(LABELS, NFE, seeds=SEEDS, output_type="latent").images - wanted).abs().max()) < 1e-5
+    plain = quiet(MVMPipeline.from_mvm(latent, solver=solver, solver_options={"shift": 1.0}))
+    assert float((plain(LABELS, NFE, seeds=SEEDS, output_type="latent").images - wanted).abs().max()) > 1e-3
 
 
 def test_download_asks_for_numbers_and_text_only(monkeypatch):

@@ -141,7 +141,7 @@ def test_solvers_of_several_evaluations_are_refused_by_name(solver):
     [
         ({"solver": "adam"}, "solver='adam' is unknown"),
         ({"solver_options": {"rr": 2}}, "solver_options: 'rr' is unknown to 'adams'"),
-        ({"solver": "euler", "solver_options": {"r": 2}}, "allowed: none"),
+        ({"solver": "euler", "solver_options": {"r": 2}}, "allowed: shift"),
         ({"prediction_type": "velocity"}, "prediction_type='velocity' is unknown"),
         ({"round_timesteps": True}, "round_timesteps=True: only a table of betas"),
         ({"rho": -1.0}, "rho=-1.0"),

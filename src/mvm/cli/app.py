@@ -118,6 +118,7 @@ _UNUSED = {  # what is said of an option without effect
     "nfe": "--nfe {value}: the {solver} solver takes --tolerance and reports what it used",
     "tolerance": "--tolerance {value} belongs to --solver adaptive or dopri5",
     "t_min": "--t-min {value} belongs to --solver sa",
+    "shift": "--shift {value} moves the times of a solver, and {solver} chooses its own by --tolerance",
 }
 
 

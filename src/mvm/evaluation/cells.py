@@ -31,17 +31,17 @@ def file_name(settings: SampleConfig, tuned: bool = False) -> str:
     """Return the name of a cell's files: adams-nfe26-rho0.75-cfg1.2-0.6-0.8; tuned: by times fitted to the model."""
     cost = "tolerance" if settings.takes_tolerance else "nfe"
     parts = [settings.solver + "-tuned" * tuned]
-    for name, label in (("t_min", "end"), ("share", ""), (cost, ""), ("rho", ""), ("cfg", ""), ("internal", "")):
-        value = getattr(settings, name)
+    for name in ("shift", "t_min", "share", cost, "rho", "cfg", "internal"):
+        label, value = "end" if name == "t_min" else name, getattr(settings, name)
         if name in (cost, "rho") or value != getattr(SampleConfig, name):
-            parts.append(f"{label or name}{value:g}")
+            parts.append(f"{label}{value:g}")
     if settings.guided:
         parts.append(f"{settings.low:g}-{settings.high:g}")
     return "-".join(parts)
 
 
 # What a report adds to a solver's name, where it is not the default.
-_REMARKS = {"tolerance": "tolerance {:g}", "t_min": "t_min {:g}", "share": "{:.0%} shared"}
+_REMARKS = {"shift": "shift {:g}", "tolerance": "tolerance {:g}", "t_min": "t_min {:g}", "share": "{:.0%} shared"}
 
 
 def solver_name(settings: SampleConfig, tuned: bool = False) -> str:

@@ -21,14 +21,15 @@ def build_solver(name: str, options: dict[str, float | str]) -> Solver:
             f"solver='{name}' does not evaluate the network once a step, as a scheduler must; use one of: "
             f"{fitting}, or sample with mvm.sample"
         )
-    known = [option for option in inspect.signature(make).parameters if option != "name"]
+    known = [option for option in inspect.signature(make).parameters if option not in ("name", "shift")] + ["shift"]
     for option in options:
         if option not in known:
             raise ValueError(
                 f"solver_options: '{option}' is unknown to '{name}'{nearest(option, known)}; "
-                f"allowed: {', '.join(known) or 'none'}"
+                f"allowed: {', '.join(known)}"
             )
-    return make(**options)
+    own = {option: value for option, value in options.items() if option != "shift"}
+    return replace(make(**own), shift=options.get("shift", 0.0))
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,11 @@ class TimeLaw:
         if self.name == "lam-uniform" and not self.t_min:
             raise ValueError("path.law.t_min=0: lam is infinite there; lam-uniform must begin above, e.g. at 1e-5")
 
+    @property
+    def shift(self) -> float:
+        """The factor of sigma/alpha by which the dimension shift moves draws to more noise; 1: none."""
+        return math.sqrt(self.shift_dimension / REFERENCE_DIMENSION) if self.shift_dimension else 1.0
+
     def require(self, schedule: Schedule) -> None:
         """Raise if the distribution has no draws on this path."""
         if self.name == "lam-uniform" and float(schedule.alpha(schedule.end)) == 0:

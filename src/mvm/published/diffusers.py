@@ -44,16 +44,18 @@ def misfit(recipe: Recipe) -> str:
 def scheduler_options(recipe: Recipe) -> Table:
     """Return the options of the MVMScheduler that samples as the recipe does."""
     sample, solver = recipe.sample, recipe.sample.build_solver()
-    options = {"t_min": sample.t_min} if sample.takes_t_min else None
+    options = {"t_min": sample.t_min} if sample.takes_t_min else {}
     if isinstance(solver, Adams):  # a scheduler does not know the size of a sample
         options = {"spread": solver.for_size(math.prod(recipe.sample_shape)).spread}
+    if (shift := sample.shift or recipe.path.law.shift) != 1:  # nor the timestep distribution
+        options["shift"] = shift
     return {
         "solver": sample.solver,
         "rho": sample.rho,
         "prediction_type": recipe.objective.kind,
         "schedule": recipe.path.schedule,
         "T": recipe.path.T,
-        "solver_options": options,
+        "solver_options": options or None,
     }
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from mvm.options import at_least, choose
 from mvm.path import Schedule
-from mvm.solver.base import Grid, Plan, Solver, TablePlan, start_time
+from mvm.solver.base import Grid, Plan, Solver, TablePlan, require_shift, start_time
 from mvm.solver.table import TAUS, SoftLamVariable, Variable, build_row, ending_row
 
 
@@ -38,7 +38,7 @@ class SoftLamGrid(Grid):
             if not 0 < value < np.inf:
                 raise ValueError(f"{name}={value} is out of range; it must be positive and finite")
         if self.c * self.d >= 1:
-            raise ValueError(f"c={self.c}, d={self.d}: their product must lie below 1")
+            raise ValueError(f"c={self.c}, d={self.d}: their product must lie below 1; use a smaller c or shift")
 
     def times(self, nfe: int, start: float = 1.0) -> tuple[float, ...]:
         if not self.t_min:
@@ -110,7 +110,7 @@ class PredictorCorrector(Multistep):
         return min(self.order, 2)
 
     def times(self, nfe: int, start: float = 1.0, rho: float = 0.0) -> tuple[float, ...]:
-        return self.grid.times(nfe, start)
+        return self.grid.shifted(nfe, start, self.shift)
 
     def ending_at(self, t_min: float) -> "PredictorCorrector":
         return replace(self, grid=self.grid.ending_at(t_min))
@@ -149,9 +149,9 @@ class Adams(Multistep):
     Times are uniform in log((r + c)/(1 + d r)), r = sigma/alpha, from exactly t = 1 to exactly 0. x0_hat is a
     polynomial in log((r + b)/(1 + d r)); the last step extrapolates it to t = 0 through `ending` evaluations, in the
     same with end_b. tau is exact. None: what suits the ODE or the SDE and the number of evaluations. spread: the
-    largest std of the data along any direction, which sets d; None: by the number of values of a sample. t_min: the
-    last time evaluated, where the field knows none that is cleaner. given: times fitted to one model
-    (`mvm.solver.tune`), for exactly so many evaluations.
+    largest std of the data along any direction, which sets d; None: by the number of values of a sample. shift: a
+    factor of c, as d follows the dimension of the data already. t_min: the last time evaluated, where the field knows
+    none that is cleaner. given: times fitted to one model (`mvm.solver.tune`), for exactly so many evaluations.
     """
 
     name: str = field(default="adams", kw_only=True)
@@ -178,11 +178,12 @@ class Adams(Multistep):
         else:
             orders, c, b, reach = (3, 4, 3 if nfe <= FEW else 1), SDE_C / nfe, SDE_B, SDE_REACH
         d = reach / (self.spread or SAFE_SPREAD)  # times and phi saturate towards noise at r = 1/d
+        c = (require_shift(self.shift) or 1) * (c if self.c is None else self.c)
         asked = (self.predictor, self.corrector, self.ending)
         predictor, corrector, ending = (usual if one is None else one for one, usual in zip(asked, orders, strict=True))
         return PredictorCorrector(
             self.name,
-            FixedGrid(self.given) if self.given else SoftLamGrid(c if self.c is None else self.c, d, self.t_min),
+            FixedGrid(self.given) if self.given else SoftLamGrid(c, d, self.t_min),
             SoftLamVariable(b if self.b is None else self.b, d),
             predictor=predictor,
             corrector=corrector,

@@ -2,9 +2,10 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+import numpy as np
 from torch import Tensor
 
 from mvm.path import MEAN_VELOCITY, Schedule, equal_snr_time
@@ -58,9 +59,14 @@ class Plan(ABC):
 
 @dataclass(frozen=True)
 class Solver(ABC):
-    """A rule that makes plans."""
+    """A rule that makes plans.
+
+    shift: the factor of r = sigma/alpha by which its times move to more noise, its first and last staying. 0: that of
+    the field which is sampled, 1 (none) where that names none.
+    """
 
     name: str
+    shift: float = field(default=0.0, kw_only=True, repr=False)
     by_tolerance: ClassVar[bool] = False  # it takes a tolerance in place of nfe, and reports the nfe it took
     own_time: ClassVar[bool] = False  # times are of the field's own schedule, not of MeanVelocity(T=1) at equal SNR
 
@@ -92,6 +98,11 @@ class Solver(ABC):
         """Return the solver for samples of so many values; itself, unless its times depend on that."""
         return self
 
+    def for_field(self, field: object, size: int) -> "Solver":
+        """Return the solver for a field's samples of so many values, its times shifted as the field asks (`shift`)."""
+        fitted, own = self.for_size(size), getattr(field, "shift", 1.0)
+        return fitted if self.shift or own == 1 else replace(fitted, shift=own)
+
     @abstractmethod
     def plan(self, schedule: Schedule, nfe: int, rho: float) -> Plan:
         """Return the plan of exactly nfe evaluations from noise to image."""
@@ -104,9 +115,18 @@ class Solver(ABC):
 class Grid(ABC):
     """Times t_0 > ... > t_N = 0 of MeanVelocity(T=1): N evaluations, then the clean image."""
 
+    @property
+    def last(self) -> float:
+        """The least time above 0 where the grid names one, which no shift moves; else 0."""
+        return 0.0
+
     @abstractmethod
     def times(self, nfe: int, start: float = 1.0) -> tuple[float, ...]:
         """Return nfe + 1 times; `start` < 1 where the field's schedule never reaches pure noise."""
+
+    def shifted(self, nfe: int, start: float, shift: float) -> tuple[float, ...]:
+        """Return the times, those between the ends shifted; see `shifted_times`."""
+        return shifted_times(self.times(nfe, start), shift, last=self.last)
 
     def ending_at(self, t_min: float) -> "Grid":
         """Return the grid with its last evaluation at t_min; a ValueError where it has no such choice."""
@@ -116,6 +136,29 @@ class Grid(ABC):
 def start_time(schedule: Schedule) -> float:
     """Return the time of MeanVelocity(T=1) at which the schedule begins: 1 where that is pure noise."""
     return float(equal_snr_time(schedule.end, schedule, MEAN_VELOCITY))
+
+
+def require_shift(shift: float) -> float:
+    """Return the shift; one that is out of range is refused."""
+    if not 0 <= shift < np.inf:
+        raise ValueError(f"shift={shift} is out of range; it must be positive and finite, or 0 for the model's own")
+    return shift
+
+
+def shifted_times(
+    times: tuple[float, ...], shift: float, schedule: Schedule = MEAN_VELOCITY, last: float = 0.0
+) -> tuple[float, ...]:
+    """Return times moved to more noise by a factor of r = sigma/alpha, all but the first, `last` and 0.
+
+    (r - r_last)/(1 - r/r_first) becomes `shift` times itself. From pure noise to 0 that is r -> shift r, in flow time
+    the t -> shift t/(1 + (shift - 1) t) of SD3 and RAE. 0 and 1 move nothing.
+    """
+    if require_shift(shift) in (0, 1):
+        return times
+    r, highest, least = (np.exp(-schedule.lam(np.array(t)).numpy()) for t in (times[1:-1], times[0], last))
+    moved = shift * (r - least) / (1 - r / highest)
+    inner = schedule.t_from_lam(-np.log((least + moved) / (1 + moved / highest))).tolist()
+    return (times[0], *(t if t <= last else new for t, new in zip(times[1:-1], inner, strict=True)), times[-1])
 
 
 def combine(

@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 
 from mvm.path import Schedule
-from mvm.solver.base import Evaluate, NoiseSource, Plan, Solver, State, TablePlan, combine
+from mvm.solver.base import Evaluate, NoiseSource, Plan, Solver, State, TablePlan, combine, shifted_times
 from mvm.solver.table import TO_DATA, Row
 
 
@@ -53,7 +53,7 @@ class EulerMaruyama(Solver):
     order, weak_order, own_time = 1, 1, True
 
     def plan(self, schedule: Schedule, nfe: int, rho: float) -> Plan:
-        return self.plan_times(schedule, smooth_times(schedule, nfe), rho)
+        return self.plan_times(schedule, shifted_times(smooth_times(schedule, nfe), self.shift, schedule), rho)
 
     def plan_times(self, schedule: Schedule, times: tuple[float, ...], rho: float) -> Plan:
         self.check_rho(rho)
@@ -104,7 +104,8 @@ class Heun(Solver):
         self.check_rho(rho)
         first = {0} if nfe % 2 == 0 else set()
         steps = nfe // 2 + 1  # odd: (nfe-1)/2 Heun + 1 Euler; even: 1 Euler + (nfe-2)/2 Heun + 1 Euler
-        return HeunPlan(smooth_times(schedule, steps), schedule, frozenset(first | {steps - 1}))
+        times = shifted_times(smooth_times(schedule, steps), self.shift, schedule)
+        return HeunPlan(times, schedule, frozenset(first | {steps - 1}))
 
     def plan_times(self, schedule: Schedule, times: tuple[float, ...], rho: float) -> Plan:
         self.check_rho(rho)

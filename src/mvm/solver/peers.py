@@ -51,6 +51,10 @@ class SigmaGrid(Grid):
                 f"sigma_min={self.sigma_min}, sigma_max={self.sigma_max}: they must satisfy 0 < sigma_min < sigma_max"
             )
 
+    @property
+    def last(self) -> float:
+        return float(MEAN_VELOCITY.t_from_lam(-math.log(self.sigma_min)))
+
     def times(self, nfe: int, start: float = 1.0) -> tuple[float, ...]:
         highest = math.exp(-float(MEAN_VELOCITY.lam(start)))
         first = min(highest, self.sigma_max)
@@ -149,7 +153,7 @@ class Peer(Solver):
     plan_class: ClassVar[Callable[[tuple[float, ...], tuple[Row, ...]], Plan]] = TablePlan
 
     def plan(self, schedule: Schedule, nfe: int, rho: float) -> Plan:
-        return self.plan_times(schedule, self.grid.times(nfe, start_time(schedule)), rho)
+        return self.plan_times(schedule, self.grid.shifted(nfe, start_time(schedule), self.shift), rho)
 
     def plan_times(self, schedule: Schedule, times: tuple[float, ...], rho: float) -> Plan:
         self.check_rho(rho)
@@ -373,7 +377,7 @@ class Seeds(Solver):
     def plan(self, schedule: Schedule, nfe: int, rho: float) -> Plan:
         whole, rest = divmod(nfe - 1, self.stages)
         stages = (*[rest] * bool(rest), *[self.stages] * whole, 1)
-        return SeedsPlan(self.grid.times(len(stages), start_time(schedule)), stages, rho**2)
+        return SeedsPlan(self.grid.shifted(len(stages), start_time(schedule), self.shift), stages, rho**2)
 
     def plan_times(self, schedule: Schedule, times: tuple[float, ...], rho: float) -> Plan:
         stages = [self.stages] * (len(times) - 1)
@@ -434,7 +438,7 @@ class EdmChurn(Solver):
             at_least(option, getattr(self, option), 0)
 
     def plan(self, schedule: Schedule, nfe: int, rho: float) -> Plan:
-        times = self.grid.times(nfe // 2 + 1, start_time(schedule))
+        times = self.grid.shifted(nfe // 2 + 1, start_time(schedule), self.shift)
         return self._plan(times, rho, {0} if nfe % 2 == 0 else set())
 
     def plan_times(self, schedule: Schedule, times: tuple[float, ...], rho: float) -> Plan:

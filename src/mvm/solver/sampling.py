@@ -69,11 +69,14 @@ def in_solver_time(solver: Solver, evaluate: Evaluate, x: Tensor, schedule: Sche
 
 
 def solver_for(solver: Solver | None, field: Field, size: int, nfe: int, rho: float, guidance: Rules) -> Solver:
-    """Return the solver for a field's samples of so many values; None: the default, by times tuned for the field."""
+    """Return the solver for a field's samples of so many values; None: the default, by times tuned for the field.
+
+    Its times are shifted as the field asks, but those that were tuned and those of a solver with a shift of its own.
+    """
     if solver is None:
         tuned = getattr(field, "tuned", {}).get((nfe, as_rules(guidance))) if rho == 0 else None
         solver = tuned.solver if tuned else adams()
-    return solver.for_size(size)
+    return solver.for_field(field, size)
 
 
 def check_request(field: Field, schedule: Schedule | None, nfe: int, rho: float) -> Schedule:
@@ -198,8 +201,9 @@ def sample(
     own `schedule`, as trained models have one, else MeanVelocity; a part of it, `schedule.until(t)`, where `noise` is
     a state at t.
     solver: a name in `mvm.solver.SOLVERS` or a solver object, used as given; None: "adams", for a model with the times
-    that `mvm tune` fitted to it. "adaptive" and "dopri5" take tolerances and ignore nfe, and with "dopri5" an image
-    depends on the others of its batch.
+    that `mvm tune` fitted to it. Times are shifted by the factor that a field names as `shift`, as models trained with
+    a dimension shift do; a solver's own `shift` goes before it, 1 is none. "adaptive" and "dopri5" take tolerances and
+    ignore nfe, and with "dopri5" an image depends on the others of its batch.
     rho: 0 is the probability-flow ODE, 1 the paper's reverse SDE, 0.75 its best result.
     condition: a tensor (B, ...), as labels are, or mappings, lists and tuples of them, in which one row serves all
     samples; None: the null condition. seeds: one per sample, for the SDE's noise; drawn once when None.

@@ -61,7 +61,7 @@ def tune(
     """
     at_least("nfe", nfe, 2)
     at_least("reference_nfe", reference_nfe, nfe + 1)
-    base = (solver or adams()).for_size(noise[0].numel())
+    base: Any = (solver or adams()).for_field(field, noise[0].numel())
     start = start_time(schedule)
     how: dict[str, Any] = {"schedule": schedule, "condition": condition, "guidance": guidance}
     wanted = sample(field, noise, solver=base, nfe=reference_nfe, **how).double()

@@ -9,9 +9,9 @@ import numpy as np
 
 from mvm.options import DEFAULT_T_MIN, at_least, choose
 from mvm.path import MEAN_VELOCITY
-from mvm.solver.adams import PredictorCorrector, adams
+from mvm.solver.adams import PredictorCorrector, adams, soft_lam_times
 from mvm.solver.adaptive import Adaptive, dopri5
-from mvm.solver.base import Grid, Solver
+from mvm.solver.base import Grid, Solver, require_shift
 from mvm.solver.onestep import Euler, EulerMaruyama, Heun
 from mvm.solver.peers import PEERS
 from mvm.solver.table import Array, LamVariable, PowerVariable
@@ -40,6 +40,17 @@ class LamGrid(Grid):
         first, last = (float(MEAN_VELOCITY.lam(t)) for t in (min(self.t_max, start), self.t_min))
         lams = np.linspace(first, last, nfe)
         return (*MEAN_VELOCITY.t_from_lam(lams).tolist(), 0.0)
+
+    def shifted(self, nfe: int, start: float, shift: float) -> tuple[float, ...]:
+        """Return N times uniform in log(r + (shift - 1) r_min), r = sigma/alpha: only the clean end moves.
+
+        t_max is so near to pure noise already that a factor of all r would crowd times where nothing is decided.
+        """
+        times = self.times(nfe, start)
+        if nfe == 1 or require_shift(shift) in (0, 1):
+            return times
+        least = math.exp(-float(MEAN_VELOCITY.lam(self.t_min)))
+        return (*soft_lam_times(nfe - 1, times[0], self.t_min, (shift - 1) * least, 0.0), 0.0)
 
     def ending_at(self, t_min: float) -> "LamGrid":
         return replace(self, t_min=t_min)
