@@ -5,6 +5,7 @@ A step is FieldTrainer.learn > Engine (precision, compilation, processes) > Lear
 """
 
 import copy
+from collections import ChainMap
 from collections.abc import Iterable, Mapping
 from itertools import chain
 from pathlib import Path
@@ -239,11 +240,12 @@ class FieldTrainer(Trainer[Recipe]):
     def require_provenance(self, folder: Path, manifest: Mapping[str, Any]) -> None:
         require_codec(folder, manifest, self.model.codec)
 
-    def load(self, files: dict[str, Weights]) -> None:
-        super().load({**files, "model": {**files["model"], **files.get("projector", {})}})
+    def load(self, files: Mapping[str, Mapping[str, Tensor]]) -> None:
+        parts: Any = [files[name] for name in ("model", "projector") if name in files]
+        super().load({**files, "model": ChainMap(*parts)})  # lazily: all of it at once would take the memory twice
 
     @torch.no_grad()
-    def load_weights(self, weights: Weights) -> None:
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Set the parameters from whole tensors; names must match, but for a projector that is not there."""
         named: dict[str, Tensor] = {n: value for n, value in self.learner.named() if n in weights or PROJECTOR not in n}
         named |= buffers_of(self.model.network)
