@@ -155,7 +155,7 @@ class FieldTrainer(Trainer[Recipe]):
     def result(self, run: Path, progress: bool) -> Model:
         """Return a model of its own with the averaged weights; a network of the user's keeps the trained ones."""
         if not self.own:
-            model = Model(self.recipe).to(self.processes.device)
+            model = Model(self.recipe, self.model.codec).to(self.processes.device)
             model.network.load_state_dict(self.averages.whole(MAIN))
         else:
             network = copy.deepcopy(self.spare or self.model.network)
