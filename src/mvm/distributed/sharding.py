@@ -48,6 +48,8 @@ class SharedFile(Mapping[str, Tensor]):
             return self.file.get_tensor(name)
 
     def __getitem__(self, name: str) -> Tensor:
+        if name not in self.shapes:
+            raise KeyError(name)
         if self.processes.world == 1 or name not in self.owners:
             return self._read(name)
         owner, device = self.owners[name], self.processes.device

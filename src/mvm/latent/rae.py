@@ -276,6 +276,10 @@ class RAE(LatentDecoder):
         """Return decoder(encoder(images)), float (B, 3, H, W) about [-1, 1]; needs no statistics."""
         return self.decoder(self.raw(images).to(self.decoder.head.weight.dtype)).float()
 
+    @torch.no_grad()
+    def restore(self, images: Tensor) -> Tensor:
+        return to_uint8(self.reconstruct(images))
+
 
 class DecoderOnly(LatentDecoder):
     """An autoencoder that makes pictures of latents; its encoder is opened when the first pictures are encoded.
