@@ -26,8 +26,8 @@ class SharedFile(Mapping[str, Tensor]):
             self.file = safe_open(path, "pt")
             slices = {name: self.file.get_slice(name) for name in self.file.keys()}  # noqa: SIM118 (no mapping)
             self.shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
-            self.dtypes = {name: part[:0].dtype for name, part in slices.items() if self.shapes[name]}
-        # single numbers have no owner: a message costs more than to read one
+            # of single numbers every process reads its own: a message costs more
+            self.dtypes = {name: part[:0].dtype for name, part in slices.items() if prod(self.shapes[name]) > 1}
         sizes = [prod(self.shapes[name]) * dtype.itemsize for name, dtype in self.dtypes.items()]
         middles = (stop - size / 2 for stop, size in zip(accumulate(sizes), sizes, strict=True))
         each, last = max(1, sum(sizes)) / processes.world, processes.world - 1
