@@ -5,6 +5,7 @@ import hashlib
 import json
 import shutil
 import threading
+from itertools import accumulate
 from types import SimpleNamespace
 
 import pytest
@@ -81,6 +82,87 @@ def test_a_flipped_bit_is_named(tmp_path, part, where):
     for other in set(PARTS) - {part}:
         checkpoint.load(folder, other)
     assert contents(tmp_path) == before
+
+
+def bytes_hashed(monkeypatch):
+    """The number of bytes that are hashed from now on, by file and first byte."""
+    hashed, real = {}, checkpoint.sha256
+
+    def counted(path, part=None):
+        part = range(path.stat().st_size) if part is None else part
+        hashed[path.name, part.start] = len(part)
+        return real(path, part)
+
+    monkeypatch.setattr(checkpoint, "sha256", counted)
+    return hashed
+
+
+@pytest.mark.parametrize("blocks", [True, False])
+@pytest.mark.parametrize("world", [1, 2, 3, 7])
+def test_processes_share_the_checking(tmp_path, monkeypatch, blocks, world):
+    """Every byte is hashed by one process; without blocks, as in older checkpoints, a file by one."""
+    monkeypatch.setattr(checkpoint, "BLOCK", 32 if blocks else 1 << 20)
+    folder = saved(tmp_path)
+    sizes = {part: (folder / f"{part}.safetensors").stat().st_size for part in PARTS}
+    assert ("blocks" in checkpoint.read_manifest(folder)) == blocks
+    shares = []
+    for rank in range(world):
+        with monkeypatch.context() as patch:
+            hashed = bytes_hashed(patch)
+            checkpoint.check(folder, PARTS, rank, world)
+        shares.append(hashed)
+    every = [piece for hashed in shares for piece in hashed.items()]
+    covered = {part: sorted((start, size) for (name, start), size in every if name.startswith(part)) for part in PARTS}
+    for part, pieces in covered.items():
+        ends = [0, *accumulate(size for _, size in pieces)]
+        assert [start for start, _ in pieces] == ends[:-1]
+        assert ends[-1] == sizes[part]
+    largest = max(size for _, size in every)
+    assert max(sum(hashed.values()) for hashed in shares) <= sum(sizes.values()) / world + largest
+
+
+def damage(folder, rank, world):
+    """What one of several processes says of a checkpoint; "" where it finds nothing."""
+    try:
+        checkpoint.check(folder, PARTS, rank, world)
+    except DamagedCheckpoint as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("where", [0, 40, 0.5, -1])
+def test_a_flipped_bit_is_found_by_one_of_the_processes(tmp_path, monkeypatch, where):
+    monkeypatch.setattr(checkpoint, "BLOCK", 32)
+    path = saved(tmp_path) / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[int(where * len(data)) if isinstance(where, float) else where] ^= 1
+    path.write_bytes(data)
+    found = [damage(path.parent, rank, 3) for rank in range(3)]
+    assert sorted("model.safetensors is damaged" in message for message in found) == [False, False, True]
+    assert sorted(found)[:2] == ["", ""]
+
+
+@pytest.mark.parametrize("change", [-33, -1, 1, 33])
+def test_another_length_is_found(tmp_path, monkeypatch, change):
+    monkeypatch.setattr(checkpoint, "BLOCK", 32)
+    path = saved(tmp_path) / "model.safetensors"
+    data = path.read_bytes()
+    path.write_bytes(data[:change] if change < 0 else data + bytes(change))
+    found = {damage(path.parent, rank, 2) for rank in range(2)} - {""}
+    assert found
+    assert all("model.safetensors is damaged" in message for message in found)
+
+
+BROKEN_BLOCKS = [3, {}, {"bytes": 0, "sha256": {}}, {"bytes": 8, "sha256": {"model.safetensors": [1]}}]
+
+
+@pytest.mark.parametrize("blocks", BROKEN_BLOCKS, ids=str)
+def test_broken_blocks_in_a_manifest_are_named(tmp_path, blocks):
+    folder = saved(tmp_path)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps({**manifest, "blocks": blocks}))
+    with pytest.raises(DamagedCheckpoint, match=r"manifest\.json is missing or damaged"):
+        checkpoint.check(folder, PARTS, 0, 2)
 
 
 @pytest.mark.parametrize("length", [0, 4, -1])

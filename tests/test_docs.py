@@ -22,6 +22,7 @@ DOCS = ROOT / "docs"
 OWN_TESTS = (
     "bridge.md",
     "diffusers.md",
+    "latents.md",
     "onnx.md",
     "page.md",
     "published-checkpoints.md",
@@ -37,9 +38,6 @@ PARSED = {
     ("baselines.md", "mvm train cifar10-ddpm --objective"): "in place of the line before it; one folder is one run",
     ("edit.md", "mvm edit inpaint cifar10 photo.png"): "needs a photo; tests/cli/test_edit_command.py types it",
     ("edit.md", "mvm edit deblur cifar10 blurred"): "needs the pictures of the Python lines before it",
-    ("latents.md", "mvm train"): "needs an encoder and LPIPS; tests/cli/test_rae_command.py types it with small ones",
-    ("latents.md", "mvm sample runs/ddt"): "needs the run before it",
-    ("latents.md", "mvm sweep runs/ddt"): "needs the run before it",
     ("scale-out.md", "mvm train imagenet32-dit-b"): "needs ImageNet and a GPU",
     ("scale-out.md", "torchrun --standalone --nproc-per-node 8"): "needs ImageNet and 8 GPUs",
     ("scale-out.md", "torchrun --nnodes 2"): "two terminals at once, in tests/training/test_processes.py",

@@ -1,8 +1,12 @@
-"""Checkpoints: safetensors files with a sha256 manifest, written whole or not at all."""
+"""Checkpoints: safetensors files with a sha256 manifest, written whole or not at all.
+
+A file of several blocks has a sha256 of each, too, so that several processes can check it together.
+"""
 
 import json
 import shutil
-from contextlib import suppress
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, suppress
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -15,6 +19,7 @@ from mvm.files import put_in_place, remove, sha256, temporary_beside, write_text
 from mvm.untrusted import plain_name, read_json, refusal, whole_numbers
 
 MANIFEST = "manifest.json"
+BLOCK = 1 << 26  # bytes
 Weights = dict[str, Tensor]
 
 
@@ -34,12 +39,20 @@ def save(folder: Path, tensors: dict[str, Weights], info: dict[str, Any]) -> Non
             except SafetensorError as error:  # which it raises on a full disk
                 raise OSError(f"{path.name}: {error}") from error
             path.chmod(0o644)  # safetensors makes files private; checkpoints are for sharing
-        files = {path.name: sha256(path) for path in sorted(temporary.iterdir())}
-        write_text(temporary / MANIFEST, json.dumps({**info, "sha256": files}, indent=2) + "\n")
+        written = sorted(temporary.iterdir())
+        sums: dict[str, Any] = {"sha256": {path.name: sha256(path) for path in written}}
+        if large := [path for path in written if path.stat().st_size > BLOCK]:
+            sums["blocks"] = {"bytes": BLOCK, "sha256": {path.name: _sums_of_blocks(path) for path in large}}
+        write_text(temporary / MANIFEST, json.dumps({**info, **sums}, indent=2) + "\n")
         put_in_place(temporary, folder)
     except Exception:  # left on a full disk, half a checkpoint would keep the next one from being written
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def _sums_of_blocks(path: Path) -> list[str]:
+    whole = range(path.stat().st_size)
+    return [sha256(path, whole[start : start + BLOCK]) for start in whole[::BLOCK]]
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -49,7 +62,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         manifest = read_json(path)
         whole_numbers(manifest["step"])
         files = {plain_name(name): total for name, total in manifest["sha256"].items()}
-        if step_name(manifest["step"]) != folder.name or not all(isinstance(total, str) for total in files.values()):
+        sums = list(files.values())
+        if "blocks" in manifest:
+            whole_numbers(manifest["blocks"]["bytes"], manifest["blocks"]["bytes"] - 1)
+            sums += [total for totals in manifest["blocks"]["sha256"].values() for total in list(totals)]
+        if step_name(manifest["step"]) != folder.name or not all(isinstance(total, str) for total in sums):
             raise TypeError
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedCheckpoint(f"{path} is missing or damaged; {_REMEDY}") from error
@@ -59,17 +76,43 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 _REMEDY = "nothing was changed: remove this checkpoint folder to go on from an earlier one, or restore it"
 
 
+def check(folder: Path, names: Iterable[str], rank: int = 0, world: int = 1) -> None:
+    """Raise a DamagedCheckpoint that names one of these files that is not what was written.
+
+    Of `world` processes each checks its share of the bytes: of a file of several blocks some, of others all or nothing.
+    """
+    manifest, pieces = read_manifest(folder), []
+    for path in (folder / f"{name}.safetensors" for name in names):
+        if path.name not in manifest["sha256"]:
+            raise DamagedCheckpoint(f"{folder / MANIFEST} lists no {path.name}; {_REMEDY}")
+        if not path.is_file():
+            raise DamagedCheckpoint(f"{path} is missing; {_REMEDY}")
+        size, block, sums = path.stat().st_size, path.stat().st_size, [manifest["sha256"][path.name]]
+        if world > 1 and path.name in (blocks := manifest.get("blocks", {"sha256": {}}))["sha256"]:
+            block, sums = blocks["bytes"], blocks["sha256"][path.name]
+            if -(-size // block) != len(sums):
+                raise DamagedCheckpoint(f"{path} is damaged ({size} bytes, not {len(sums)} blocks); {_REMEDY}")
+        starts = range(0, len(sums) * block, block) if len(sums) > 1 else (0,)
+        pieces += [(path, range(start, min(start + block, size)), sha) for start, sha in zip(starts, sums, strict=True)]
+    taken = [0] * world  # bytes, by process
+    for path, part, expected in sorted(pieces, key=lambda piece: -len(piece[1])):
+        owner = taken.index(min(taken))
+        taken[owner] += len(part)
+        if owner == rank and (actual := sha256(path, part)) != expected:
+            sums = f"sha256 {actual[:12]}..., expected {expected[:12]}..."
+            raise DamagedCheckpoint(f"{path} is damaged ({sums}); {_REMEDY}")
+
+
+def whole_file(path: Path) -> AbstractContextManager[None]:
+    """Turn what is raised over a file whose checksum is right into an error that names it."""
+    return refusal(f"{path} is no whole safetensors file", _REMEDY)  # a manifest may have the checksum of anything
+
+
 def load(folder: Path, name: str) -> Weights:
     """Return {name}.safetensors after its checksum; a file that fails it is named."""
+    check(folder, [name])
     path = folder / f"{name}.safetensors"
-    expected = read_manifest(folder)["sha256"].get(path.name)
-    if expected is None:
-        raise DamagedCheckpoint(f"{folder / MANIFEST} lists no {path.name}; {_REMEDY}")
-    if not path.is_file():
-        raise DamagedCheckpoint(f"{path} is missing; {_REMEDY}")
-    if (actual := sha256(path)) != expected:
-        raise DamagedCheckpoint(f"{path} is damaged (sha256 {actual[:12]}..., expected {expected[:12]}...); {_REMEDY}")
-    with refusal(f"{path} is no whole safetensors file", _REMEDY):  # a manifest may have the checksum of anything
+    with whole_file(path):
         return load_file(path)
 
 

@@ -97,10 +97,17 @@ def put_in_place(temporary: Path, path: Path) -> None:
     _sync(path.parent)
 
 
-def sha256(path: Path) -> str:
-    """Return the file's sha256 in hex."""
+def sha256(path: Path, part: range | None = None) -> str:
+    """Return the sha256 in hex of a file, or of these of its bytes."""
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        if part is None:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+        digest, left = hashlib.sha256(), len(part)
+        file.seek(part.start)
+        while chunk := file.read(min(left, 1 << 20)):
+            digest.update(chunk)
+            left -= len(chunk)
+        return digest.hexdigest()
 
 
 @contextmanager

@@ -214,7 +214,10 @@ class Draw:
         at_least("num", self.num, 1)
         at_least("seed", self.seed, 0)
         at_least("batch", self.batch, 1)
-        choose("labels", self.labels, LABELS)
+        try:
+            choose("labels", self.labels, LABELS)
+        except ValueError as error:
+            raise ValueError(f"{error}; names of classes go to classes") from None
 
     def chosen_seeds(self) -> Tensor:
         """Return the seeds (num,)."""

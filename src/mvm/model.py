@@ -42,7 +42,7 @@ def choose_device(name: str) -> torch.device:
 def build_codec(recipe: Recipe, encoder: bool = True) -> Codec:
     """Return the codec of a recipe; an autoencoder of another latent or image shape is refused.
 
-    encoder: load the frozen encoder, too; without it the codec decodes only.
+    encoder: open the frozen encoder now; else when images are first encoded.
     """
     config = recipe.codec
     if config.kind == "pixels":
@@ -54,7 +54,7 @@ def build_codec(recipe: Recipe, encoder: bool = True) -> Codec:
     if config.kind == "vae":
         codec = load_vae(config.path, recipe.data.shape[-1], config.posterior)
     else:
-        codec = load_rae(Path(config.path), config.encoder) if encoder else load_decoder_only(Path(config.path))
+        codec = (load_rae if encoder else load_decoder_only)(Path(config.path), config.encoder)
     shapes = {"latents": (codec.latent_shape, recipe.sample_shape), "images": (codec.image_shape, recipe.data.shape)}
     for what, (made, asked) in shapes.items():
         if tuple(made) != tuple(asked):
@@ -261,7 +261,8 @@ def load(
     another project, as in "sit:SiT-XL-2-256x256.pt" (docs/published-checkpoints.md). Nothing is executed or unpickled.
     weights: "ema" (default), "model" (the raw weights), or another average the run keeps ("ema-0.999", "power-0.1").
     which: the checkpoint: "latest", "best" (by previews), or a step number. An exported model has one set of weights,
-    of one step. encoder: of a latent run, load the frozen encoder too, to encode images; sampling decodes only.
+    of one step. encoder: of a latent run, open the frozen encoder now; else when images are first encoded: to sample,
+    its weights need not be anywhere.
     codec: the folder of its autoencoder, in place of its own. network: of a model that was trained with a network of
     your own: that network, as `mvm.train` was given it, which receives the weights; or its class,
     "module:PACKAGE.MODULE:CLASS", which is imported.

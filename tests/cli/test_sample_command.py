@@ -163,3 +163,20 @@ def test_too_much_noise_is_warned_of_in_one_line(tmp_path):
         "mvm: warning: rho=3 with nfe=5: so much noise in so few evaluations inflates the spread of samples"
     ]
     assert "warn_of_noise" not in done.stderr
+
+
+def test_classes_of_imagenet_are_asked_for_by_name(small, done, refused, tmp_path):
+    for number, folder in enumerate(("n02099601", "n01440764")):
+        (tmp_path / "pictures" / folder).mkdir(parents=True)
+        for one in range(4):
+            Image.new("RGB", (8, 8), (50 * number, 40 * one, 9)).save(tmp_path / "pictures" / folder / f"{one}.png")
+    done("data", "prepare", tmp_path / "pictures", "--out", tmp_path / "data", "--size", "8", "--workers", "1")
+    data = ["--data.name", "folder", "--data.path", str(tmp_path / "data")]
+    done("train", "digits", *data, *small, "--train.steps", "1", "--preview.every", "0", "--out", tmp_path / "run")
+    for name, asked in {"word": "golden retriever", "number": "1"}.items():
+        done("sample", tmp_path / "run", "-n", "2", "--nfe", "2", "--classes", asked, "--out", tmp_path / f"{name}.npz")
+    one, other = (np.load(tmp_path / f"{name}.npz") for name in ("word", "number"))
+    assert one["arr_1"].tolist() == [1, 1]
+    assert np.array_equal(one["arr_0"], other["arr_0"])
+    said = refused("sample", tmp_path / "run", "--labels", "golden retriever", "--out", tmp_path / "x.png")
+    assert "labels='golden retriever' is unknown; allowed: balanced, random; names of classes go to classes" in said

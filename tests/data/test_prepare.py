@@ -17,9 +17,11 @@ import torch
 from PIL import Image
 
 from mvm import files
+from mvm.data import DATA_SETS, IMAGENET
 from mvm.data.prepare import describe, prepare
 from mvm.data.resize import box
 from mvm.data.shards import open_prepared
+from mvm.generate import class_numbers
 from preparing import contents, flushes_until_done, interrupt, png
 
 NAMES = ("ant", "bee", "cat")
@@ -374,3 +376,25 @@ def test_a_link_to_nothing_is_a_bad_image(images, tmp_path):
     prepared = run(images, tmp_path / "out")
     assert prepared.count == 12
     assert [name for name, _ in prepared.skipped["first"]] == ["ant/gone.png"]
+
+
+def test_folders_named_by_wordnet_ids_get_the_names_of_imagenet(tmp_path):
+    """The ids in their order are the usual numbers; where one folder is no such id, all keep their names."""
+    assert len(IMAGENET) == len(set(IMAGENET.values())) == 1000
+    assert list(IMAGENET) == sorted(IMAGENET)
+    names = DATA_SETS["imagenet256"].classes
+    assert {number: names[number] for number in (0, 207, 474, 517, 999)} == {
+        0: "tench", 207: "golden retriever", 474: "cardigan", 517: "crane", 999: "toilet tissue"
+    }  # fmt: skip
+    ids = {name: id for id, name in IMAGENET.items()}
+    assert all(name in ids for name in DATA_SETS["imagenette"].classes)
+    assert class_numbers("Golden Retriever, crane bird,5", names) == (207, 134, 5)
+    for name, source in {"a": ("n02099601", "n01440764"), "b": ("n02099601", "mine")}.items():
+        for folder in source:
+            (tmp_path / name / folder).mkdir(parents=True)
+            Image.new("RGB", (8, 8)).save(tmp_path / name / folder / "x.png")
+        prepare(tmp_path / name, tmp_path / f"{name}-out", size=8, workers=1, progress=False)
+    assert open_prepared(tmp_path / "a-out").classes == ("tench", "golden retriever")
+    assert open_prepared(tmp_path / "b-out").classes == ("mine", "n02099601")
+    again = prepare(tmp_path / "a", tmp_path / "a-out", size=8, workers=1, progress=False)  # the same set
+    assert again.classes == ("tench", "golden retriever")

@@ -1,17 +1,23 @@
 """Latents end to end: prepared images -> autoencoder -> cached latents -> DDT -> samples -> pictures -> a figure."""
 
+import json
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from mvm import noise
+from mvm.app.edit import EditForm, drawn_picture
+from mvm.app.service import FILM, PROBLEM, Service, Shelf, Turn
 from mvm.cli import run
 from mvm.data import open_prepared
 from mvm.data.prepare import prepare
 from mvm.distributed.processes import EngineConfig
 from mvm.generate import Sampler
+from mvm.latent import EncoderConfig, load_decoder_only, load_latent_encoder, load_rae
 from mvm.model import Model, load
 from mvm.network import DDTConfig
 from mvm.objective import ObjectiveConfig
@@ -208,3 +214,62 @@ def test_both_halves_are_compiled(recipe, monkeypatch):
     compiled_one = Sampler(model, compile=True)
     assert torch.equal(compiled_one.images(labels, seeds, SampleConfig(nfe=4), progress=False).images, plain)
     assert called == ["condition", "head"] * 4
+
+
+def test_only_what_encodes_pictures_needs_the_encoder(recipe, folders, make_rae, data, tmp_path, monkeypatch, capsys):
+    """The encoder's folder is gone, as where a run was copied from another machine: samples and their figures are the
+    same, and an edit says what is missing."""
+    monkeypatch.chdir(tmp_path)
+    own = tmp_path / "encoder"
+    shutil.copytree(folders(), own)
+    encoder = load_latent_encoder(EncoderConfig(str(own), resolution=16))
+    make_rae(encoder, open_prepared(data).load().images).save(tmp_path / "rae")
+    train(recipe, "run", progress=False)
+    options = ["--device", "cpu", "--nfe", "2"]
+    work = {
+        "x.npy": ["sample", "run", "--num", "4", *options],
+        "eval.json": ["eval", "run", "--num", "8", "--metrics", "fd-pixels", *options],
+        "sweep": ["sweep", "run", "--num", "8", "--metrics", "fd-pixels", "--rho", "0", *options],
+        "model": ["export", "run", "--license", "other", "--no-grid"],
+    }
+
+    def outputs(folder):
+        for name, words in work.items():
+            option = "--json" if name.endswith(".json") else "--out"
+            assert run([*words, option, f"{folder}/{name}"]) == 0
+        figures = json.loads(Path(folder, "eval.json").read_text())["metrics"]
+        cells = [json.loads(path.read_text())["result"] for path in Path(folder, "sweep", "cells").glob("*.json")]
+        weights = Path(folder, "model", "model.safetensors").read_bytes()
+        return np.load(f"{folder}/x.npy"), figures, [cell["metrics"] for cell in cells], weights
+
+    there = outputs("before")
+    own.rename(tmp_path / "gone")
+    image, *rest = outputs("after")
+    assert np.array_equal(image, there[0])
+    assert rest == list(there[1:])
+    assert run(["sample", "after/model", "--num", "1", "--out", "y.npy", *options]) == 0
+    capsys.readouterr()
+    edit = ["edit", "image-to-image", "run", str(data.parent / "raw.npz"), "--index", "0", "--classes", "0", *options]
+    assert run([*edit, "--out", "e.npy"]) == 2
+    assert f"codec.encoder='{own}'" in capsys.readouterr().err
+    # a page goes on with what can be done, and encodes once the encoder is back
+    service = Service(Shelf(["run"], torch.device("cpu")), seats=1)
+    form = EditForm("run", "image-to-image", drawn=1, images=1, nfe=2)
+
+    def last():
+        *_, parts = service.serve(Turn(), 1, form, service.edits)
+        return parts
+
+    assert drawn_picture(service.shelf.get("run"), 0).shape == (3, 16, 16)
+    assert f"codec.encoder='{own}'" in last()[PROBLEM].replace("&#x27;", "'")
+    (tmp_path / "gone").rename(own)
+    assert "done" in last()[FILM]
+
+
+def test_another_encoder_than_the_decoders_is_refused_when_it_is_opened(recipe, folders, autoencoder):
+    codec, images = load_decoder_only(autoencoder, folders(seed=1)), torch.zeros(1, 3, 16, 16, dtype=torch.uint8)
+    with pytest.raises(ValueError, match=r"autoencoder of the encoder .* cannot be used with"):
+        codec.encode(images)
+    codec = load_decoder_only(autoencoder, "")
+    assert torch.equal(codec.encode(images), load_rae(autoencoder).encode(images))
+    assert not any("encoder" in name for name in codec.state_dict())

@@ -55,7 +55,8 @@ def test_what_each_figure_needs():
     assert feature_keys(["fid", "sfid"]) == {POOL: False, Key("inception", "spatial"): False}
     assert feature_keys(["fid", "kid"]) == feature_keys(["kid", "fid"]) == {POOL: True}
     assert feature_keys(["fd-pixels", "kd-dino"]) == {PIXELS: False, Key("dino", "pool"): True}
-    assert [name for name, measure in MEASURES.items() if measure.alone] == ["is"]
+    assert [name for name, measure in MEASURES.items() if measure.alone and not measure.paired] == ["is"]
+    assert [name for name, measure in MEASURES.items() if measure.paired] == ["psnr", "ssim", "lpips", "lpips-vgg"]
     assert set(MEASURES) == {
         "fid", "sfid", "kid", "precision", "recall", "density", "coverage", "is",
         "fd-dino", "kd-dino", "fd-clip", "kd-clip", "fd-effnet", "kd-effnet", "fd-pixels", "kd-pixels",

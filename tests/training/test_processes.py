@@ -464,6 +464,73 @@ def test_ctrl_c_signals_to_workers_save_too(undisturbed, tmp_path):
     assert_identical(run, undisturbed)
 
 
+# ---------------------------------------------------------------- reading checkpoints
+
+# `mvm`, and beside the run how many bytes of checkpoints each process hashed and read
+COUNTING = """
+import json, os, pathlib, sys
+from mvm import checkpoint
+from mvm.cli import main
+from mvm.distributed.sharding import SharedFile
+
+leave, run, sha256, read = os._exit, sys.argv[sys.argv.index("--out") + 1], checkpoint.sha256, SharedFile._read
+count = {"hashed": 0, "read": 0, "largest": 0}
+
+def counted_hash(path, part=None):
+    count["hashed"] += path.stat().st_size if part is None else len(part)
+    return sha256(path, part)
+
+def counted_read(self, name):
+    tensor = read(self, name)
+    count["read"] += tensor.nbytes
+    count["largest"] = max(count["largest"], tensor.nbytes)
+    return tensor
+
+def end(code):
+    pathlib.Path(f"{run}.count-{os.environ['RANK']}").write_text(json.dumps(count))
+    leave(code)
+
+checkpoint.sha256, SharedFile._read, os._exit = counted_hash, counted_read, end
+main()
+"""
+
+
+@pytest.mark.parametrize("options", [{}, pytest.param(FSDP, marks=pytest.mark.slow)], ids=["ddp", "fsdp"])
+def test_each_process_checks_and_reads_its_share_of_a_checkpoint(options, tmp_path, monkeypatch):
+    run, block = tmp_path / "run", 4096
+    monkeypatch.setattr(checkpoint, "BLOCK", block)
+    alone(run, {**options, "train.steps": "2"})
+    files = list(checkpoint.latest(run).glob("*.safetensors"))
+    assert checkpoint.read_manifest(checkpoint.latest(run))["blocks"]["bytes"] == block
+    total, numbers = sum(path.stat().st_size for path in files), sum(value.nbytes for value in weights(run).values())
+    program = tmp_path / "counting.py"
+    program.write_text(COUNTING)
+    with started(2, run, {**options, "train.steps": "2"}, "--resume", program=(str(program),)) as work:
+        assert work.wait() == 0, work.output[-4000:]
+    counts = [json.loads(run.with_name(f"run.count-{rank}").read_text()) for rank in range(2)]
+    assert sum(each["hashed"] for each in counts) == total
+    assert all(abs(each["hashed"] - total / 2) <= block for each in counts)
+    assert numbers <= sum(each["read"] for each in counts) < 1.01 * numbers  # numbers alone are read by both
+    assert all(abs(each["read"] - numbers / 2) <= len(files) * each["largest"] / 2 for each in counts)
+
+
+def test_what_one_process_finds_damaged_ends_all_alike(tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    monkeypatch.setattr(checkpoint, "BLOCK", 4096)
+    alone(run, {"train.steps": "2"})
+    path = checkpoint.latest(run) / "optimizer.safetensors"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    unhurried = ("--standalone", "--monitor-interval", "3")  # else torchrun might end the second before it speaks
+    with started(2, run, {"train.steps": "4"}, "--resume", launcher=unhurried) as work:
+        assert work.wait() == 1
+    said = re.findall(r"mvm: .*optimizer\.safetensors is damaged \(.*", work.output)
+    assert len(said) == 2
+    assert said[0] == said[1]
+    assert steps_of(run) == [1, 2]
+
+
 # ---------------------------------------------------------------- misuse
 
 MISUSE = {

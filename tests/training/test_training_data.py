@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from mvm import checkpoint
-from mvm.data import OnHost, Resident
+from mvm.data import IMAGENET, OnHost, Resident
 from mvm.data.prepare import prepare
-from mvm.recipes import DataConfig, load_recipe, override
+from mvm.recipes import DataConfig, load_recipe, override, parse_recipe, to_json
 from mvm.training import data as training
 from mvm.training.data import completed, training_data, training_store
 from mvm.training.loop import train
@@ -228,3 +228,26 @@ def test_a_run_does_not_go_on_with_other_images(folder, arrays, tmp_path):
         train(completed(recipe(tmp_path / "other")), tmp_path / "run", resume=True, until=3, progress=False)
     shutil.copytree(folder, tmp_path / "moved")
     train(completed(recipe(tmp_path / "moved")), tmp_path / "run", resume=True, until=3, progress=False)
+
+
+def test_a_set_whose_classes_have_no_names_takes_those_of_its_folder(tmp_path):
+    """ImageNet-32 of published batches has an order of its own, and numbers; of folders by WordNet id it has names."""
+    raw, labels = np.zeros((1000, 4, 4, 3), np.uint8), np.arange(1000)
+    for name, classes in {"ids": tuple(IMAGENET), "numbers": ()}.items():
+        (tmp_path / name).mkdir()
+        np.save(tmp_path / name / "images.npy", raw)
+        np.save(tmp_path / name / "labels.npy", labels)
+        (tmp_path / name / "classes.txt").write_text("\n".join(classes))
+        prepare(tmp_path / name, tmp_path / "data" / name, size=4, workers=1, progress=False)
+
+    def of(name):
+        recipe = completed(override(load_recipe("imagenet32-dit-b"), {"data.path": str(tmp_path / "data" / name)}))
+        assert parse_recipe(to_json(recipe), ".json", "x") == recipe
+        return recipe.data.class_names
+
+    assert of("ids") == tuple(IMAGENET.values())
+    assert of("numbers") == tuple(map(str, range(1000)))
+    with pytest.raises(ValueError, match=r"data\.names has 1 names"):
+        DataConfig("imagenet32", names=("one",))
+    with pytest.raises(ValueError, match=r"data\.names has 10 names"):
+        DataConfig("cifar10", names=tuple("abcdefghij"))

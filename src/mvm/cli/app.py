@@ -218,7 +218,7 @@ class Weights:
     network: str | None = None
 
     def load(self, name: str, encoder: bool = False) -> "Model":
-        """Return the model of that name with these weights; encoder: to encode images too."""
+        """Return the model of that name with these weights; encoder: opened now, to encode images."""
         from mvm.model import load
 
         return load(name, self.weights, self.checkpoint, encoder=encoder, network=self.network)

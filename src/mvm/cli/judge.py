@@ -44,18 +44,25 @@ class FeatureOptions:
         For fd-dino: a hub name or folder of DINOv2 or DINOv3; default facebook/dinov2-large.
     clip
         For fd-clip: a hub name or folder of CLIP or SigLIP; default openai/clip-vit-large-patch14.
+    lpips
+        For lpips: weights of LPIPS with AlexNet, a file or a folder; default: the cache.
+    lpips_vgg
+        For lpips-vgg: those with VGG16.
     """
 
     inception: str = ""
     encoder: str = ""
     clip: str = ""
+    lpips: str = ""
+    lpips_vgg: str = ""
 
     def judge(self, processes: "Processes", batch: int, **how: Any) -> "Judge":
         """Return what gathers the features."""
         from mvm.evaluation.evaluate import Judge
         from mvm.metrics.extractors import CLIP, DINO, Sources
 
-        return Judge(Sources(self.inception, self.encoder or DINO, self.clip or CLIP), processes, batch, **how)
+        sources = Sources(self.inception, self.encoder or DINO, self.clip or CLIP, 0, self.lpips, self.lpips_vgg)
+        return Judge(sources, processes, batch, **how)
 
 
 @Parameter(name="*")
@@ -70,18 +77,27 @@ class Judging(FeatureOptions):
     metrics
         Separated by commas: fid, sfid, kid, precision, recall, density, coverage, is (FID's Inception network);
         fd-dino, kd-dino (DINO); fd-clip, kd-clip (CLIP); fd-effnet, kd-effnet (EfficientNet-Lite0, never an FID);
-        fd-pixels, kd-pixels.
-        Default: fid for colour images, fd-pixels for grey ones.
+        fd-pixels, kd-pixels. Of each image and its original, mvm eval alone: psnr, ssim, lpips, lpips-vgg.
+        Default: fid for colour images, fd-pixels for grey ones; of restored ones also psnr, ssim and lpips.
     """
 
     ref: str = ""
     metrics: str = ""
 
-    def names(self, channels: int) -> tuple[str, ...]:
-        """Return the figures, the usual one for images of so many channels where none is named."""
-        from mvm.metrics.measures import parse_metrics, usual_metric
+    def names(self, channels: int, paired: bool = False) -> tuple[str, ...]:
+        """Return the figures, the usual one for images of so many channels where none is named.
 
-        return parse_metrics(self.metrics or usual_metric(channels))
+        paired: whether images have originals.
+        """
+        from mvm.metrics.measures import MEASURES, parse_metrics, usual_metric
+
+        names = parse_metrics(self.metrics or usual_metric(channels))
+        if not paired and (of_pairs := [name for name in names if MEASURES[name].paired]):
+            remedy = (
+                "samples have none; give them to mvm eval IMAGES --ref ORIGINALS, or --reconstruct RAE --ref IMAGES"
+            )
+            raise ValueError(f"--metrics {','.join(of_pairs)} is of images and their originals; {remedy}")
+        return names
 
     def reference(self, model: "Model") -> "ComparedSet":
         """Return the asked reference, or the images that a model was trained on."""
@@ -129,8 +145,9 @@ class PictureOptions:
 
 def _as_text(result: "Evaluation") -> str:
     """Return the figures as a table, and what they compare."""
-    lines = []
+    lines, restored = [], result.images.get("kind") == "restored"
     for name, figure in result.metrics.items():
+        name = "rFID" if restored and name == "fid" else name
         error = "" if figure.error is None else f" ± {figure.error:.2g}"
         lines.append(f"{name:<10} {figure.value:.6g}{error}" + (f"   ({figure.note})" if figure.note else ""))
     for role, facts in (("images", result.images), ("reference", result.reference)):
@@ -143,9 +160,10 @@ def _as_text(result: "Evaluation") -> str:
 
 @app.command(name="eval")
 def evaluate(
-    images: str,
+    images: str = "",
     /,
     *,
+    reconstruct: str = "",
     judging: Judging = Judging(),
     num: Num | None = None,
     sampler: SamplerOptions = SamplerOptions(),
@@ -161,14 +179,16 @@ def evaluate(
 
     IMAGES and REF are each a run or shipped model (sampled now, as its recipe and the options of the sampler say), a
     folder or zip of pictures, parquet, webdataset tars, an .npz or .npy of uint8 images, what `mvm data prepare` wrote,
-    a file of moments (`mvm data stats`, ADM, EDM, pytorch-fid), or data:digits. IMAGES may also be an autoencoder
-    (RUN/rae of stage 1): then it is REF's own images, restored, that are judged: rFID. Under torchrun the processes
-    share the work. Features are always float32.
+    a file of moments (`mvm data stats`, ADM, EDM, pytorch-fid), or data:digits. With --reconstruct it is IMAGES (REF's
+    own, if there are none) as an autoencoder restores them that are judged, against REF (IMAGES themselves, if there is
+    none): rFID, PSNR, SSIM and LPIPS. Under torchrun the processes share the work. Features are always float32.
 
     Parameters
     ----------
     images
-        What is judged.
+        What is judged. An autoencoder here stands for REF's images restored by it.
+    reconstruct
+        An autoencoder: RUN/rae of stage 1, or the folder of a VAE in diffusers' format.
     num
         How many images a run samples; default 50000.
     jackknife
@@ -181,13 +201,20 @@ def evaluate(
     from mvm.evaluation.evaluate import ComparedSet
     from mvm.evaluation.evaluate import evaluate as run_evaluation
     from mvm.evaluation.images import of_model, of_restored
-    from mvm.latent import is_rae, load_rae
+    from mvm.latent import is_rae, load_rae, load_vae
     from mvm.metrics.moments import PUBLISHED
     from mvm.model import is_model, shipped_models
     from mvm.precision import PRECISIONS
 
-    judging.names(channels=3)  # refuses what is no figure before the work
-    blocks, ref, count = jackknife_blocks(jackknife), judging.ref, PUBLISHED if num is None else num
+    judging.names(channels=3, paired=True)  # refuses what is no figure before the work
+    if not reconstruct and is_rae(Path(images)):
+        images, reconstruct = "", images
+    if not (images := images or (judging.ref if reconstruct else "")):
+        if not reconstruct:
+            raise ValueError("name the images to judge: mvm eval IMAGES --ref REF")
+        raise ValueError(f"'{reconstruct}' is an autoencoder; give images for it to restore: --ref IMAGES")
+    ref = judging.ref or (images if reconstruct else "")
+    blocks, count = jackknife_blocks(jackknife), PUBLISHED if num is None else num
     at_least("batch", batch, 1)
     at_least("num", count, 2)  # a covariance needs two
     usual = {"num": None, **vars(SamplerOptions()), **vars(Drawing())}
@@ -221,17 +248,22 @@ def evaluate(
             return ComparedSet(base, of_model(opened, draw, sampler.settings(settings), name=base), model=opened.model)
 
         judge = judging.judge(processes, batch, blocks=blocks, kid_size=kid_size)
-        if is_rae(Path(images)):  # it restores the reference's images
-            if not ref or (stored := side(ref).images) is None:
-                raise ValueError(f"'{images}' is an autoencoder; give images for it to restore: --ref IMAGES")
-            base, autoencoder = Path(images).name, load_rae(Path(images)).to(processes.device)
-            judged = ComparedSet(base, of_restored(autoencoder, stored, base))
-        else:
-            judged = side(images)
-        names = judging.names(judged.images.shape[0] if judged.images else 3)
-        reference = None if judged.model is None else training_side(judged.model)
-        if ref:  # a run as reference has seeds of its own: images of the same noise would be too near
+        judged, reference = side(images), None
+        names = judging.names(judged.images.shape[0] if judged.images else 3, paired=True)
+        if reconstruct:
+            folder, reference = Path(reconstruct), judged if ref == images else side(ref, skipped=count)
+            if (originals := judged.images) is None:
+                raise ValueError(f"'{images}' holds moments alone; give images to restore")
+            codec = load_rae(folder) if is_rae(folder) else load_vae(folder, originals.shape[-1])
+            judged = ComparedSet(folder.name, of_restored(codec.to(processes.device), originals, folder.name))
+            if not judging.metrics:
+                names, notes = judge.usual_of_restored(originals.shape)
+                for note in notes:
+                    warn_from_first(note)
+        elif ref:  # a run as reference has seeds of its own: images of the same noise would be too near
             reference = side(ref, skipped=count)
+        elif judged.model is not None:
+            reference = training_side(judged.model)
         result = run_evaluation(judge, judged, reference, names)
         for warning in result.warnings:
             warn_from_first(warning)

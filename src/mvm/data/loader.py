@@ -93,6 +93,11 @@ class DataSet:
     classes: tuple[str, ...]
     load: Callable[[str], Images] | None = None
 
+    @property
+    def unnamed(self) -> bool:
+        """Whether classes have numbers for names; those of a folder it was prepared in may have others."""
+        return self.load is None and all(map(str.isdigit, self.classes))
+
 
 _CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
@@ -101,12 +106,20 @@ _IMAGENETTE = (
     "French horn", "garbage truck", "gas pump", "golf ball", "parachute",
 )  # fmt: skip
 
+
+def _imagenet() -> dict[str, str]:
+    lines = (files("mvm.data") / "imagenet.tsv").read_text(encoding="utf-8").splitlines()
+    return dict(line.split("\t") for line in lines if not line.startswith("#"))
+
+
+IMAGENET = _imagenet()  # WordNet id -> name of the 1,000 classes, in the usual order
+
 # Sets without `load` are read from a folder that `mvm data prepare` has written.
 DATA_SETS: dict[str, DataSet] = {
     "digits": DataSet((1, 8, 8), DIGITS, digits),
     "cifar10": DataSet((3, 32, 32), _CIFAR10),
-    "imagenet32": DataSet((3, 32, 32), tuple(map(str, range(1000)))),
-    "imagenet256": DataSet((3, 256, 256), tuple(map(str, range(1000)))),
+    "imagenet32": DataSet((3, 32, 32), tuple(map(str, range(1000)))),  # published batches have an order of their own
+    "imagenet256": DataSet((3, 256, 256), tuple(IMAGENET.values())),
     "imagenette": DataSet((3, 224, 224), _IMAGENETTE),
 }
 

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from mvm.data.loader import IMAGENET
 from mvm.data.resize import MODES, NO_HEIF, RESIZES, BadImage, Size, decode, has_heif, planes, resolve, sides
 from mvm.data.shards import CAPTION, DTYPES, Prepared, Shard, StoredCondition, open_prepared
 from mvm.data.sources import PART_SIZE, ConditionKeys, DataSource, SourcePart, SourceRecord, open_source
@@ -351,9 +352,13 @@ def _all_shards(make: Make, parts: Sequence[SourcePart], workers: int, progress:
 
 
 def _class_names(source: DataSource, classes: int | None) -> tuple[str, ...]:
-    """Return the class names, () where labels decide; `classes` must fit names, and extends numbers."""
+    """Return the class names, () where labels decide; `classes` must fit names, and extends numbers.
+
+    Classes that are WordNet ids of ImageNet, all of them, have the names of these.
+    """
     if classes is None or classes == len(source.classes):
-        return source.classes
+        known = [IMAGENET.get(name) for name in source.classes]
+        return tuple(name or "" for name in known) if all(known) else source.classes
     if source.classes == numbered(len(source.classes)):
         return numbered(classes)
     raise ValueError(f"classes={classes}, but '{source.name}' names {len(source.classes)}; leave it out, or correct it")

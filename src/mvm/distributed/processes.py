@@ -120,6 +120,26 @@ class Processes:
             dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
         return box[0]
 
+    def share_tensor(self, values: Tensor, owner: int) -> Tensor:
+        """Return the tensor of the process `owner`; the others give one of its shape and type, which is filled."""
+        if self.world > 1:
+            dist.broadcast(values.reshape(-1).view(torch.uint8), src=owner)  # gloo does not know every type
+        return values
+
+    @contextmanager
+    def together(self) -> Generator[None]:
+        """Run the body in all processes; an error in one is raised in all, of several that of the lowest rank."""
+        failure: Exception | None = None
+        try:
+            yield
+        except Exception as error:
+            failure = error
+        messages = [str(failure or "")] * self.world
+        if self.world > 1:
+            dist.all_gather_object(messages, messages[0])
+        if message := next(filter(None, messages), ""):
+            raise failure if failure and str(failure) == message else ValueError(message)
+
     @contextmanager
     def main_first(self) -> Generator[None]:
         """Run the body on rank 0 before any other process; an error there stops all of them."""

@@ -8,7 +8,8 @@ import platform
 import time
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,14 +21,26 @@ import mvm
 from mvm import noise
 from mvm.data.sources.arrays import IMAGE_KEYS
 from mvm.distributed.processes import Processes
-from mvm.evaluation.images import ImageSet, open_images
+from mvm.evaluation.images import ImageSet, open_images, with_originals
 from mvm.files import sha256, write_text
 from mvm.metrics.distances import LeaveOneOut, kernel_leave_one_out, paired_difference, student_95
-from mvm.metrics.extractors import Extractor, Sources, open_extractor
-from mvm.metrics.measures import KID_SIZE, MEASURES, Figure, Gathered, Key, feature_keys, figures, is_kernel
+from mvm.metrics.extractors import EXTRACTORS, PAIRED, Extractor, Sources, open_extractor
+from mvm.metrics.lpips import BACKBONES
+from mvm.metrics.measures import (
+    KID_SIZE,
+    MEASURES,
+    Figure,
+    Gathered,
+    Key,
+    feature_keys,
+    figures,
+    is_kernel,
+    usual_metric,
+)
 from mvm.metrics.moments import SPATIAL, Accumulator, load_moments, merged, provenance_of, save_moments, too_few
+from mvm.metrics.restoration import WINDOW
 from mvm.model import Model
-from mvm.options import at_least
+from mvm.options import at_least, choose
 
 BATCH = 250
 MOST = 1000  # images through a network at a time: Inception's first layers take 15 GB for these, and more are no faster
@@ -64,13 +77,20 @@ class Judge:
         count = images.facts.get("count")
         _check_blocks(blocks, count)  # before the work, where it is known
         networks = {key.network: self.extractor(key.network) for key in wanted}  # first: weights may be missing
-        streams = {key: _FeatureStream(blocks, store) for key, store in wanted.items()}
+        paired = any(name in PAIRED for name in networks)
+        streams = {
+            key: _FeatureStream(blocks, store, torch.float64 if key.network in PAIRED else torch.float32)
+            for key, store in wanted.items()
+        }
         with tqdm(
             total=count, desc="features", unit="image", disable=not (self.progress and self.processes.main)
         ) as bar:
-            for batch in images.read(self.batch, self.processes):
-                for indices, pictures in zip(*(part.split(MOST) for part in batch), strict=True):
-                    features = {name: extractor(pictures) for name, extractor in networks.items()}
+            for batch in images.read(self.batch, self.processes, paired=paired):
+                for indices, pictures, *originals in zip(*(part.split(MOST) for part in batch), strict=True):
+                    features = {
+                        name: extractor(pictures, *(originals if name in PAIRED else ()))
+                        for name, extractor in networks.items()
+                    }
                     for key, stream in streams.items():
                         if key.part not in features[key.network]:
                             raise ValueError(
@@ -87,6 +107,22 @@ class Judge:
                 gathered.features[key] = features_of_all
         _check_blocks(blocks, gathered.count)
         return gathered
+
+    def usual_of_restored(self, shape: Sequence[int]) -> tuple[tuple[str, ...], list[str]]:
+        """Return the usual figures of restored images (C, H, W), and why some are left out: LPIPS needs weights."""
+        names, notes = [usual_metric(shape[0]), "psnr"], []
+        for name, smallest in (("ssim", WINDOW), ("lpips", BACKBONES["alex"].smallest)):
+            if min(shape[1:]) < smallest:
+                notes.append(f"{name} is left out: it needs images of {smallest} pixels a side or more")
+                continue
+            try:
+                self.extractor(name)
+                names.append(name)
+            except ValueError as error:
+                if name == "lpips" and self.sources.lpips:
+                    raise
+                notes.append(f"{name} is left out: {error}")
+        return tuple(names), notes
 
     def facts(self, names: Sequence[str]) -> dict[str, Any]:
         """Return what identifies the feature networks of these figures."""
@@ -111,8 +147,8 @@ def block_of(indices: Tensor, blocks: int) -> Tensor:
 class _FeatureStream:
     """Features of one key batch by batch: accumulators of blocks, and, if stored, the features with their indices."""
 
-    def __init__(self, blocks: int, store: bool) -> None:
-        self.blocks, self.store = blocks, store
+    def __init__(self, blocks: int, store: bool, dtype: torch.dtype) -> None:
+        self.blocks, self.store, self.dtype = blocks, store, dtype
         self.accumulators: list[Accumulator] = []
         self.stored: list[tuple[Tensor, Tensor]] = []
 
@@ -126,7 +162,7 @@ class _FeatureStream:
             for number, accumulator in enumerate(self.accumulators):
                 accumulator.add(features[dealt == number])
         if self.store:
-            self.stored.append((indices, features.float()))
+            self.stored.append((indices, features.to(self.dtype)))
 
     def reduced(self, processes: Processes) -> tuple[list[Accumulator], Tensor | None]:
         """Return the blocks over all processes, and the features (count, width) in the order of images if stored."""
@@ -140,7 +176,7 @@ class _FeatureStream:
             blocks = [Accumulator.from_state(state, device) for state in states]
         if not self.store:
             return blocks, None
-        features = torch.zeros(sum(block.count for block in blocks), width, device=device)
+        features = torch.zeros(sum(block.count for block in blocks), width, dtype=self.dtype, device=device)
         for indices, some in self.stored:
             features[indices.to(device)] = some
         return blocks, processes.sum(features)
@@ -283,8 +319,11 @@ class Evaluation:
     seconds: float
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
-        return {**vars(self), "metrics": {name: figure._asdict() for name, figure in self.metrics.items()}}
+        """Return it as JSON has it, which knows no infinity: None, and the note says why."""
+        metrics = {name: figure._asdict() for name, figure in self.metrics.items()}
+        for figure in metrics.values():
+            figure["value"] = figure["value"] if isfinite(figure["value"]) else None
+        return {**vars(self), "metrics": metrics}
 
 
 class Reference:
@@ -300,6 +339,10 @@ def evaluate(
     """Return the figures of images against a reference (None: figures that need none)."""
     start = time.perf_counter()
     check_side(names, images, reference=False)
+    unpaired = images.images is not None and images.images.pairs is None and any(MEASURES[n].paired for n in names)
+    if unpaired and isinstance(reference, ComparedSet) and reference.images is not None:
+        check_shapes(images.images.facts, reference.images.facts)
+        images = replace(images, images=with_originals(images.images, reference.images))
     if isinstance(reference, ComparedSet):
         reference = Reference(judge, reference, names)
     if reference is None and (needy := [name for name in names if not MEASURES[name].alone]):
@@ -322,6 +365,7 @@ def write_statistics(judge: Judge, side: ComparedSet, features: str, out: Path) 
     if side.images is None:
         raise ValueError(f"'{side.name}' holds moments already; name images")
     start = time.perf_counter()
+    choose("features", features, EXTRACTORS)  # which those of pairs are not
     parts = ("pool", "spatial") if features == "inception" else ("pool",)
     gathered = judge.gather(side.images, {Key(features, part): False for part in parts})
     pool, *spatial = (gathered.moments(Key(features, part)) for part in parts)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,12 @@ from mvm.data.sources.records import stamp_of
 from mvm.distributed.processes import Processes
 from mvm.files import sha256
 from mvm.generate import Draw, Sampler, asked_conditions, check_settings, given, takes_tuned_times
-from mvm.latent import RAE
+from mvm.latent import RAE, VAE
 from mvm.model import Model
 from mvm.options import at_least, choose
 from mvm.path import Condition
 from mvm.pictures import is_image
-from mvm.pixels import to_uint8
+from mvm.precision import full_float32
 from mvm.recipes import SampleConfig
 from mvm.samples import Parts, checksum
 from mvm.training.data import training_store
@@ -40,23 +40,33 @@ EMBEDDED = {name: known.load for name, known in DATA_SETS.items() if known.load 
 
 Shape = tuple[int, ...]
 Chunk = tuple[int, Tensor]  # index of the first image, uint8 images (B, C, H, W)
+Pair = tuple[int, Tensor, Tensor]  # and the originals (B, C, H, W)
 Wanted = Callable[[int], bool]  # whether this process takes batch number n
 
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Images of one shape (C, H, W) in a fixed order; facts say where they come from."""
+    """Images of one shape (C, H, W) in a fixed order; facts say where they come from.
+
+    pairs: the same chunks with the images' originals, where they have some.
+    """
 
     shape: Shape
     facts: dict[str, Any]
     chunks: Callable[[int, Wanted], Iterator[Chunk]]
+    pairs: Callable[[int, Wanted], Iterator[Pair]] | None = None
 
-    def read(self, batch: int, processes: Processes | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield indices (B,) and images of this process's batches: every world-th one."""
+    def read(
+        self, batch: int, processes: Processes | None = None, *, paired: bool = False
+    ) -> Iterator[tuple[Tensor, ...]]:
+        """Yield indices (B,) and images of this process's batches, every world-th one; paired: and their originals."""
         at_least("batch", batch, 1)
-        processes = processes or Processes()
-        for start, images in self.chunks(batch, lambda number: number % processes.world == processes.rank):
-            yield torch.arange(start, start + len(images)), images
+        processes, chunks = processes or Processes(), self.pairs if paired else self.chunks
+        if chunks is None:
+            name = self.facts["name"]
+            raise ValueError(f"'{name}' has no originals to compare with; name them with --ref, or give --reconstruct")
+        for start, *images in chunks(batch, lambda number: number % processes.world == processes.rank):
+            yield torch.arange(start, start + len(images[0])), *images
 
 
 def _image_set(
@@ -231,20 +241,41 @@ def of_model(sampler: Sampler, draw: Draw, settings: SampleConfig | None = None,
     return _image_set("run", name, model.recipe.data.shape, chunks, count=draw.num, **facts)
 
 
-def of_restored(rae: RAE, images: ImageSet, name: str = "autoencoder") -> ImageSet:
-    """Return what an autoencoder makes of images, decode(encode(x)), as they are read: the r of rFID."""
-    if images.shape != rae.image_shape:
-        shapes = f"{rae.image_shape}, the images to restore are {images.shape}"
+def of_restored(codec: RAE | VAE, images: ImageSet, name: str = "autoencoder") -> ImageSet:
+    """Return what an autoencoder makes of images, as they are read, in full float32: the r of rFID."""
+    if images.shape != codec.image_shape:
+        shapes = f"{codec.image_shape}, the images to restore are {images.shape}"
         raise ValueError(f"'{name}' makes images {shapes}; prepare them at its size: mvm data prepare --size N")
-    device = rae.decoder.head.weight.device
+    device = next(codec.parameters()).device
 
-    @torch.no_grad()
+    def restored(part: Tensor) -> Tensor:
+        with full_float32(device):
+            return codec.restore(part.to(device)).cpu()
+
+    def pairs(batch: int, wanted: Wanted) -> Iterator[Pair]:
+        return ((start, restored(part), part) for start, part in images.chunks(batch, wanted))
+
     def chunks(batch: int, wanted: Wanted) -> Iterator[Chunk]:
-        for start, part in images.chunks(batch, wanted):
-            yield start, to_uint8(rae.reconstruct(part.to(device))).cpu()
+        return ((start, after) for start, after, _ in pairs(batch, wanted))
 
-    facts = {"of": images.facts, "decoder": rae.decoder.fingerprint, "encoder": rae.encoder.fingerprint}
-    return _image_set("restored", name, images.shape, chunks, **facts)
+    if isinstance(codec, RAE):
+        made_by = {"decoder": codec.decoder.fingerprint, "encoder": codec.encoder.fingerprint}
+    else:
+        made_by = codec.identity
+    return replace(_image_set("restored", name, images.shape, chunks, of=images.facts, **made_by), pairs=pairs)
+
+
+def with_originals(images: ImageSet, originals: ImageSet) -> ImageSet:
+    """Return images that stand for those of another set, in its order."""
+
+    def pairs(batch: int, wanted: Wanted) -> Iterator[Pair]:
+        for one, other in zip_longest(images.chunks(batch, wanted), originals.chunks(batch, wanted)):
+            if one is None or other is None or one[0] != other[0] or len(one[1]) != len(other[1]):
+                names = f"'{images.facts['name']}' and '{originals.facts['name']}'"
+                raise ValueError(f"{names} hold different numbers of images; pairs need as many, in one order")
+            yield one[0], one[1], other[1]
+
+    return replace(images, pairs=pairs)
 
 
 def of_known(name: str) -> ImageSet:

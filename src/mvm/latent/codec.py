@@ -37,6 +37,11 @@ class Codec(ABC):
     @abstractmethod
     def decode(self, samples: Tensor) -> Tensor: ...
 
+    @torch.no_grad()
+    def restore(self, images: Tensor) -> Tensor:
+        """Return what becomes of images that are encoded and decoded."""
+        return self.decode(self.encode(images))
+
 
 class Undecoded(Codec):
     """Latents whose autoencoder was not given: a field in them can be sampled, and no image be made."""

@@ -12,6 +12,7 @@ statistics: rae.decoder(rae.noised(rae.raw(images), seeds)).
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -275,13 +276,32 @@ class RAE(LatentDecoder):
         """Return decoder(encoder(images)), float (B, 3, H, W) about [-1, 1]; needs no statistics."""
         return self.decoder(self.raw(images).to(self.decoder.head.weight.dtype)).float()
 
+    @torch.no_grad()
+    def restore(self, images: Tensor) -> Tensor:
+        return to_uint8(self.reconstruct(images))
+
 
 class DecoderOnly(LatentDecoder):
-    """An autoencoder without its encoder: it makes pictures of latents, not latents of pictures."""
+    """An autoencoder that makes pictures of latents; its encoder is opened when the first pictures are encoded.
+
+    source: where the encoder's weights lie, "" where they lay when the folder was written; None: it is never opened.
+    """
+
+    source: str | None = None
+
+    @cached_property  # which is no submodule
+    def encoder(self) -> LatentEncoder:
+        """The encoder, opened now; another one than the decoder's is refused."""
+        if self.source is None:
+            what = f"this autoencoder was opened without its encoder '{self.encoder_config.name}': it decodes alone"
+            raise ValueError(f"{what}; to encode images, open it with load_rae(folder, encoder)")
+        config = self.encoder_config
+        encoder = load_latent_encoder(replace(config, name=self.source or config.name))
+        require_same("autoencoder", self.decoder.encoder, encoder.origin)
+        return encoder
 
     def encode(self, images: Tensor) -> Tensor:
-        what = f"this autoencoder was opened without its encoder '{self.encoder_config.name}': it decodes alone"
-        raise ValueError(f"{what}; to encode images, open it with load_rae(folder, encoder)")
+        return self._measured.normalise(self.encoder.to(self.decoder.head.weight.device)(images))
 
     def renamed(self, encoder: str) -> "DecoderOnly":
         """Return the same, with another name for the encoder: where it lies on one machine says nothing on others."""
@@ -389,7 +409,12 @@ def load_rae(folder: Path, encoder: LatentEncoder | str = "") -> RAE:
     return RAE(encoder, _load_decoder(folder, index), _load_statistics(folder, index)).eval()
 
 
-def load_decoder_only(folder: Path) -> DecoderOnly:
-    """Return the autoencoder in a folder without its encoder, whose weights need not be anywhere."""
+def load_decoder_only(folder: Path, encoder: str | None = None) -> DecoderOnly:
+    """Return the autoencoder in a folder without its encoder, whose weights need not be anywhere.
+
+    encoder: where they lie, to be opened if images are encoded ("": where they lay); None: none are encoded.
+    """
     index = read_index(folder)
-    return DecoderOnly(index.encoder, _load_decoder(folder, index), _load_statistics(folder, index)).eval()
+    codec = DecoderOnly(index.encoder, _load_decoder(folder, index), _load_statistics(folder, index)).eval()
+    codec.source = encoder
+    return codec

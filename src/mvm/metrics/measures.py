@@ -25,14 +25,15 @@ class Key(NamedTuple):
 class Measure:
     """A figure's name in print, and what it is computed from.
 
-    features: the features themselves, not their moments alone. alone: no reference. lower: whether lower is better,
-    None where that is not known.
+    features: the features themselves, not their moments alone. alone: no reference. paired: a value of each image and
+    its original. lower: whether lower is better, None where that is not known.
     """
 
     label: str
     key: Key
     features: bool = False
     alone: bool = False
+    paired: bool = False
     lower: bool | None = True
 
     @property
@@ -52,6 +53,9 @@ for _name in ("Precision", "Recall", "Density", "Coverage"):
 for _network, _name in (("dino", "DINO"), ("clip", "CLIP"), ("effnet", "EfficientNet"), ("pixels", "pixels")):
     MEASURES[f"fd-{_network}"] = Measure(f"FD-{_name}", Key(_network, "pool"))
     MEASURES[f"kd-{_network}"] = Measure(f"KD-{_name}", Key(_network, "pool"), features=True)
+_PAIRED = {"psnr": ("PSNR", False), "ssim": ("SSIM", False), "lpips": ("LPIPS", True), "lpips-vgg": ("LPIPS-VGG", True)}
+for _name, (_label, _lower) in _PAIRED.items():
+    MEASURES[_name] = Measure(_label, Key(_name, "pairs"), features=True, alone=True, paired=True, lower=_lower)
 
 
 def usual_metric(channels: int) -> str:
@@ -115,6 +119,13 @@ def is_kernel(name: str) -> bool:
 def _figure(name: str, images: Gathered, reference: Gathered, kid_size: int) -> Figure:
     """Return a figure that is computed alone: a score, a kernel distance, or a Frechet distance, with its error."""
     key = MEASURES[name].key
+    if MEASURES[name].paired:
+        values = images.features[key][:, 0].double()
+        note, exact = "mean over the images", int(values.isinf().sum())
+        if exact:
+            return Figure(float(values.mean()), None, f"{note}, {exact:,} of them equal to their originals")
+        error = float(values.std()) / len(values) ** 0.5 if len(values) > 1 else None
+        return Figure(float(values.mean()), error, f"{note}; error: its standard error")
     if MEASURES[name].alone:
         mean, std = distances.inception_score(images.features[key], SPLITS)
         return Figure(mean, std, f"error: std over {SPLITS} splits")

@@ -3,7 +3,8 @@
 Both are taken on 8-bit levels in float64: of uint8 images, or of floats in [0, 1] times 255 (not rounded).
 SSIM is that of Wang et al. 2004: Gaussian window of 11x11 with sigma 1.5, K1 = 0.01, K2 = 0.03, covariances of the
 window's weights, only windows that lie inside the image. Colour: the mean over the channels, not the SSIM of the luma.
-So do scikit-image (gaussian_weights=True, sigma=1.5, use_sample_covariance=False, data_range=255) and torchmetrics.
+So do scikit-image (gaussian_weights=True, sigma=1.5, use_sample_covariance=False, data_range=255), and torchmetrics
+inside the border that it pads.
 """
 
 import torch

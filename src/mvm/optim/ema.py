@@ -1,6 +1,6 @@
 """Moving averages of the weights, several at once: what is sampled from."""
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -64,7 +64,7 @@ class Averages:
         return {key: whole(value) for key, value in self.parts(name)}
 
     @torch.no_grad()
-    def restore(self, name: str, weights: dict[str, Tensor]) -> None:
+    def restore(self, name: str, weights: Mapping[str, Tensor]) -> None:
         """Set one average from whole tensors."""
         for key, parameter in self.network.named_parameters():
             self.tensors[name][key].copy_(local(like_parameter(weights[key], parameter)))

@@ -52,7 +52,7 @@ class DataConfig:
     classes: int = 0
     """Number of classes, of data.name "folder" only. 0: read from the folder."""
     names: tuple[str, ...] = ()
-    """Names of the classes, of data.name "folder" only. Empty: read from the folder."""
+    """Names of the classes, of data.name "folder" and of sets whose classes have none. Empty: read from the folder."""
 
     def __post_init__(self) -> None:
         check("data", self, values=("uint8", "float"))
@@ -72,7 +72,9 @@ class DataConfig:
             raise ValueError(f"data.space={space} must be positive, one extent for each axis")
         if self.size and self.space and self.space != (self.size, self.size):
             raise ValueError(f"data.size={self.size} is the side of squares, and data.space={space}; leave size out")
-        if self.names and (self.name != FOLDER or len(self.names) != self.classes):
+        known = DATA_SETS.get(self.name)
+        named = self.name == FOLDER or (known is not None and known.unnamed)
+        if self.names and not (named and len(self.names) == (self.classes if known is None else len(known.classes))):
             raise ValueError(
                 f"data.names has {len(self.names)} names, data.classes={self.classes}; leave both out: they are read "
                 f"from data.path (data.name='{FOLDER}')"
@@ -102,9 +104,9 @@ class DataConfig:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        if self.name not in (FOLDER, OWN_DATA):
-            return DATA_SETS[self.name].classes
-        return self.names or tuple(map(str, range(self.classes)))
+        if self.name in (FOLDER, OWN_DATA):
+            return self.names or tuple(map(str, range(self.classes)))
+        return self.names or DATA_SETS[self.name].classes
 
     @property
     def square(self) -> bool:

@@ -208,6 +208,9 @@ def completed(recipe: R) -> R:
     if known is not None and known.load is None and config.folder.exists():
         config = replace(config, path=str(config.folder))
         prepared = open_prepared(config.folder) if (config.folder / INDEX).is_file() else None
+        classes = prepared.classes if prepared is not None and known.unnamed else ()
+        if len(classes) == len(known.classes) and not all(map(str.isdigit, classes)):
+            config = replace(config, names=classes)
     elif known is None and (incomplete or condition.missing):
         prepared = open_prepared(config.folder)
     facts: dict[str, Any] = {"data": config}

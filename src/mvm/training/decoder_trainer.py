@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from mvm import checkpoint
-from mvm.checkpoint import Weights
 from mvm.data import Store, mirror, mirrored, send
 from mvm.distributed.processes import Processes, autocast
 from mvm.latent import RAE, Decoder, LatentEncoder, LatentMoments, load_latent_encoder, load_rae, measure
@@ -217,12 +216,12 @@ class DecoderTrainer(Trainer[DecoderRecipe]):
             warn(f"this run holds out the last {len(self.held_out)} images, as it began; new ones spread them by class")
         super().restore(folder)
 
-    def load(self, files: dict[str, Weights]) -> None:
+    def load(self, files: Mapping[str, Mapping[str, Tensor]]) -> None:
         super().load(files)
-        heads = {name.removeprefix(HEADS): v for name, v in files["optimizer"].items() if "/" not in name}
-        self.heads.load_state_dict(heads)
+        stored = files["optimizer"]
+        self.heads.load_state_dict({name.removeprefix(HEADS): stored[name] for name in stored if "/" not in name})
 
-    def load_weights(self, weights: Weights) -> None:
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         try:
             self.decoder.load_state_dict(weights)
         except RuntimeError as error:  # it lists names and shapes

@@ -5,6 +5,7 @@ A step is FieldTrainer.learn > Engine (precision, compilation, processes) > Lear
 """
 
 import copy
+from collections import ChainMap
 from collections.abc import Iterable, Mapping
 from itertools import chain
 from pathlib import Path
@@ -154,7 +155,7 @@ class FieldTrainer(Trainer[Recipe]):
     def result(self, run: Path, progress: bool) -> Model:
         """Return a model of its own with the averaged weights; a network of the user's keeps the trained ones."""
         if not self.own:
-            model = Model(self.recipe).to(self.processes.device)
+            model = Model(self.recipe, self.model.codec).to(self.processes.device)
             model.network.load_state_dict(self.averages.whole(MAIN))
         else:
             network = copy.deepcopy(self.spare or self.model.network)
@@ -239,11 +240,12 @@ class FieldTrainer(Trainer[Recipe]):
     def require_provenance(self, folder: Path, manifest: Mapping[str, Any]) -> None:
         require_codec(folder, manifest, self.model.codec)
 
-    def load(self, files: dict[str, Weights]) -> None:
-        super().load({**files, "model": {**files["model"], **files.get("projector", {})}})
+    def load(self, files: Mapping[str, Mapping[str, Tensor]]) -> None:
+        parts: Any = [files[name] for name in ("model", "projector") if name in files]
+        super().load({**files, "model": ChainMap(*parts)})  # lazily: all of it at once would take the memory twice
 
     @torch.no_grad()
-    def load_weights(self, weights: Weights) -> None:
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Set the parameters from whole tensors; names must match, but for a projector that is not there."""
         named: dict[str, Tensor] = {n: value for n, value in self.learner.named() if n in weights or PROJECTOR not in n}
         named |= buffers_of(self.model.network)

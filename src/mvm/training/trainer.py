@@ -20,7 +20,7 @@ from mvm import checkpoint
 from mvm.checkpoint import Weights
 from mvm.data import Order, Store
 from mvm.distributed.processes import Processes, parts_of
-from mvm.distributed.sharding import like_parameter, whole
+from mvm.distributed.sharding import SharedFile, like_parameter, whole
 from mvm.latent import RAE
 from mvm.model import Model
 from mvm.objective import Loss
@@ -82,7 +82,7 @@ class Trainer(ABC, Generic[R]):
         """Return all that learns, by the names that checkpoints use."""
 
     @abstractmethod
-    def load_weights(self, weights: Weights) -> None:
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Set the trained weights from whole tensors; those that do not fit are refused."""
 
     @property
@@ -243,7 +243,10 @@ class Trainer(ABC, Generic[R]):
         return write if self.processes.main else None
 
     def restore(self, folder: Path) -> None:
-        """Read a checkpoint; every file is checked before anything is changed."""
+        """Read a checkpoint; every file is checked before anything is changed.
+
+        Each process checks and reads its share of the bytes.
+        """
         manifest = checkpoint.read_manifest(folder)
         there, now = manifest.get("data", self.store.stamp), self.store.stamp
         if there != now:
@@ -252,19 +255,23 @@ class Trainer(ABC, Generic[R]):
                 other = f"images than data.path={config.folder} holds now"
             raise ValueError(f"{folder} was trained on other {other}")
         self.require_provenance(folder, manifest)
-        self.load({file: checkpoint.load(folder, file) for file in self.state()})
+        files, group = list(self.state()), self.processes
+        with group.together():
+            checkpoint.check(folder, files, group.rank, group.world)
+        self.load({file: SharedFile(folder / f"{file}.safetensors", group) for file in files})
         self.step, self.window = manifest["step"], Window(**manifest["window"])
 
-    def load(self, files: dict[str, Weights]) -> None:
+    def load(self, files: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Set weights, averages and optimizers from the files of a checkpoint."""
         self.load_weights(files["model"])
         for name in self.averages.profiles:
             self.averages.restore(name, files[name])
         named = self.named()
         owner = {id(p): each for each in self.optimizers for group in each.param_groups for p in group["params"]}
-        for entry, value in files["optimizer"].items():
+        for entry in files["optimizer"]:
             name, _, key = entry.rpartition("/")
             if (parameter := named.get(name)) is not None:
+                value = files["optimizer"][entry]
                 # moments are sharded as their parameter is; counters are on its device
                 alike = value.shape == parameter.shape
                 state = like_parameter(value, parameter) if alike else value.to(parameter.device)
