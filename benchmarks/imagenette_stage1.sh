@@ -32,7 +32,7 @@ one() {  # one RUN
     --reconstruction.lpips_weights "$assets/vgg" --train.steps "$steps" --train.warmup $((steps / 13)) \
     --reconstruction.disc_start $((steps * 2 / 5)) --reconstruction.gan_start $((steps / 2)) --train.save_every "$steps" \
     --preview.every $((steps / 4)) $(options "$1") ${EXTRA:-} --no-report --out "$run" > "$run.log" 2>&1
-  $mvm eval --reconstruct "$run/rae" --ref "$work/val" --metrics fid,fd-clip --inception "$assets/inception" --clip "$assets/clip" \
+  $mvm eval --reconstruct "$run/rae" --ref "$work/val" --metrics fid,fd-clip,psnr,ssim,lpips --inception "$assets/inception" --clip "$assets/clip" \
     --lpips "$assets/alex" --json "$run.json" >> "$run.log" 2>&1
 }
 
