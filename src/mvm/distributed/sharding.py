@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from heapq import heapify, heapreplace
 from itertools import chain
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
+
+from mvm.distributed.processes import balanced
 
 Shape = tuple[int, ...]
 
@@ -38,16 +39,6 @@ def joined(part: Tensor, parameter: Tensor) -> Tensor:
         return part
     shape, stride = parameter.shape, parameter.stride()
     return DTensor.from_local(part, parameter.device_mesh, parameter.placements, shape=shape, stride=stride)
-
-
-def balanced(work: Sequence[float], count: int) -> list[int]:
-    """Return which of `count` processes does each piece of work: the largest first, to the one with least so far."""
-    loads, owners = [(0.0, place) for place in range(count)], [0] * len(work)
-    heapify(loads)
-    for number in sorted(range(len(work)), key=lambda number: -work[number]):
-        load, owners[number] = loads[0]
-        heapreplace(loads, (load + work[number], owners[number]))
-    return owners
 
 
 def by_owners(
