@@ -153,10 +153,8 @@ def test_newton_schulz_of_the_xl_by_hand():
     assert newton_schulz_shares(recipe, 1) == [work]
     eight = newton_schulz_shares(recipe, 8)
     assert sum(eight) == work
-    assert max(eight) < 1.01 * work / 8
-    assert f"Muon      {work / 1e12:.3g} TFLOP of Newton-Schulz a step; of 8 GPUs each does at most 3.85" in costs(
-        recipe
-    )
+    assert max(eight) < 1.02 * work / 8
+    assert "Muon      30.5 TFLOP of Newton-Schulz a step; of 8 GPUs each does at most 3.85" in costs(recipe)
     assert newton_schulz_shares(override(recipe, {"train.optimizer": "adamw"}), 8) == [0] * 8
 
 

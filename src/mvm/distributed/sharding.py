@@ -60,7 +60,8 @@ def by_owners(
         for axis, placement in enumerate(like[0].placements):
             if placement.is_shard(0):
                 shards = mesh.get_group(axis)
-            else:  # hybrid: as many copies, each with shards of its own
+            else:  # hybrid: copies, each with shards of its own
+                assert placement.is_replicate()
                 copies = mesh.get_group(axis)
     size, shard = (1, 0) if shards is None else (dist.get_world_size(shards), dist.get_rank(shards))
     count, copy = (1, 0) if copies is None else (dist.get_world_size(copies), dist.get_rank(copies))
@@ -78,8 +79,7 @@ def by_owners(
     else:
         sent = [[parts[number] for number in numbers] for numbers in near]
         pieces = _exchanged(sent, [shapes(mine, source) for source in range(size)], empty, shards)
-        whole = {number: torch.cat(each) for number, *each in zip(mine, *pieces, strict=True)}
-        made = compute(whole)
+        made = compute({number: torch.cat(each) for number, *each in zip(mine, *pieces, strict=True)})
         cut = [made[number].split(rows[number]) for number in mine]
         sent = [[each[target] for each in cut] for target in range(size)]
         pieces = _exchanged(sent, [shapes(numbers, shard) for numbers in near], empty, shards)

@@ -153,7 +153,7 @@ def muon_parts(config: TrainConfig, name: str, parameter: Tensor) -> int:
     words = name.split(".")  # a wrapper may have put its own name in front
     if config.optimizer != "muon" or {"blocks", "skips"}.isdisjoint(words) or parameter.ndim != 2:
         return 0
-    parts = PARTS.get(words[-2], 1) if config.muon_split else 1
+    parts = PARTS.get(words[-2:][0], 1) if config.muon_split else 1
     if len(parameter) % parts:
         raise ValueError(
             f"train.muon_split=True cuts {name} of {len(parameter)} rows into {parts} equal parts; name that layer "
@@ -271,10 +271,11 @@ def optimizers(
     if not by_parts:
         raise ValueError("train.optimizer='muon' needs matrices inside blocks, and this network has none; use adamw")
     # steps about as long as AdamW's (0.2 lr a value), so that one learning rate serves both
-    how: dict[str, Any] = {"momentum": 0.95, "ns_steps": NS_STEPS, "adjust_lr_fn": "match_rms_adamw"}
+    how: dict[str, Any] = {"momentum": 0.95, "nesterov": True, "adjust_lr_fn": "match_rms_adamw"}
     copies = dist.group.WORLD if processes is not None and processes.world > 1 else None
     matrices = [{"params": each, "parts": parts} for parts, each in by_parts.items()]
-    return [Muon(matrices, copies=copies, lr=config.lr, weight_decay=config.weight_decay, **how), adamw]
+    how |= {"lr": config.lr, "weight_decay": config.weight_decay, "ns_steps": NS_STEPS, "copies": copies}
+    return [Muon(matrices, **how), adamw]
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
