@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from mvm.recipes import Recipe, load_recipe, require_field_recipe
 from mvm.recipes.estimate import best_estimate, estimate, where_sums_dominate, with_batch
+from mvm.recipes.page import newton_schulz_shares, training_flops
 
 SHOWN = ("imagenet32-dit-b", "imagenet32-dit-l", "imagenet256-ddt-xl")
 GPUS = (1, 8, 64, 256, 1024)
@@ -38,6 +39,21 @@ def dominance_table() -> str:
     return "\n".join(lines)
 
 
+def muon_table() -> str:
+    """Return the work of a step with Muon on a GPU."""
+    lines = [
+        "| recipe | GPUs | Newton-Schulz of a step, TFLOP | of it the most on one GPU | images of one GPU, TFLOP |",
+        "|" + "---|" * 5,
+    ]
+    recipe = shown_recipe("imagenet256-ddt-xl")
+    for gpus in GPUS[:3]:
+        shares = newton_schulz_shares(recipe, gpus)
+        images = training_flops(recipe) * recipe.train.batch / gpus
+        sizes = " | ".join(f"{flops / 1e12:,.4g}" for flops in (sum(shares), max(shares), images))
+        lines.append(f"| `{recipe.name}` | {gpus} | {sizes} |")
+    return "\n".join(lines)
+
+
 def shown_recipe(name: str) -> Recipe:
     """Return a shipped recipe for a field."""
     return require_field_recipe(load_recipe(name), name)
@@ -60,4 +76,4 @@ def _row(recipe: Recipe, gpus: int) -> str:
 
 
 if __name__ == "__main__":
-    print("\n\n".join((scaling_table(), larger_batch_table(), dominance_table())))
+    print("\n\n".join((scaling_table(), larger_batch_table(), dominance_table(), muon_table())))

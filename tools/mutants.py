@@ -306,6 +306,16 @@ MUTANTS = [
     ),
     *of(
         "optim/optimizers.py",
+        "optim/test_muon.py -k split_steps",
+        ('max(rows // group.get("parts", 1), columns)', "max(rows, columns)"),
+    ),
+    *of(
+        "distributed/processes.py",
+        "optim/test_muon.py -k balanced",
+        ("-work[number]", "work[number]"),
+    ),
+    *of(
+        "optim/optimizers.py",
         "optim/test_optim_ema.py",
         ("config.lr * (step + 1) / config.warmup", "config.lr * step / config.warmup"),
         ("(1 - math.cos(math.pi * share)) / 2", "1 - math.cos(math.pi * share / 2)"),

@@ -225,7 +225,7 @@ def test_the_page_of_preconditioning_says_what_was_measured(preconditioning):
     assert preconditioning.table([json.loads(line) for line in stored]) in said
 
 
-@pytest.mark.parametrize("table", ["scaling_table", "larger_batch_table", "dominance_table"])
+@pytest.mark.parametrize("table", ["scaling_table", "larger_batch_table", "dominance_table", "muon_table"])
 def test_the_page_of_many_gpus_shows_the_tables(table):
     assert getattr(imported("scale_out"), table)() in (ROOT / "docs" / "scale-out.md").read_text(encoding="utf-8")
 

@@ -17,7 +17,7 @@ from mvm.recipes.estimate import (
     where_sums_dominate,
     with_batch,
 )
-from mvm.recipes.page import hours_on_h200
+from mvm.recipes.page import hours_on_h200, muon_matrices
 
 
 def recipe(name: str) -> Recipe:
@@ -78,6 +78,15 @@ def test_eight_gpus_by_hand():
     assert eight.images_per_second == pytest.approx(1024 / (eight.compute + eight.communication))
     assert eight.hours == pytest.approx(250228 * 1024 / eight.images_per_second / 3600)
     assert 0.9 < eight.efficiency < 1
+
+
+@pytest.mark.parametrize(("how", "ring"), [(estimate, all_reduce_seconds), (best_estimate, nested_all_reduce_seconds)])
+def test_muons_updates_are_sent_in_half_a_sums_time(how, ring):
+    """In two bytes a value: an H200's bf16."""
+    muon = recipe("imagenet256-ddt-xl")
+    adamw = replace(muon, train=replace(muon.train, optimizer="adamw"))
+    more = how(muon, 64).communication - how(adamw, 64).communication
+    assert more == pytest.approx(ring(2 * sum(rows * columns for (rows, columns), _ in muon_matrices(muon)), 64) / 2)
 
 
 def test_the_best_case_of_64_gpus_by_hand():

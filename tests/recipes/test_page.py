@@ -20,7 +20,16 @@ from mvm.recipes import (
     to_json,
 )
 from mvm.recipes.docs import option_docs
-from mvm.recipes.page import H200_FLOPS, H200_MFU, costs, has_estimate, hours_on_h200, page
+from mvm.recipes.page import (
+    H200_FLOPS,
+    H200_MFU,
+    costs,
+    has_estimate,
+    hours_on_h200,
+    muon_matrices,
+    newton_schulz_shares,
+    page,
+)
 
 
 def from_toml(text):
@@ -126,11 +135,27 @@ def test_hours_are_the_work_over_the_speed():
 
 def test_numbers_of_cifar10():
     """DiT-S/2 on 32x32: 12 blocks of width 384, 256 tokens."""
-    network, training, memory, estimate = costs(load_recipe("cifar10"))
+    network, training, memory, muon, estimate = costs(load_recipe("cifar10"))
     assert re.match(r"network   3\d\.\d M parameters, [56]\.\d+ G multiply-adds", network)
     assert training == "training  5.12 M images, 10000 steps of 512"
     assert re.match(r"memory    about 25\.?\d* GB for 512 images a GPU in bf16, compiled, of which 1\.?\d* GB", memory)
+    assert re.fullmatch(r"Muon      0\.289 TFLOP of Newton-Schulz a step; of 8 GPUs each does at most 0\.0372", muon)
     assert 0.1 <= float(estimate.split()[1]) < 0.4
+
+
+def test_newton_schulz_of_the_xl_by_hand():
+    """28 blocks of width 1440 and MLP 3840, two of 2048 and 5472 with modulations; 5 steps of 4 m m n + 2 m m m."""
+    recipe = load_recipe("imagenet256-ddt-xl")
+    narrow = [(4320, 1440), (1440, 1440), (7680, 1440), (1440, 3840)]
+    wide = [(6144, 2048), (2048, 2048), (10944, 2048), (2048, 5472), (12288, 2048)]
+    assert sorted(muon_matrices(recipe)) == sorted([(shape, 1) for shape in 28 * narrow + 2 * wide])
+    work = sum(5 * (4 * min(s) ** 2 * max(s) + 2 * min(s) ** 3) for s in 28 * narrow + 2 * wide)
+    assert newton_schulz_shares(recipe, 1) == [work]
+    eight = newton_schulz_shares(recipe, 8)
+    assert sum(eight) == work
+    assert max(eight) < 1.02 * work / 8
+    assert "Muon      30.5 TFLOP of Newton-Schulz a step; of 8 GPUs each does at most 3.85" in costs(recipe)
+    assert newton_schulz_shares(override(recipe, {"train.optimizer": "adamw"}), 8) == [0] * 8
 
 
 def test_a_folder_that_was_not_opened_has_no_costs(tmp_path):

@@ -200,7 +200,6 @@ def test_unknown_recipe_suggests_one():
         ('[engine]\nresident = "disk"', r"engine\.resident='disk'.*allowed: auto, device, host"),
         ("[engine]\nrecompute = 1.5", r"engine\.recompute=1\.5"),
         ("[engine]\naccumulate = 0", r"engine\.accumulate=0"),
-        ('[train]\noptimizer = "muon"\n[engine]\nparallel = "fsdp"', r"train\.optimizer='muon'.*use ddp"),
         ('[network]\nsize = "tiny"\n[repa]\nblock = 5', r"repa\.block=5 must lie in \[0, 4\]"),
         ("[data]\nsize = 32", r"data\.size belongs to data\.name='folder'; 'digits' is known"),
         ("[data]\nclasses = 10", r"data\.classes belongs to data\.name='folder'"),

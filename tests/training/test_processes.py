@@ -4,6 +4,7 @@ A launch costs some five seconds, so runs are made once and looked at by several
 """
 
 import contextlib
+import inspect
 import json
 import os
 import re
@@ -22,6 +23,7 @@ import torch
 from mvm import checkpoint
 from mvm.recipes import load_recipe, override
 from mvm.training.loop import train
+from mvm.training.trainer import Trainer
 
 PATIENCE = 600  # seconds that a command may take: against a hang, not about speed
 GRACE = 30  # seconds between SIGTERM and SIGKILL: torchrun's own, and what schedulers usually grant
@@ -50,6 +52,7 @@ FSDP = {"engine.parallel": "fsdp"}
 HYBRID = {**FSDP, "engine.shard": "2"}
 # Long enough to be interrupted in the middle: some 20 ms a step.
 LONG = {"train.steps": "120", "train.save_every": "30"}
+MUON = {"train.optimizer": "muon", "train.weight_decay": "0.1", "train.muon_split": "yes"}
 CLOSE = 1e-5
 
 
@@ -280,6 +283,64 @@ def test_uneven_shares_cut_into_uneven_parts_are_one_run(tmp_path, how):
     go(3, tmp_path / "three", uneven)
     alone(tmp_path / "one", {"train.batch": "23"})
     assert_close(tmp_path / "three", tmp_path / "one")
+
+
+# ---------------------------------------------------------------- Muon
+
+
+def restored_and_written(self, folder, restore=Trainer.restore):
+    """Trainer.restore, which also writes what it has read, to RUN.again."""
+    restore(self, folder)
+    if (write := self.snapshot()) is not None:
+        write(folder.parents[1].with_suffix(".again"))
+
+
+@pytest.fixture
+def muon(shared):
+    return shared("muon", lambda run: alone(run, MUON))
+
+
+@pytest.fixture
+def muon_fsdp(shared):
+    return shared("muon-fsdp", lambda run: go(2, run, {**MUON, **FSDP}))
+
+
+def test_muon_in_two_processes_with_shards_is_one_run(muon_fsdp, muon):
+    assert_close(muon_fsdp, muon)
+
+
+def test_muon_in_two_processes_with_copies_is_one_run(muon, tmp_path):
+    go(2, tmp_path / "copies", MUON)
+    assert_close(tmp_path / "copies", muon)
+
+
+def test_muon_goes_on_in_shards_and_out_of_them(muon, muon_fsdp, tmp_path, monkeypatch):
+    """What either has read of the other's checkpoint is that, to the bit."""
+    script, run = tmp_path / "again.py", cut(muon, tmp_path / "shards")
+    imports = "from mvm.cli import main\nfrom mvm.training.trainer import Trainer\n"
+    patched = "Trainer.restore = restored_and_written\nmain()\n"
+    script.write_text(imports + inspect.getsource(restored_and_written) + patched)
+    with started(2, run, {**MUON, **FSDP}, "--resume", program=(str(script),)) as work:
+        assert work.wait() == 0, work.output[-4000:]
+    assert distance(run.with_suffix(".again"), cut(muon, tmp_path / "before")) == 0
+    assert_close(run, muon)
+    run = cut(muon_fsdp, tmp_path / "alone")
+    monkeypatch.setattr(Trainer, "restore", restored_and_written)
+    alone(run, MUON, resume=True)
+    assert distance(run.with_suffix(".again"), cut(muon_fsdp, tmp_path / "sharded")) == 0
+    assert_close(run, muon)
+
+
+def test_muon_goes_on_in_the_same_shards_bit_for_bit(muon_fsdp, tmp_path):
+    run = cut(muon_fsdp, tmp_path / "same")
+    go(2, run, {**MUON, **FSDP}, "--resume")
+    assert_identical(run, muon_fsdp)
+
+
+@pytest.mark.slow
+def test_muon_in_hybrid_shards_is_one_run(muon, tmp_path):
+    go(4, tmp_path / "hybrid", {**MUON, **HYBRID})
+    assert_close(tmp_path / "hybrid", muon)
 
 
 # ---------------------------------------------------------------- going on with another number of processes

@@ -99,6 +99,7 @@ BOUND = {
     "repa.weight": "0.3",
     "train.batch": "16",
     "train.optimizer": "muon",
+    "train.muon_split": "yes",
     "train.weight_decay": "0.1",
     "train.beta1": "0.8",
     "train.clip": "2",

@@ -1,17 +1,20 @@
-"""Tensors that may be spread over processes (FSDP2's DTensor): their parts, and the whole; files read together."""
+"""Tensors that may be spread over processes (FSDP2's DTensor): parts, the whole, shared files and shared work."""
 
-from collections.abc import Iterator, Mapping
-from itertools import accumulate
-from math import prod
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, chain
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from safetensors import safe_open
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from mvm import checkpoint
-from mvm.distributed.processes import Processes
+from mvm.distributed.processes import Processes, balanced
+
+Shape = tuple[int, ...]
 
 
 class SharedFile(Mapping[str, Tensor]):
@@ -27,8 +30,8 @@ class SharedFile(Mapping[str, Tensor]):
             slices = {name: self.file.get_slice(name) for name in self.file.keys()}  # noqa: SIM118 (no mapping)
             self.shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
             # of single numbers every process reads its own: a message costs more
-            self.dtypes = {name: part[:0].dtype for name, part in slices.items() if prod(self.shapes[name]) > 1}
-        sizes = [prod(self.shapes[name]) * dtype.itemsize for name, dtype in self.dtypes.items()]
+            self.dtypes = {name: part[:0].dtype for name, part in slices.items() if math.prod(self.shapes[name]) > 1}
+        sizes = [math.prod(self.shapes[name]) * dtype.itemsize for name, dtype in self.dtypes.items()]
         middles = (stop - size / 2 for stop, size in zip(accumulate(sizes), sizes, strict=True))
         each, last = max(1, sum(sizes)) / processes.world, processes.world - 1
         owners = (min(int(middle / each), last) for middle in middles)
@@ -85,3 +88,84 @@ def joined(part: Tensor, parameter: Tensor) -> Tensor:
         return part
     shape, stride = parameter.shape, parameter.stride()
     return DTensor.from_local(part, parameter.device_mesh, parameter.placements, shape=shape, stride=stride)
+
+
+def by_owners(
+    compute: Callable[[dict[int, Tensor]], dict[int, Tensor]],
+    parts: Sequence[Tensor],
+    like: Sequence[Tensor],
+    work: Sequence[float],
+    copies: dist.ProcessGroup | None = None,
+) -> list[Tensor]:
+    """Return this process's parts of what `compute` makes of whole tensors, each computed by one process alone.
+
+    compute: from whole tensors by number to results of the same shapes and dtype. parts: this process's parts of the
+    tensors, in the dtype that is sent; like: tensors placed and sharded (by rows) as they are; work: of each. copies:
+    the processes that hold the same, where tensors are not sharded. All processes must ask, and get the same numbers.
+    """
+    shards = None
+    if isinstance(like[0], DTensor):
+        mesh, copies = like[0].device_mesh, None
+        for axis, placement in enumerate(like[0].placements):
+            if placement.is_shard(0):
+                shards = mesh.get_group(axis)
+            else:  # hybrid: copies, each with shards of its own
+                assert placement.is_replicate()
+                copies = mesh.get_group(axis)
+    size, shard = (1, 0) if shards is None else (dist.get_world_size(shards), dist.get_rank(shards))
+    count, copy = (1, 0) if copies is None else (dist.get_world_size(copies), dist.get_rank(copies))
+    owned: list[list[list[int]]] = [[[] for _ in range(size)] for _ in range(count)]  # numbers, by copy and shard
+    for number, place in enumerate(balanced(work, count * size)):
+        owned[place // size][place % size].append(number)
+    near, mine, empty = owned[copy], owned[copy][shard], parts[0].new_empty(0)
+    rows = [_rows(len(each), size) for each in like]
+
+    def shapes(numbers: list[int], shard: int) -> list[Shape]:
+        return [(rows[number][shard], *like[number].shape[1:]) for number in numbers]
+
+    if size == 1:
+        results = compute({number: parts[number] for number in mine})
+    else:
+        sent = [[parts[number] for number in numbers] for numbers in near]
+        pieces = _exchanged(sent, [shapes(mine, source) for source in range(size)], empty, shards)
+        made = compute({number: torch.cat(each) for number, *each in zip(mine, *pieces, strict=True)})
+        cut = [made[number].split(rows[number]) for number in mine]
+        sent = [[each[target] for each in cut] for target in range(size)]
+        pieces = _exchanged(sent, [shapes(numbers, shard) for numbers in near], empty, shards)
+        results = dict(zip(chain(*near), chain(*pieces), strict=True))
+    for source in range(count) if count > 1 else ():
+        numbers = [*chain(*owned[source])]
+        expected = shapes(numbers, shard)
+        if source == copy:
+            flat = _flat([results[number] for number in numbers], empty)
+        else:
+            flat = empty.new_empty(sum(map(math.prod, expected)))
+        if len(flat):
+            dist.broadcast(flat, group=copies, group_src=source)
+        results |= zip(numbers, _shaped(flat, expected), strict=True)
+    return [results[number] for number in range(len(parts))]
+
+
+def _rows(rows: int, size: int) -> list[int]:
+    """Return how many rows each shard has, as DTensor cuts them: the last ones may have fewer, or none."""
+    each = math.ceil(rows / size)
+    return [min(each, max(0, rows - shard * each)) for shard in range(size)]
+
+
+def _flat(tensors: Iterable[Tensor], empty: Tensor) -> Tensor:
+    return torch.cat([empty, *(each.reshape(-1) for each in tensors)])
+
+
+def _shaped(flat: Tensor, shapes: list[Shape]) -> list[Tensor]:
+    return [part.view(shape) for part, shape in zip(flat.split([*map(math.prod, shapes)]), shapes, strict=True)]
+
+
+def _exchanged(
+    sent: list[list[Tensor]], shapes: list[list[Shape]], empty: Tensor, group: dist.ProcessGroup | None
+) -> list[list[Tensor]]:
+    """Send each process of a group its tensors; return those, of these shapes, that each of them sent here."""
+    going = [sum(each.numel() for each in tensors) for tensors in sent]
+    coming = [sum(map(math.prod, each)) for each in shapes]
+    received = empty.new_empty(sum(coming))
+    dist.all_to_all_single(received, _flat(chain(*sent), empty), coming, going, group=group)
+    return [_shaped(part, each) for part, each in zip(received.split(coming), shapes, strict=True)]

@@ -2,13 +2,16 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
+from mvm.distributed.processes import Processes
 from mvm.optim.power_ema import exponent
 from mvm.options import between, check
 
@@ -23,6 +26,8 @@ DECAYS: dict[str, Callable[[float], float]] = {
 FIXED = ("constant", "piecewise")  # the decays that do not depend on the number of steps
 OPTIMIZERS = ("adamw", "muon")
 LARGEST_DECAY = 0.9999999
+PARTS = {"qkv": 3, "gate_up": 2}  # layers, by name, whose matrix is several of one shape, below each other
+NS_STEPS = 5  # of Newton-Schulz
 MATCH = 0.2  # root mean square of an AdamW step, in learning rates: the published match
 
 
@@ -40,6 +45,9 @@ class TrainConfig:
     optimizer: str = "adamw"
     """Optimizer; muon updates the matrices of the blocks by Muon and all other weights by AdamW, at one learning rate.
     One of: adamw, muon."""
+    muon_split: bool = False
+    """Whether Muon takes queries, keys and values (layers named qkv), gate and up (gate_up) for matrices of their own;
+    false: for one. Unused by train.optimizer adamw."""
     lr: float = 1e-4
     """Learning rate: the peak, after warm-up and before decay."""
     warmup: int = 0
@@ -132,7 +140,7 @@ def orthogonal(stack: Tensor, coefficients: tuple[float, float, float], steps: i
     """Return matrices (k, m, n) with their singular values brought near 1 by Newton-Schulz steps."""
     a, b, c = coefficients
     tall = stack.shape[-2] > stack.shape[-1]
-    x = (stack.mT if tall else stack).to(product_dtype(stack.device))
+    x = stack.mT if tall else stack
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=eps)
     for _ in range(steps):
         gram = x @ x.mT
@@ -140,58 +148,119 @@ def orthogonal(stack: Tensor, coefficients: tuple[float, float, float], steps: i
     return x.mT if tall else x
 
 
-class Muon(torch.optim.Muon):
-    """torch.optim.Muon, its formulas and its state, for all matrices of one shape at a time.
+def muon_parts(config: TrainConfig, name: str, parameter: Tensor) -> int:
+    """Return for how many matrices Muon takes a parameter; 0: AdamW has it."""
+    words = name.split(".")  # a wrapper may have put its own name in front
+    if config.optimizer != "muon" or {"blocks", "skips"}.isdisjoint(words) or parameter.ndim != 2:
+        return 0
+    parts = PARTS.get(words[-2:][0], 1) if config.muon_split else 1
+    if len(parameter) % parts:
+        raise ValueError(
+            f"train.muon_split=True cuts {name} of {len(parameter)} rows into {parts} equal parts; name that layer "
+            "otherwise, or leave train.muon_split false"
+        )
+    return parts
 
-    torch's own steps them one by one: thousands of small kernels a step.
+
+def newton_schulz_flops(shape: Sequence[int], parts: int = 1, steps: int = NS_STEPS) -> int:
+    """Return the FLOP of `orthogonal` on the parts of a matrix: three products a step, two of them of Gram matrices."""
+    short, long = sorted((shape[0] // parts, shape[1]))
+    return parts * steps * (4 * short**2 * long + 2 * short**3)
+
+
+class Muon(torch.optim.Muon):
+    """torch.optim.Muon, its formulas and its state, for all matrices of one shape at a time, by one process each.
+
+    torch's own steps them one by one: thousands of small kernels a step; and it takes shards for whole matrices.
 
     found_inf: None, or a number on the device: where it is not 0, weights and momentum stay as they are, as AdamW's do.
+    copies: the processes that hold the same weights and gradients (DDP); sharded ones (FSDP2) know theirs. A group's
+    `parts`: its matrices are so many, below each other, that are orthogonalised apart.
     """
 
     found_inf: Tensor | None = None
 
+    def __init__(self, params: Any, *, copies: dist.ProcessGroup | None = None, **options: Any) -> None:
+        super().__init__(params, **options)
+        self.copies = copies
+
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # ty: ignore[incompatible-method-override]
         """Move every matrix that has a gradient."""
-        for group in self.param_groups:
-            alike: dict[tuple[torch.Size, torch.dtype], list[Tensor]] = defaultdict(list)
+        from mvm.distributed.sharding import by_owners  # not above: half a second, and recipes read this file
+
+        alike: dict[tuple[int, torch.Size, torch.dtype], list[Tensor]] = defaultdict(list)
+        for number, group in enumerate(self.param_groups):
             for p in group["params"]:
                 if p.grad is not None:
-                    self.state[p].setdefault("momentum_buffer", torch.zeros_like(p.grad))
-                    alike[p.shape, p.dtype].append(p)
-            for matrices in alike.values():
-                self._move(matrices, group)
+                    alike[number, p.shape, p.dtype].append(p)
+        stacks = [(self.param_groups[number], matrices) for (number, *_), matrices in alike.items()]
+        if not stacks:
+            return
+        directions = [each for group, matrices in stacks for each in self._directions(matrices, group).unbind()]
+        matrices, parts = zip(*((p, group.get("parts", 1)) for group, alike in stacks for p in alike), strict=True)
+        work = [newton_schulz_flops(*each) for each in zip((p.shape for p in matrices), parts, strict=True)]
+        updates = iter(by_owners(lambda whole: self._orthogonal(whole, parts), directions, matrices, work, self.copies))
+        for group, matrices in stacks:
+            self._move(matrices, torch.stack([next(updates) for _ in matrices]), group)
 
-    def _move(self, matrices: list[Tensor], group: dict[str, Any]) -> None:
-        """Step matrices of one shape."""
-        rate, momentum = float(group["lr"]), group["momentum"]
-        buffers = [self.state[p]["momentum_buffer"] for p in matrices]
-        gradient = torch.stack([p.grad for p in matrices if p.grad is not None])  # (k, m, n)
+    def _directions(self, matrices: list[Tensor], group: dict[str, Any]) -> Tensor:
+        """Take in the gradients of matrices of one shape; return what is to be orthogonal, (k, rows held here, n)."""
+        momentum = group["momentum"]
+        gradient = torch.stack(_held([p.grad for p in matrices if p.grad is not None]))
+        for p in matrices:
+            if "momentum_buffer" not in self.state[p]:
+                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+        buffers = _held([self.state[p]["momentum_buffer"] for p in matrices])
         before = torch.stack(buffers)
         average = before.lerp(gradient, 1 - momentum)
         direction = gradient.lerp(average, momentum) if group["nesterov"] else average
-        update = orthogonal(direction, group["ns_coefficients"], group["ns_steps"], group["eps"])
-        weights = torch.stack(matrices)
-        length = rate * MATCH * math.sqrt(max(update.shape[-2:]))
+        torch._foreach_copy_(buffers, list(self._unless_bad(average, before).unbind()))
+        return direction.to(product_dtype(direction.device))
+
+    def _orthogonal(self, whole: dict[int, Tensor], parts: Sequence[int]) -> dict[int, Tensor]:
+        """Return matrices, or each of their parts, made orthogonal; those of one shape at a time."""
+        how = (self.defaults["ns_coefficients"], self.defaults["ns_steps"], self.defaults["eps"])
+        cut = {number: matrix.chunk(parts[number]) for number, matrix in whole.items()}
+        alike: dict[torch.Size, list[Tensor]] = defaultdict(list)
+        for part in chain(*cut.values()):
+            alike[part.shape].append(part)
+        made = {shape: iter(orthogonal(torch.stack(each), *how)) for shape, each in alike.items()}
+        return {number: torch.cat([next(made[part.shape]) for part in each]) for number, each in cut.items()}
+
+    def _move(self, matrices: list[Tensor], update: Tensor, group: dict[str, Any]) -> None:
+        """Step matrices of one shape by their updates, (k, rows held here, n)."""
+        rate, (rows, columns), held = float(group["lr"]), matrices[0].shape, _held(matrices)
+        weights = torch.stack(held)
+        length = rate * MATCH * math.sqrt(max(rows // group.get("parts", 1), columns))
         moved = (weights * (1 - rate * group["weight_decay"])).add_(update, alpha=-length)
-        if self.found_inf is not None:
-            bad = self.found_inf != 0
-            moved, average = torch.where(bad, weights, moved), torch.where(bad, before, average)
-        torch._foreach_copy_(matrices, list(moved.unbind()))
-        torch._foreach_copy_(buffers, list(average.unbind()))
+        torch._foreach_copy_(held, list(self._unless_bad(moved, weights).unbind()))
+
+    def _unless_bad(self, after: Tensor, before: Tensor) -> Tensor:
+        return after if self.found_inf is None else torch.where(self.found_inf != 0, before, after)
 
 
-def optimizers(config: TrainConfig, parameters: Iterable[tuple[str, nn.Parameter]]) -> list[torch.optim.Optimizer]:
+def _held(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Return this process's parts of tensors that may be sharded."""
+    from mvm.distributed.sharding import local
+
+    return [local(each) for each in tensors]
+
+
+def optimizers(
+    config: TrainConfig, parameters: Iterable[tuple[str, nn.Parameter]], processes: Processes | None = None
+) -> list[torch.optim.Optimizer]:
     """Return [AdamW], or [Muon, AdamW], over the named parameters that are trained, at one learning rate.
 
     Muon takes the matrices of blocks, no vectors, embeddings or heads: first and last layers do better with AdamW,
     which is fused: that kernel alone of torch's skips a step on the device where `found_inf` is 1; our Muon does too.
+    processes: those that hold the same parameters, or shards of them.
     """
-    hidden, others = [], []
+    by_parts: dict[int, list[nn.Parameter]] = defaultdict(list)
     for name, p in parameters:
-        inside = not {"blocks", "skips"}.isdisjoint(name.split("."))  # a wrapper may have put its own name in front
         if p.requires_grad:
-            (hidden if config.optimizer == "muon" and inside and p.ndim == 2 else others).append(p)
+            by_parts[muon_parts(config, name, p)].append(p)
+    others = by_parts.pop(0, [])
     groups = [
         {"params": [p for p in others if p.ndim >= 2], "weight_decay": config.weight_decay},
         {"params": [p for p in others if p.ndim < 2], "weight_decay": 0.0},
@@ -199,11 +268,14 @@ def optimizers(config: TrainConfig, parameters: Iterable[tuple[str, nn.Parameter
     adamw = torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), fused=True)
     if config.optimizer == "adamw":
         return [adamw]
-    if not hidden:
+    if not by_parts:
         raise ValueError("train.optimizer='muon' needs matrices inside blocks, and this network has none; use adamw")
     # steps about as long as AdamW's (0.2 lr a value), so that one learning rate serves both
     how: dict[str, Any] = {"momentum": 0.95, "nesterov": True, "adjust_lr_fn": "match_rms_adamw"}
-    return [Muon(hidden, lr=config.lr, weight_decay=config.weight_decay, **how), adamw]
+    copies = dist.group.WORLD if processes is not None and processes.world > 1 else None
+    matrices = [{"params": each, "parts": parts} for parts, each in by_parts.items()]
+    how |= {"lr": config.lr, "weight_decay": config.weight_decay, "ns_steps": NS_STEPS, "copies": copies}
+    return [Muon(matrices, **how), adamw]
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

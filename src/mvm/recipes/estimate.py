@@ -1,8 +1,8 @@
 """How long a recipe takes on many GPUs: a simple model on top of what was measured on one, no measurement.
 
-A step is the images of one GPU at the speed of one GPU, and what the sum of the gradients adds to it. In the worst case
-that is all of a single ring's time. In the best case nodes have rings inside and between them, and sums travel while
-earlier blocks are still computed.
+A step is the images of one GPU at the speed of one GPU, and what the sum of the gradients and the sending of Muon's
+updates add to it. In the worst case that is all of a single ring's time. In the best case nodes have rings inside and
+between them, and sums travel while earlier blocks are still computed.
 """
 
 import math
@@ -12,15 +12,14 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from mvm.network import parameters
-from mvm.recipes.memory import GRADIENT
-from mvm.recipes.page import SHOWN_BATCH, has_estimate, hours_on_h200
+from mvm.recipes.memory import GRADIENT, HALF
+from mvm.recipes.page import NODE, SHOWN_BATCH, has_estimate, hours_on_h200, muon_matrices
 from mvm.recipes.schema import Recipe
 
 # images/s of one NVIDIA H200 where the network is none that recipes.page knows the speed of: `mvm bench` at 256 images
 MEASURED = {"imagenet256-ddt-xl": 317.0}
 
 FORWARD = 1 / 3  # of a block's work: the backward pass has two products for each of the forward's
-NODE = 8  # GPUs that NVLink joins
 NVLINK = 450e9  # bytes a second and GPU, one way: NVLink 4, of whose 900 GB/s half go each way
 NETWORK = 50e9  # bytes a second and GPU, one way: an adapter of 400 Gbit/s for every GPU, and no congestion
 BUCKET = 25 * 2**20  # bytes that DDP sums at once, its default
@@ -89,7 +88,7 @@ def exposed_seconds(backward: float, communication: float, buckets: int) -> floa
 
 def estimate(recipe: Recipe, gpus: int) -> Estimate:
     """Return what a step and the training take on so many H200s, each with a copy of the weights, in the worst case."""
-    return _estimated(recipe, gpus, lambda size, compute: all_reduce_seconds(size, gpus))
+    return _estimated(recipe, gpus, all_reduce_seconds, lambda size, compute: all_reduce_seconds(size, gpus))
 
 
 def best_estimate(recipe: Recipe, gpus: int) -> Estimate:
@@ -100,16 +99,23 @@ def best_estimate(recipe: Recipe, gpus: int) -> Estimate:
         backward = (1 - FORWARD) * compute / parts
         return exposed_seconds(backward, nested_all_reduce_seconds(size, gpus), math.ceil(size / BUCKET))
 
-    return _estimated(recipe, gpus, exposed)
+    return _estimated(recipe, gpus, nested_all_reduce_seconds, exposed)
 
 
-def _estimated(recipe: Recipe, gpus: int, exposed: Callable[[float, float], float]) -> Estimate:
-    """exposed: from the bytes of the gradients and the seconds that a step computes, the seconds that sums add."""
+def _estimated(
+    recipe: Recipe, gpus: int, ring: Callable[[float, int], float], exposed: Callable[[float, float], float]
+) -> Estimate:
+    """ring: seconds of a sum of so many bytes over so many GPUs.
+
+    exposed: from the bytes of the gradients and the seconds that a step computes, the seconds that sums add.
+    """
     if gpus > recipe.train.batch:
         raise ValueError(f"train.batch={recipe.train.batch} is less than an image for each of {gpus} GPUs; enlarge it")
     images = recipe.train.batch / gpus
     compute = images / speed_on_h200(recipe)
-    communication = exposed(GRADIENT * parameters(*recipe.blueprint), compute)
+    updates = HALF * sum(rows * columns for (rows, columns), _ in muon_matrices(recipe))
+    # to send updates from their owners to all takes half of a sum's time, in which nothing else is computed
+    communication = exposed(GRADIENT * parameters(*recipe.blueprint), compute) + ring(updates, gpus) / 2
     hours = recipe.train.steps * (compute + communication) / 3600
     return Estimate(gpus, images, compute, communication, hours)
 

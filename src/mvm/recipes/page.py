@@ -4,8 +4,12 @@ import json
 import textwrap
 from typing import Any
 
+import torch
+
+from mvm.distributed.processes import balanced
 from mvm.latent.rae import decoder_cost
-from mvm.network import SIZES, OwnConfig, parameters
+from mvm.network import SIZES, OwnConfig, build_network, parameters
+from mvm.optim.optimizers import muon_parts, newton_schulz_flops
 from mvm.options import meanings
 from mvm.recipes.docs import option_docs, table_docs
 from mvm.recipes.memory import training_memory
@@ -17,6 +21,7 @@ from mvm.untrusted import printable
 # measured by benchmarks/training_speed.py.
 H200_FLOPS = 790e12
 ONE_GPU = 512  # images of a step that recipes give to one GPU
+NODE = 8  # GPUs that NVLink joins
 SHOWN_BATCH = 256  # images a GPU that memory is given for where a step has more
 H200_MFU = {"S": 0.335, "B": 0.485, "L": 0.523, "XL": 0.518}  # L: benchmarks/cost_fit.py; XL: 16 heads, half recomputed
 
@@ -42,6 +47,21 @@ def hours_on_h200(recipe: Recipe) -> float:
     return training_flops(recipe) * images / (H200_FLOPS * H200_MFU[recipe.network.size]) / 3600
 
 
+def muon_matrices(recipe: Recipe) -> list[tuple[torch.Size, int]]:
+    """Return shape and parts of each matrix that Muon has; none with another optimizer."""
+    with torch.device("meta"):
+        named = build_network(*recipe.blueprint).named_parameters()
+    return [(p.shape, parts) for name, p in named if (parts := muon_parts(recipe.train, name, p))]
+
+
+def newton_schulz_shares(recipe: Recipe, gpus: int) -> list[int]:
+    """Return the FLOP of Newton-Schulz in a step on each of so many GPUs."""
+    work, shares = [newton_schulz_flops(*each) for each in muon_matrices(recipe)], [0] * gpus
+    for flops, place in zip(work, balanced(work, gpus), strict=True):
+        shares[place] += flops
+    return shares
+
+
 def costs(recipe: AnyRecipe) -> list[str]:
     """Return lines on size and compute; a folder that is not opened yet has no shape, and its network no cost."""
     images = recipe.train.steps * recipe.train.batch
@@ -63,6 +83,9 @@ def costs(recipe: AnyRecipe) -> list[str]:
         f"memory    about {need.total / 1e9:.3g} GB for {batch} images a GPU in bf16, compiled, of which "
         f"{need.states / 1e9:.3g} GB are weights, optimizer and averages",
     ]
+    if sum(shares := newton_schulz_shares(recipe, NODE)):
+        most = f"of {NODE} GPUs each does at most {max(shares) / 1e12:.3g}"
+        lines.append(f"Muon      {sum(shares) / 1e12:.3g} TFLOP of Newton-Schulz a step; {most}")
     if has_estimate(recipe):
         basis = "from measured throughput" + (", without REPA's encoder and projector" if recipe.repa.encoder else "")
         lines.append(f"estimate  {hours_on_h200(recipe):.2g} hours on one NVIDIA H200 ({basis})")

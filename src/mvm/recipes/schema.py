@@ -261,11 +261,6 @@ class Recipe(BaseRecipe):
         self.require_guidance("sample.cfg", self.sample.cfg)
         self.repa.tap(self.network.dimensions[0])  # refuses a block that is not there
         require_previews(self.train, self.preview)
-        if self.train.optimizer == "muon" and self.engine.parallel == "fsdp":
-            raise ValueError(
-                "train.optimizer='muon' orthogonalises whole matrices, which engine.parallel='fsdp' spreads; "
-                "use ddp, or train.optimizer='adamw'"
-            )
 
     def _check_objective(self) -> None:
         """An objective that this schedule cannot sample, or these times not weight, is refused before training."""

@@ -89,7 +89,7 @@ class DecoderTrainer(Trainer[DecoderRecipe]):
         if engine.compile == "auto":  # blocks alone are compiled, see DecoderRecipe
             engine = replace(engine, compile="blocks" if device.type == "cuda" else "off")
         self.engine = Engine(engine, self.decoder, self.decoder, self.processes, False)  # ty: ignore[invalid-argument-type]
-        self.decoder_optimizers = optimizers(recipe.train, self.decoder.named_parameters())
+        self.decoder_optimizers = optimizers(recipe.train, self.decoder.named_parameters(), self.processes)
         own = replace(recipe.train, optimizer="adamw")  # Muon is for transformers
         self.judge_optimizers = optimizers(own, self.heads.named_parameters()) if len(self.heads) else []
         self.optimizers = [*self.decoder_optimizers, *self.judge_optimizers]

@@ -100,7 +100,7 @@ class FieldTrainer(Trainer[Recipe]):
         spare = network is not None and recipe.engine.parallel == "fsdp"
         self.spare: Any = copy.deepcopy(self.model.network).cpu() if spare else None
         self.engine = Engine(recipe.engine, self.learner, self.model.network, self.processes, unused)
-        self.optimizers = optimizers(recipe.train, self.learner.named())
+        self.optimizers = optimizers(recipe.train, self.learner.named(), self.processes)
         self.averages = Averages(self.model.network, recipe.train.ema, recipe.train.power)
 
     def _try_out(self, network: Own) -> None:
