@@ -33,9 +33,8 @@ class SharedFile(Mapping[str, Tensor]):
             self.dtypes = {name: part[:0].dtype for name, part in slices.items() if math.prod(self.shapes[name]) > 1}
         sizes = [math.prod(self.shapes[name]) * dtype.itemsize for name, dtype in self.dtypes.items()]
         middles = (stop - size / 2 for stop, size in zip(accumulate(sizes), sizes, strict=True))
-        each, last = max(1, sum(sizes)) / processes.world, processes.world - 1
-        owners = (min(int(middle / each), last) for middle in middles)
-        self.owners = dict(zip(self.dtypes, owners, strict=True))
+        each = sum(sizes) / processes.world
+        self.owners = {name: int(middle / each) for name, middle in zip(self.dtypes, middles, strict=True)}
 
     def __len__(self) -> int:
         return len(self.shapes)
