@@ -61,6 +61,33 @@ def weights(model):
     return model.network.state_dict()
 
 
+def test_a_weaker_model_in_other_latents_is_refused(recipe, make_rae, encoders, data, tmp_path):
+    """Of one shape: the fingerprints of encoder and statistics tell them apart, another decoder does not matter."""
+    pictures = open_prepared(data).load().images
+    model = Model(recipe)
+    for name, encoder, seed in (("decoder", {}, 5), ("statistics", {"seed": 1}, 0)):
+        make_rae(encoders(layers="last-2", **encoder), pictures, seed).save(tmp_path / name)
+    decoder, statistics = (
+        Model(replace(recipe, name=name, codec=replace(recipe.codec, path=str(tmp_path / name))))
+        for name in ("decoder", "statistics")
+    )
+    Sampler(model, auto=decoder)
+    ours, theirs = (each.codec.identity["codec"][:12] for each in (model, statistics))
+    said = f"auto: 'statistics' has latents of fingerprint {theirs}, and 'latent', which it is to guide, has {ours};"
+    with pytest.raises(ValueError, match=said):
+        Sampler(model, auto=statistics)
+
+
+def test_autoguidance_over_internal_guidance_with_a_shared_backbone(recipe):
+    """Two passes an evaluation: of the model with its inner head, and of the weaker model, which shares nothing."""
+    model, weak = (Model(replace(recipe, seed=seed)).eval() for seed in (0, 1))
+    settings = SampleConfig(nfe=6, internal=1.5, auto_scale=1.5, share=0.5)
+    calls = []
+    weak.network.register_forward_hook(lambda *_: calls.append(1))
+    found = Sampler(model, auto=weak).images(torch.tensor([0, 1]), torch.arange(2), settings, progress=False)
+    assert (found.nfe, found.passes, len(calls)) == (6, 12, 6)
+
+
 def test_four_steps_are_two_and_two(recipe, tmp_path):
     whole = train(recipe, tmp_path / "whole", progress=False)
     train(recipe, tmp_path / "parts", until=2, progress=False)

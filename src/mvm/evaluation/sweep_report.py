@@ -16,7 +16,6 @@ from mvm.evaluation.report import COLOURS, DASHES, MARKERS, Curve, Html, Page, P
 from mvm.files import atomic, write_text
 from mvm.metrics.distances import NORMAL_95, student_95
 from mvm.metrics.measures import MEASURES, Key, Measure
-from mvm.settings import SampleConfig
 
 ABSENT = "-"
 GRID_WIDTH = 480  # CSS pixels
@@ -127,21 +126,36 @@ def in_words(measurement: Reading) -> str:
     return f"{value:z.{decimals}f} ± {short if float(short) or not error else f'{error:.1g}'}"
 
 
-def guidance_of(result: Result) -> tuple[float, float, float, float]:
-    """Return the scales, classifier-free and internal, and the interval; without guidance it has no meaning."""
+class GuidanceKey(NamedTuple):
+    """The scales of guidance, where it acts, and the weights that guide by autoguidance."""
+
+    cfg: float = 1.0
+    internal: float = 1.0
+    auto_scale: float = 1.0
+    auto: str = ""
+    low: float = 0.0
+    high: float = 1.0
+
+
+def guidance_of(result: Result) -> GuidanceKey:
+    """Return what guides; without guidance an interval has no meaning."""
     how = result.settings
-    return (how.cfg, how.internal, how.low, how.high) if how.guided else (1.0, 1.0, 0.0, 1.0)
+    if not how.guided:
+        return GuidanceKey()
+    return GuidanceKey(how.cfg, how.internal, how.auto_scale, result.auto, how.low, how.high)
 
 
-def guidance_text(how: SampleConfig) -> str:
+def guidance_text(result: Result) -> str:
     """Return "none", or the scales and where they act."""
+    how, by = result.settings, f" by {result.auto}" * bool(result.auto)
     scales = [f"{how.cfg:g}"] * (how.cfg != 1) + [f"internal {how.internal:g}"] * (how.internal != 1)
+    scales += [f"auto {how.auto_scale:g}{by}"] * (how.auto_scale != 1)
     interval = "everywhere" if (how.low, how.high) == (0, 1) else f"on [{how.low:g}, {how.high:g}]"
     return f"{' and '.join(scales)} {interval}" if scales else "none"
 
 
 def guidance_name(result: Result) -> str:
-    return f"guidance {guidance_text(result.settings)}" if result.settings.guided else "no guidance"
+    return f"guidance {guidance_text(result)}" if result.settings.guided else "no guidance"
 
 
 def rho_name(rho: float) -> str:
@@ -152,7 +166,7 @@ class CellKey(NamedTuple):
     """Where a cell stands among the others."""
 
     solver: str
-    guidance: tuple[float, float, float, float]
+    guidance: GuidanceKey
     rho: float
     nfe: int
 
@@ -355,7 +369,7 @@ def _styles(results: Sequence[Result]) -> Callable[[Result], Style]:
 
     def style(result: Result) -> Style:
         i, j = ways.index((result.solver, result.settings.rho)), guidances.index(guidance_of(result))
-        plain = result.settings.cfg == 1
+        plain = not result.settings.guided
         return Style(COLOURS[i % len(COLOURS)], DASHES[j % 4], MARKERS[i % len(MARKERS)], filled=plain)
 
     return style
@@ -392,7 +406,7 @@ def _panels(
         ends = [v.value + sign * error for v, error in zip(known, errors, strict=True) for sign in (-1, 1)]
         y = scale_of(ends, decades=math.inf)
     curves = list(grouped(cells, lambda r: cell_key(r)[:3]).values())
-    sides = [[c for c in curves if (c[0].settings.cfg == 1) == plain] for plain in (True, False)] if apart else [curves]
+    sides = [[c for c in curves if c[0].settings.guided == guided] for guided in (False, True)] if apart else [curves]
     panels = []
     for group in (panel for side in sides if side for panel in _split(side, guidance_of, lambda r: r.solver)):
         guidances = {guidance_name(curve[0]) for curve in group}
@@ -516,7 +530,7 @@ def _best_section(page: Page, results: Sequence[Result], metrics: Sequence[str])
         top = best(results, metric)
         if top is not None and top.count > 1:
             cell, how = top.cell, top.cell.settings
-            way = [cell.solver, guidance_text(how), rho_name(how.rho), how.nfe, f"{cell.passes:.4g}"]
+            way = [cell.solver, guidance_text(top.cell), rho_name(how.rho), how.nfe, f"{cell.passes:.4g}"]
             rows.append([metric_named(metric).title, in_words(top.reading), *way, len(top.rivals)])
     header = ["metric", "best", "solver", "guidance", "rho", "NFE", "passes", "others level with it"]
     if rows:
@@ -539,12 +553,15 @@ def _table_section(page: Page, results: Sequence[Result], metrics: Sequence[str]
         speed = [number(images / r.seconds) if r.seconds > 0 else ABSENT] if images else []
         evaluations = "" if r.evaluations == r.settings.nfe else f" ({r.evaluations:g} made)"
         cost = [f"{r.settings.nfe}{evaluations}", f"{r.passes:.4g}", number(r.seconds), *speed]
-        way = [r.solver, guidance_text(r.settings), f"{r.settings.rho:g}"]
+        way = [r.solver, guidance_text(r), f"{r.settings.rho:g}"]
         rows.append([*way, *cost, *(marked(r, metric) for metric in metrics)])
     header = ["solver", "guidance", "rho", "NFE", "passes", "seconds", *(["images/s"] if images else [])]
     header += [metric_named(metric).label for metric in metrics]
     legend = "★ best of its column; ☆ level with the best."
-    text = f"{legend} NFE and passes are per image; a guided evaluation takes two passes."
+    text = (
+        f"{legend} NFE and passes are per image; a guided evaluation takes two passes, by internal guidance one, "
+        "by classifier-free and autoguidance together three."
+    )
     page.section("All cells", html.paragraph(text), html.table(header, rows, "cells"))
 
 

@@ -257,6 +257,11 @@ class Recipe(BaseRecipe):
         if isinstance(self.network, OwnConfig):
             self._check_own()
         self.require_guidance("sample.cfg", self.sample.cfg)
+        if self.sample.auto_scale != 1:
+            raise ValueError(
+                f"sample.auto_scale={self.sample.auto_scale}: a recipe names no weaker model; leave it at 1, and give "
+                "--auto RUN --auto-scale to what samples"
+            )
         self.repa.tap(self.network.dimensions[0])  # refuses a block that is not there
         require_previews(self.train, self.preview)
         if self.train.optimizer == "muon" and self.engine.parallel == "fsdp":
