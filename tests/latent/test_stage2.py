@@ -1,5 +1,6 @@
 """Latents end to end: prepared images -> autoencoder -> cached latents -> DDT -> samples -> pictures -> a figure."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -12,11 +13,22 @@ from mvm.data import open_prepared
 from mvm.data.prepare import prepare
 from mvm.distributed.processes import EngineConfig
 from mvm.generate import Sampler
+from mvm.latent import RAE, Decoder, load_latent_encoder, measure
 from mvm.model import Model, load
 from mvm.network import DDTConfig
+from mvm.network.layers import rotary_table
 from mvm.objective import ObjectiveConfig
 from mvm.optim.optimizers import TrainConfig
-from mvm.recipes import CodecConfig, DataConfig, Recipe, SampleConfig, parse_recipe, to_json
+from mvm.recipes import (
+    CodecConfig,
+    DataConfig,
+    Recipe,
+    SampleConfig,
+    load_recipe,
+    override,
+    parse_recipe,
+    to_json,
+)
 from mvm.solver.sampling import solve
 from mvm.solver.sharing import SharingPlan, best_steps, shared, similarity
 from mvm.training.data import training_store
@@ -59,6 +71,34 @@ def recipe(data, autoencoder):
 
 def weights(model):
     return model.network.state_dict()
+
+
+def test_512_pixels_from_encoder_to_picture(tmp_path):
+    """The two recipes with tiny widths: 448 pixels of the encoder are 32 x 32 tokens, all of them told apart."""
+    transformers = pytest.importorskip("transformers", reason="needs mean-velocity-matching[encoders]")
+    small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_register_tokens": 3}
+    config = transformers.Dinov2WithRegistersConfig(**small, image_size=518, patch_size=14)  # positions of 37 x 37
+    transformers.Dinov2WithRegistersModel(config).save_pretrained(tmp_path / "encoder")
+    first = override(
+        load_recipe("imagenet512-rae-stage1"), {"encoder.name": str(tmp_path / "encoder"), "decoder.size": "tiny"}
+    )
+    encoder = load_latent_encoder(first.encoder)
+    pictures = torch.randint(
+        0, 256, (2, *first.data.shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
+    statistics = measure(encoder, pictures, batch=1, progress=False).result(encoder.origin)
+    rae = RAE(encoder, Decoder(first.decoder, encoder.latent_shape, encoder.origin), statistics).eval()
+    assert rae.latent_shape == (16, first.side, first.side) == (16, 32, 32)
+
+    tiny = {"depth": "2", "width": "16", "heads": "2", "head_depth": "1", "head_width": "16", "head_heads": "2"}
+    published = load_recipe("imagenet512-ddt-xl")
+    assert published.path.law.shift_dimension == math.prod(published.sample_shape) == 768 * 32 * 32
+    recipe = override(published, {f"network.{name}": value for name, value in tiny.items()} | {"codec.channels": "16"})
+    model = Model(recipe, codec=rae).eval()
+    found = Sampler(model).images(torch.tensor([7]), torch.tensor([0]), SampleConfig(nfe=2), progress=False)
+    assert found.images.shape == (1, 3, 512, 512)
+    angles = rotary_table((32, 32), 8)
+    assert len(angles.unique(dim=0)) == 1024
 
 
 def test_a_weaker_model_in_other_latents_is_refused(recipe, make_rae, encoders, data, tmp_path):

@@ -107,6 +107,7 @@ DATA_SETS: dict[str, DataSet] = {
     "cifar10": DataSet((3, 32, 32), _CIFAR10),
     "imagenet32": DataSet((3, 32, 32), tuple(map(str, range(1000)))),
     "imagenet256": DataSet((3, 256, 256), tuple(map(str, range(1000)))),
+    "imagenet512": DataSet((3, 512, 512), tuple(map(str, range(1000)))),
     "imagenette": DataSet((3, 224, 224), _IMAGENETTE),
 }
 

@@ -52,6 +52,7 @@ HUB_DATA = {
     "cifar10": "uoft-cs/cifar10",
     "imagenet32": "ILSVRC/imagenet-1k",
     "imagenet256": "ILSVRC/imagenet-1k",
+    "imagenet512": "ILSVRC/imagenet-1k",
     "imagenette": "frgfm/imagenette",
 }
 NAMED = 20  # class names in a card

@@ -31,7 +31,7 @@ class DataConfig:
 
     name: str = "digits"
     """Data set; "folder" is any folder written by `mvm data prepare`, named by data.path.
-    One of: digits, cifar10, imagenet32, imagenet256, imagenette, folder."""
+    One of: digits, cifar10, imagenet32, imagenet256, imagenet512, imagenette, folder."""
     path: str = ""
     """Folder of prepared images, as written by `mvm data prepare`; empty: data/NAME."""
     mirror: bool = False
