@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -22,6 +22,7 @@ from mvm.evaluation.sweep_report import guidance_name
 from mvm.generate import Draw, Replays, Sampler, require_same_data, solver_of
 from mvm.model import Model, load
 from mvm.precision import arithmetic
+from mvm.published.write import sampler_words
 from mvm.recipes import SampleConfig, load_recipe, override
 from mvm.samples import sample_parts
 from mvm.solver import Auto, ClassifierFree, Interval, adams
@@ -259,6 +260,11 @@ def test_sampled_sets_say_which_weights_guide(model, weak_run):
     facts = of_model(sampler, Draw(4), SETTINGS).facts
     assert facts["auto"] == {name: value for name, value in load(weak_run).origin.items() if name != "tuned"}
     assert "auto" not in of_model(sampler, Draw(4), replace(SETTINGS, auto_scale=1.0)).facts
+
+
+def test_a_card_names_the_weaker_model():
+    words = sampler_words({**asdict(SETTINGS), "auto": "small"})
+    assert words == "adams, 4 evaluations, rho 0.5, autoguidance 1.5 by small, guided in [0, 1]"
 
 
 # ---- sweeps
