@@ -8,6 +8,7 @@ DINOv3-L at 256 pixels, blocks 12 to 24 by twos, as `imagenet256-ddt-xl` runs it
 import argparse
 import statistics
 import tempfile
+from functools import partial
 
 import torch
 
@@ -31,14 +32,14 @@ def main() -> None:
         encoder = load_latent_encoder(EncoderConfig(folder, "12,14,16,18,20,22,24", 256, True)).to(device)
     images = torch.randint(0, 256, (options.batch, 3, 256, 256), dtype=torch.uint8, device=device)
     latents = {}
+
+    def encode(precision: str) -> None:
+        with autocast(EngineConfig(precision=precision), device):
+            latents[precision] = encoder(images)
+
     for precision in ("fp32", "bf16"):
-
-        def encode(engine: EngineConfig = EngineConfig(precision=precision)) -> None:
-            with autocast(engine, device):
-                latents[engine.precision] = encoder(images)
-
-        seconds_of(encode, device, 2)  # libraries, memory
-        seconds = statistics.median(seconds_of(encode, device, options.times))
+        encode(precision)  # libraries, memory
+        seconds = statistics.median(seconds_of(partial(encode, precision), device, options.times))
         print(f"{precision}: {options.batch / seconds:,.0f} images/s, {1000 * seconds:.1f} ms a batch", flush=True)
     gap = (latents["bf16"] - latents["fp32"]).norm() / latents["fp32"].norm()
     print(f"relative difference of the latents: {float(gap):.2g}")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mvm.evaluation.report import Curve, PlotAxes, figure_of, legend_rows, save_figure
+from mvm.evaluation.report import Curve, PlotAxes, figure_of, save_figure
 from mvm.evaluation.sweep_report import WIDTH, Gap, metric_named, scale_of
 from mvm.files import put_in_place, temporary_beside, write_text
 from mvm.metrics.distances import student_95
@@ -186,9 +186,8 @@ def panels(runs: Mapping[str, Sequence[Told]]) -> list[tuple[list[Curve], PlotAx
 
 def figure(runs: Mapping[str, Sequence[Told]], out: Path) -> None:
     drawn = panels(runs)
-    height = 3.2 + 0.2 * max(legend_rows(curves, WIDTH) for curves, _ in drawn)
     temporary = temporary_beside(out)
-    save_figure(figure_of(drawn, WIDTH, height), temporary, out.suffix[1:])
+    save_figure(figure_of(drawn, WIDTH, 3.2), temporary, out.suffix[1:])
     put_in_place(temporary, out)
 
 

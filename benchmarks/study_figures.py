@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from mvm.evaluation.cells import Result
-from mvm.evaluation.report import COLOURS, DASHES, MARKERS, Curve, PlotAxes, Style, figure_of, legend_rows, save_figure
+from mvm.evaluation.report import COLOURS, DASHES, MARKERS, Curve, PlotAxes, Style, figure_of, save_figure
 from mvm.evaluation.sweep_report import (
     EVALUATIONS,
     WIDTH,
@@ -271,9 +271,8 @@ def solver_panels(
 
 def write_figure(panels: Sequence[tuple[list[Curve], PlotAxes]], out: Path) -> None:
     """Write panels side by side, .png or .svg."""
-    height = 3.0 + 0.2 * max(legend_rows(curves, WIDTH) for curves, _ in panels)
     temporary = temporary_beside(out)
-    save_figure(figure_of(panels, WIDTH, height), temporary, out.suffix[1:])
+    save_figure(figure_of(panels, WIDTH, 3.0), temporary, out.suffix[1:])
     put_in_place(temporary, out)
 
 

@@ -139,6 +139,8 @@ MUTANTS = [
     *of(
         "solver/guidance.py",
         "solver/test_guidance.py",
+        ("wrap(on_schedule(self.weak, schedule))", "wrap(self.weak)"),
+        ("extrapolate(self.weak(x, t, condition), base(x, t, condition), self.scale)", "base(x, t, condition)"),
         ("weak + scale * (strong - weak)", "strong + scale * (strong - weak)"),
         (".clamp(0, 1)", ""),
         ("p <= self.high + _TOLERANCE", "p < self.high - _TOLERANCE"),

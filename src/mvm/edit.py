@@ -180,7 +180,7 @@ class Conditioned:
         self.field, self.meter, self.products = field, metered(field), 0
         self.base = (_PairedPosterior if isinstance(field, PairedField) else _Posterior)(self, self.meter)
         self.rules = tuple(
-            rule.counted(lambda weak: _Posterior(self, self.meter.also(weak))) for rule in as_rules(guidance)
+            rule.on(self.schedule, lambda weak: _Posterior(self, self.meter.also(weak))) for rule in as_rules(guidance)
         )
 
     def check_condition(self, condition: Condition, x: Tensor) -> Condition:

@@ -14,7 +14,7 @@ import sys
 import warnings
 from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -28,6 +28,7 @@ from tqdm import tqdm
 
 from mvm import noise
 from mvm.latent import Undecoded
+from mvm.latent.codec import DIGITS, fingerprint
 from mvm.model import Model, load
 from mvm.network import DDT, DiT
 from mvm.network.fast import cpu, gpu, int8
@@ -244,8 +245,33 @@ class Draw:
         return torch.arange(span.start, span.start + size) % self.num
 
 
-def check_settings(model: Model, settings: SampleConfig) -> None:
-    """Refuse settings that a model cannot be sampled with, before anything is made of it."""
+def require_same_data(model: Model, auto: Model) -> None:
+    """Refuse a weaker model of other samples, conditions or latents than those of the model that it is to guide."""
+
+    def facts(each: Model) -> dict[str, Any]:
+        recipe, names = each.recipe, each.classes if each.labelled else ()
+        return {
+            "samples": each.sample_shape,
+            "codec": f"{recipe.codec.kind} of {recipe.data.values}, scale {recipe.codec.scale:g}",
+            "latents of fingerprint": each.codec.identity.get("codec", "")[:DIGITS] or "none",
+            "condition": recipe.condition.words,
+            "classes": len(names),
+            **{f"class {number}": name for number, name in enumerate(names)},
+        }
+
+    ours, theirs = facts(model), facts(auto)
+    for what, value in ours.items():
+        if theirs[what] != value:
+            names = [each.origin.get("run", each.recipe.name) for each in (auto, model)]
+            raise ValueError(
+                f"auto: '{names[0]}' has {what} {theirs[what]}, and '{names[1]}', which it is to guide, has {value}; "
+                "give a weaker model of the same data"
+            )
+
+
+def check_settings(model: Model, settings: SampleConfig, auto: Model | None = None) -> None:
+    """Refuse settings that a model, guided by a weaker one if need be, cannot be sampled with, before the work."""
+    settings.guidance(auto)
     solver, recipe = settings.build_solver(), model.recipe
     solver.plan(model.schedule, settings.nfe, settings.rho)
     if isinstance(model.codec, Undecoded):
@@ -260,11 +286,12 @@ def check_settings(model: Model, settings: SampleConfig) -> None:
 def solver_of(model: Model, settings: SampleConfig) -> Solver:
     """Return the solver that samples the model: as the settings name it, or the default with the model's tuned times.
 
-    A backbone that is shared between steps is another field than the one that times were fitted to.
+    Sharing a backbone between steps and guidance by another model make another field than times were fitted to.
     """
-    solver = None if settings.unnamed and not settings.share else settings.build_solver()
     size = math.prod(model.sample_shape)
-    return solver_for(solver, model, size, settings.nfe, settings.rho, settings.guidance())
+    if not settings.unnamed or settings.share or settings.auto_scale != 1:
+        return settings.build_solver().for_size(size)
+    return solver_for(None, model, size, settings.nfe, settings.rho, settings.guidance())
 
 
 def takes_tuned_times(model: Model, settings: SampleConfig) -> bool:
@@ -402,7 +429,8 @@ class Sampler:
 
     precision: one of mvm.precision.PRECISIONS; None: as it is around the call. compile: compile the model's network,
     in place and for good; pays on a GPU when many batches have one shape. replay: a compiled model on a GPU records
-    the whole loop of a batch too, from the second batch of a shape on. kernels: as in `compile_network`.
+    the whole loop of a batch too, from the second batch of a shape on. kernels: as in `compile_network`. auto: a weaker
+    model of the same data, which guides where settings have an auto_scale; computed as the model is.
     """
 
     def __init__(
@@ -413,14 +441,21 @@ class Sampler:
         compile: bool = False,
         replay: bool = True,
         kernels: bool = True,
+        auto: Model | None = None,
     ) -> None:
         if precision is not None:
             choose("precision", precision, PRECISIONS)
-        compiled = compile or model.network in _COMPILED
+        if auto is not None:
+            require_same_data(model, auto)
+            if auto.device != model.device:
+                raise ValueError(f"auto is on {auto.device}, the model on {model.device}; move one: auto.to(device)")
+        self.models = (model,) if auto is None else (model, auto)
+        compiled = compile or any(each.network in _COMPILED for each in self.models)
         if precision == "int8" and compiled:
             raise ValueError("precision='int8' is for a network that is not compiled; leave out --compile")
-        self.model, self.precision, self.compiled = model, precision, compiled
-        self.kernels = compiled and compile_network(model, kernels)
+        self.model, self.auto, self.precision, self.compiled = model, auto, precision, compiled
+        by_hand = [compile_network(each, kernels) for each in self.models if compiled]
+        self.kernels = any(by_hand)
         self.replays = Replays() if compiled and replay else None
         self.plans: dict[Hashable, SharingPlan] = {}  # of encoder sharing, by settings
         self.costs: dict[SampleConfig, tuple[int, int]] = {}  # evaluations and passes of an image
@@ -431,13 +466,22 @@ class Sampler:
         how = {"precision": self.precision, "compiled": self.compiled}
         return {**how, "kernels": True} if self.kernels and self.precision == "bf16" else how
 
+    def auto_facts(self, settings: SampleConfig) -> dict[str, Any]:
+        """Return which weights guide by autoguidance, for records; nothing where none do: old records stay."""
+        if self.auto is None or settings.auto_scale == 1:
+            return {}
+        known = {name: value for name, value in self.auto.origin.items() if name != "tuned"}
+        return {"auto": known if "sha256" in known else {"sha256": fingerprint(known, self.auto.network.state_dict())}}
+
     @contextmanager
     def computing(self) -> Generator[None]:
-        """Compute the network in the sampler's precision, on a CPU in the fastest way, without a graph."""
-        model, way = self.model, int8 if self.precision == "int8" else cpu
-        switches = nullcontext() if self.precision is None else arithmetic(self.precision, model.device)
-        faster = way.applied(model.network) if model.fast and model.device.type == "cpu" else nullcontext()
-        with switches, faster, torch.no_grad():
+        """Compute the networks in the sampler's precision, on a CPU in the fastest way, without a graph."""
+        way = int8 if self.precision == "int8" else cpu
+        switches = nullcontext() if self.precision is None else arithmetic(self.precision, self.model.device)
+        with switches, ExitStack() as faster, torch.no_grad():
+            for each in self.models:
+                if each.fast and each.device.type == "cpu":
+                    faster.enter_context(way.applied(each.network))
             yield
 
     def sharing_plan(self, settings: SampleConfig) -> SharingPlan:
@@ -467,7 +511,7 @@ class Sampler:
         draw = noise.normal_compiled if self.compiled and model.device.type == "cuda" else noise.normal
         show = None if on_step is None or solver.by_tolerance else lambda state: on_step(state.index, settings.nfe)
         how: dict[str, Any] = {"schedule": model.schedule, "nfe": settings.nfe, "rho": settings.rho}
-        how |= {"guidance": settings.guidance(), "draw": draw, "on_step": show}
+        how |= {"guidance": settings.guidance(self.auto), "draw": draw, "on_step": show}
 
         def images_of(condition: Condition, seeds: Tensor) -> Tensor:
             x = draw(seeds, noise.INITIAL, model.sample_shape)
@@ -479,7 +523,8 @@ class Sampler:
         with self.computing():
             there = seeds.to(model.device)
             placed: Any = None if condition is None else batched(condition, there)
-            ours = model.labelled or isinstance(model.network, DiT | DDT)  # another one may look at the device
+            # another one may look at the device
+            ours = all(each.labelled or isinstance(each.network, DiT | DDT) for each in self.models)
             if self.replays is None or solver.by_tolerance or not ours:
                 images = images_of(placed, there)
             else:
@@ -490,7 +535,7 @@ class Sampler:
                     following = iter(values)
                     return images_of(map_tensors(lambda *_: next(following), placed), values[-1])
 
-                key = settings, tuple(parts), recording_key(model, model.device)
+                key = settings, tuple(parts), *(recording_key(each, model.device) for each in self.models)
                 images = self.replays(key, images_of_parts, *parts.values(), there)
             wait, (nfe, passes) = to_host(images), self.costs[settings]
         own = None if model.labelled else condition
@@ -575,7 +620,7 @@ class Sampler:
         progress: bool,
     ) -> Generated:
         """Return all images; batches: the indices of each, and how many of its first images are wanted."""
-        check_settings(self.model, settings)
+        check_settings(self.model, settings, self.auto)
         if condition is not None or self.model.labelled:
             condition = self.model.check_condition(condition, seeds)
         parts: list[Generated] = []

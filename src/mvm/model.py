@@ -106,18 +106,26 @@ class Model(PredictedField):
             torch.manual_seed(recipe.seed)
             self.network: Any = network or build_network(*recipe.blueprint)
 
-    def generate(self, num: int = 16, *, precision: str = "fp32", **options: Any) -> "Generated":
+    def generate(
+        self, num: int = 16, *, precision: str = "fp32", auto: "Model | str | Path | None" = None, **options: Any
+    ) -> "Generated":
         """Return `num` uint8 images, with labels and cost: those of `mvm sample` with the same options, bit for bit.
 
             model.generate(4, classes=["ship", "horse"], seed=7, nfe=13, rho=1.0, cfg=1.5, interval=(0.6, 0.8))
 
         The answer also gives Pillow images (`pil()`), a `grid()`, and files (`save("x.png")`). What is not given is the
-        recipe's own. precision: one of mvm.precision.PRECISIONS. options: of `mvm.generate.Sampler.generate`; make a
-        Sampler yourself to compile the network, or to keep what one call prepares for the next.
+        recipe's own. precision: one of mvm.precision.PRECISIONS. auto: a weaker model of the same data, or its name,
+        that guides by the scale auto_scale. options: of `mvm.generate.Sampler.generate`; make a Sampler yourself to
+        compile the network, or to keep what one call prepares for the next.
         """
         from mvm.generate import Sampler  # which is built on this module
 
-        return Sampler(self, precision).generate(num, **options)
+        if auto is not None and options.get("auto_scale", 1) == 1:
+            raise ValueError("auto is a model that guides by a scale; give it too, e.g. auto_scale=1.42")
+        if isinstance(auto, str | Path):
+            auto = load(auto)
+            auto.network.to(self.device)  # all that is asked of it
+        return Sampler(self, precision, auto=auto).generate(num, **options)
 
     @property
     def sample_shape(self) -> tuple[int, ...]:

@@ -121,6 +121,8 @@ class Parts:
         """Make the folder ready for parts with this provenance; parts of another one are refused."""
         if any(self.folder.glob("part-*.npy")):
             there = self.stored_provenance()
+            if isinstance(settings := there.get("settings"), dict):  # an option newer than the parts had its default
+                there = {**there, "settings": {**as_json(asdict(SampleConfig())), **settings}}
             if there.get("settings") != provenance["settings"]:  # by which the solver's numbers change, too
                 there = {**there, "solver": provenance["solver"]}
             self.store.require_same(there, provenance)
@@ -177,9 +179,10 @@ def sample_parts(
     """
     model, processes, spans = sampler.model, processes or Processes(), draw.spans()
     parts = Parts(folder, draw.num, model.recipe.data.shape, values=model.recipe.data.values)
-    check_settings(model, settings)
+    check_settings(model, settings, sampler.auto)
     (labels, conditions), seeds = asked_conditions(model, draw, condition, captions, encoder), draw.chosen_seeds()
     how = {**sampler.facts(), "device": model.device.type, "solver": solver_record(model, settings)}
+    how |= sampler.auto_facts(settings)
     drawn = {"origin": model.origin, "draw": asdict(draw), "settings": asdict(settings)}
     given_condition = {} if conditions is None else {"condition": checksum(conditions)}
     provenance = as_json({"mvm": __version__, **drawn, **how, "shape": parts.shape, **given_condition})

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mvm.options import DEFAULT_NFE, DEFAULT_T_MIN, MAX_RHO, at_least, between, choose, finite
 
 if TYPE_CHECKING:
+    from mvm.path import Field
     from mvm.solver import Guidance, Solver
 
 
@@ -34,6 +35,9 @@ class SampleConfig:
     """Error tolerance per step of the solvers adaptive and dopri5, which take it in place of nfe."""
     internal: float = 1.0
     """Scale of internal guidance, by the network's inner head (network.inner_block); 1: none."""
+    auto_scale: float = 1.0
+    """Scale of autoguidance, by the weaker model that --auto names, away from it; 1: none. Recipes name no such model.
+    """
     share: float = 0.0
     """Fraction of the evaluations that reuse the backbone output of an earlier one, at steps chosen by similarity; for
     network.kind ddt. 0: none."""
@@ -47,7 +51,7 @@ class SampleConfig:
     and RAE. 0: the model's, as its timestep distribution was shifted (path.law.shift_dimension). 1: none."""
 
     def __post_init__(self) -> None:
-        from mvm.solver import SOLVERS
+        from mvm.solver import SOLVERS, Interval
         from mvm.solver.base import require_shift
 
         if not 0 <= self.share < 1:
@@ -57,10 +61,10 @@ class SampleConfig:
         choose("solver", self.solver, SOLVERS)
         at_least("nfe", self.nfe, 1)
         between("rho", self.rho, 0, MAX_RHO)
-        for name in ("cfg", "internal"):
+        for name in ("cfg", "internal", "auto_scale"):
             finite(name, getattr(self, name))
         require_shift(self.shift)
-        self.guidance()
+        Interval(self.low, self.high)
         self.build_solver()
 
     def build_solver(self) -> "Solver":
@@ -74,13 +78,26 @@ class SampleConfig:
                 return replace(solver, grid=replace(grid, t_min=self.t_min))
         return solver
 
-    def guidance(self) -> "tuple[Guidance, ...]":
-        """Return the rules of guidance, the inner head's innermost; none at scale 1."""
-        from mvm.solver import ClassifierFree, Internal, Interval
+    def guidance(self, weak: "Field | None" = None) -> "tuple[Guidance, ...]":
+        """Return the rules of guidance, none at scale 1; innermost the inner head's, outermost that by a weaker field.
 
-        interval = Interval(self.low, self.high)
-        inner = (Internal(self.internal, interval=interval),) if self.internal != 1 else ()
-        return (*inner, ClassifierFree(self.cfg, interval=interval)) if self.cfg != 1 else inner
+        So the weaker field, itself unguided, takes one pass, whatever guides the other.
+        """
+        from mvm.solver import Auto, ClassifierFree, Guidance, Internal, Interval
+
+        interval, rules = Interval(self.low, self.high), list[Guidance]()
+        if self.internal != 1:
+            rules.append(Internal(self.internal, interval=interval))
+        if self.cfg != 1:
+            rules.append(ClassifierFree(self.cfg, interval=interval))
+        if self.auto_scale != 1:
+            if weak is None:
+                raise ValueError(
+                    f"auto_scale={self.auto_scale} needs a weaker model of the same data; name it: --auto RUN, or "
+                    "auto= in Python"
+                )
+            rules.append(Auto(self.auto_scale, weak=weak, interval=interval))
+        return tuple(rules)
 
     def asked(self, **given: Any) -> "SampleConfig":
         """Return the settings with the options that a call gives, not None; a solver that it names is used as given."""
@@ -126,7 +143,7 @@ class SampleConfig:
     @property
     def guided(self) -> bool:
         """Whether anything guides, so that the interval has a meaning."""
-        return self.cfg != 1 or self.internal != 1
+        return self.cfg != 1 or self.internal != 1 or self.auto_scale != 1
 
 
 # The options of a command and the fields they set: the interval is one option, `tuned` is none.

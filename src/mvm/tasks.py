@@ -194,13 +194,15 @@ def check_task(task: Task, model: Model) -> Shape:
     return task.given_shape(model.recipe.data.shape)
 
 
-def settings_for(task: Task, model: Model, given: SampleConfig, rho: float | None = None) -> SampleConfig:
+def settings_for(
+    task: Task, model: Model, given: SampleConfig, rho: float | None = None, auto: Model | None = None
+) -> SampleConfig:
     """Return sampler settings; a restoration has rho = 1 where none is asked for, which is nearer to the posterior."""
     if given.share:
         raise ValueError(f"share={given.share} has no effect on edits, which evaluate the whole network; leave it out")
     if rho is None and task.restores and given.takes_noise:
         given = replace(given, rho=1.0)
-    check_settings(model, given)
+    check_settings(model, given, auto)
     return given
 
 
@@ -229,7 +231,7 @@ def edited(
         "solver": None if settings.unnamed else settings.build_solver(),
         "nfe": settings.nfe,
         "rho": settings.rho,
-        "guidance": settings.guidance(),
+        "guidance": settings.guidance(sampler.auto),
     }
     if task.restores:
         asked = task.noise if restoration.noise is None else restoration.noise

@@ -64,6 +64,12 @@ def test_internal_guidance_is_guidance_on_the_interval():
     assert found == SampleConfig("adams", 13, 0.0, 1.0, 0.2, 0.8, internal=1.5)
 
 
+def test_autoguidance_needs_its_model():
+    assert SampleForm("digits", auto_scale=1.5).settings(ODE) == SampleConfig("adams", 13)
+    found = SampleForm("digits", auto="small", auto_scale=1.5, high=0.8).settings(ODE)
+    assert found == SampleConfig("adams", 13, high=0.8, auto_scale=1.5)
+
+
 def test_solvers_offered_have_steps_and_ode_solvers_one_side():
     assert step_solvers() == ["adams", "sa", "heun", "euler", "euler-maruyama"]
     assert [takes_noise(name) for name in step_solvers()] == [True, True, False, False, True]

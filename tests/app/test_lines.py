@@ -25,17 +25,17 @@ FORMS = [
 ]
 
 
-def saved(model, form, side):
+def saved(model, form, side, auto=None):
     """Return name and bytes of what the link on the page saves."""
-    *_, found = look(model, form)
+    *_, found = look(model, form, auto=auto)
     page = side_html(side, form, found.sides[side], model.classes)
     name, content = re.search(r'download="([^"]+)" href="data:image/png;base64,([^"]+)"', page).groups()
     return name, base64.b64decode(content)
 
 
-def check_lines(model, form, side, folder):
+def check_lines(model, form, side, folder, auto=None):
     """Check that command and Python lines write what the page saves; return that."""
-    name, content = saved(model, form, side)
+    name, content = saved(model, form, side, auto)
     words = shlex.split(command(form, side, model))
     assert words[0] == "mvm"
     assert run(words[1:]) == 0
@@ -60,6 +60,13 @@ def test_internal_guidance_is_in_the_lines(inner, tmp_path, monkeypatch):
         for cfg, internal, low in ((1.0, 1.0, 0.0), (1.0, 4.0, 0.0), (1.0, 4.0, 0.5), (2.0, 4.0, 0.0))
     }
     assert len(pictures) == 4
+
+
+def test_autoguidance_is_in_the_lines(digits, inner, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    form = SampleForm("digits", nfe=3, auto=inner, auto_scale=1.5)
+    guided = check_lines(digits, form, ODE, tmp_path, load(inner))
+    assert guided != check_lines(digits, replace(form, auto_scale=1.0), ODE, tmp_path, load(inner))
 
 
 def test_the_lines_run_in_a_process_of_their_own(digits, tmp_path):

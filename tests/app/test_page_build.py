@@ -51,6 +51,14 @@ def test_internal_guidance_is_offered_where_a_model_has_an_inner_head(inner):
     assert holds(page.build(Shelf([inner], torch.device("cpu")), 1), "Internal guidance") == (True, 1.0)
 
 
+def test_a_weaker_model_is_one_of_the_page():
+    blocks = page.build(Shelf(["digits", "cifar10"], torch.device("cpu")), 1)
+    assert holds(blocks, "Weaker model") == (True, "")
+    assert holds(blocks, "Autoguidance") == (True, 1.0)
+    part = next(part for part in blocks.blocks.values() if getattr(part, "label", "") == "Weaker model")
+    assert [value for _, value in part.choices] == ["", "digits", "cifar10"]
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

@@ -104,3 +104,11 @@ def test_the_plane_ends_with_a_film(service):
     assert set(parts) == {"film", "figures"}
     assert 'download="particles.webp"' in parts["film"]
     assert parts["film"].count('class="mvm-frame"') == 3
+
+
+def test_a_weaker_model_of_other_data_is_told():
+    service = Service(Shelf(["digits", "cifar10"], torch.device("cpu")), seats=1)
+    *_, told = service.serve(Turn(), 1, SampleForm("digits", nfe=2, auto="cifar10"), service.pictures)
+    assert "has samples (3, 32, 32), and &#x27;digits&#x27;, which it is to guide, has (1, 8, 8)" in told[PROBLEM]
+    *_, told = service.serve(Turn(), 2, SampleForm("digits", nfe=2, auto="nowhere"), service.pictures)
+    assert "model &#x27;nowhere&#x27; is not on this page" in told[PROBLEM]

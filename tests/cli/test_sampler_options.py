@@ -22,7 +22,7 @@ COMMANDS = {
 }
 ASKED = {
     "solver": ("sa", "sa"), "nfe": ("5", 5), "rho": ("0.5", 0.5), "cfg": ("1.5", 1.5), "interval": ("0.2,0.7", None),
-    "internal": ("1", 1.0), "share": ("0", 0.0), "t_min": ("1e-4", 1e-4), "shift": ("8", 8.0),
+    "internal": ("1", 1.0), "auto_scale": ("1", 1.0), "share": ("0", 0.0), "t_min": ("1e-4", 1e-4), "shift": ("8", 8.0),
 }  # fmt: skip
 
 
@@ -94,6 +94,7 @@ class TestEveryCommand:
             (["--share", "1"], "share=1.0 is out of range; it must be at least 0 and less than 1"),
             (["--share", "0.5"], "share=0.5"),
             (["--internal", "2"], "internal=2.0"),
+            (["--auto-scale", "2"], "auto_scale=2.0"),
         ],
         ids=lambda value: " ".join(value) if isinstance(value, list) else "",
     )

@@ -12,7 +12,7 @@ RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 SWEPT = ["sde-ode/tmin", "sde-ode/best", "larger/guidance", "solvers/fid-cifar10-sde", "solvers/digits"]
 OTHER = {
     "solver": "sa", "nfe": 7, "rho": 0.5, "cfg": 1.5, "interval": (0.25, 0.75), "internal": 1.25,
-    "tolerance": 1e-3, "share": 0.5, "t_min": 3e-5, "shift": 8.0,
+    "auto_scale": 1.42, "tolerance": 1e-3, "share": 0.5, "t_min": 3e-5, "shift": 8.0,
 }  # fmt: skip
 
 
@@ -46,6 +46,7 @@ def result(settings, tuned=False):
         SampleConfig("sa", 8, 0.75, 1.5, 0.6, 0.8, internal=1.25, t_min=1e-4, tuned=False),
         SampleConfig("adams", share=0.25, tuned=False),
         SampleConfig("sa", shift=6.5, t_min=1e-4, tuned=False),
+        SampleConfig("adams", auto_scale=1.42, tuned=False),
         SampleConfig("dopri5", tolerance=1e-3, tuned=False),
         *(SampleConfig("sa", t_min=t_min, tuned=False) for t_min in (1e-2, 3e-4, 1e-5)),
     ],
@@ -80,7 +81,7 @@ def test_results_of_older_sweeps_are_read_and_written_alike(name):
     stored = json.loads((RESULTS / f"{name}.json").read_text("utf-8"))["results"]
     assert stored
     for flat in stored:
-        assert Result.read(flat).as_dict() == {"internal": 1.0, **flat}
+        assert Result.read(flat).as_dict() == {"internal": 1.0, "auto_scale": 1.0, "auto": "", **flat}
 
 
 @pytest.mark.parametrize("solver", ["sa, later", "sa, end 3", "sad", "sa, t_min x", "50% shared"])

@@ -11,7 +11,20 @@ from PIL import Image
 
 from mvm import files
 from mvm.evaluation import report
-from mvm.evaluation.report import Curve, Html, Page, PlotAxes, bullets, paragraph, picture, plot_svg, provenance, table
+from mvm.evaluation.report import (
+    Curve,
+    Html,
+    Page,
+    PlotAxes,
+    bullets,
+    figure_of,
+    legend_of,
+    paragraph,
+    picture,
+    plot_svg,
+    provenance,
+    table,
+)
 
 NASTY = "<script>alert('x')</script> & \"quoted\" {title} ² \\1"
 
@@ -141,6 +154,32 @@ def test_plot_shows_labels_and_points():
 def test_plot_of_one_point_and_of_many_curves():
     assert "<svg" in plot_svg([Curve("one", [1], [2])], PlotAxes("x", "y", log_x=True, log_y=True, markers=True))
     assert "<svg" in plot_svg([Curve(str(i), [1, 2], [i, i]) for i in range(12)], PlotAxes("x", "y"))
+
+
+def test_plots_side_by_side_are_equally_high_and_their_words_stay_inside():
+    """Whatever their legends and titles: a long label is wrapped, and short ones stand in columns."""
+    FigureCanvasAgg = pytest.importorskip("matplotlib.backends.backend_agg").FigureCanvasAgg
+    few = [Curve("adams", [1, 2], [3, 4]), Curve("sa", [1, 2], [3, 4])]
+    long = "adams, SDE (rho 0.75), guidance auto 1.42 by imagenette-ddt-s@4000 [1a2b3c4d] on [0.2, 0.8]"
+    many = [Curve(f"{long} {i}", [1, 2], [i, 4]) for i in range(6)]
+    assert legend_of(few, 4.6) == (["adams", "sa"], 2, 1)
+    labels, columns, lines = legend_of(many, 4.6)
+    assert (columns, lines) == (1, 12)
+    assert [label.replace("\n", " ") for label in labels] == [curve.label for curve in many]
+    figure = figure_of([(few, PlotAxes("x", "y")), (many, PlotAxes("x", "y", title=long))], 4.6, 3.0)
+    assert figure.get_size_inches().tolist() == pytest.approx([9.2, 3.0 + 12 * 0.2])
+    FigureCanvasAgg(figure).draw()
+    left, right = (panel.get_window_extent() for panel in figure.axes)
+    assert (left.y0, left.y1) == pytest.approx((right.y0, right.y1), abs=2)  # pixels, of 300
+    words = [text for part in figure.subfigs for legend in part.legends for text in legend.get_texts()]
+    words += [panel._left_title for panel in figure.axes]
+    assert {text.get_text().replace("\n", " ").strip() for text in words} >= {curve.label for curve in few + many} | {
+        long
+    }
+    for text in words:
+        extent = text.get_window_extent()
+        assert 0 <= extent.x0 <= extent.x1 <= figure.bbox.x1
+        assert 0 <= extent.y0 <= extent.y1 <= figure.bbox.y1
 
 
 def test_a_plot_with_errors_gaps_and_dollars_is_the_same_twice():

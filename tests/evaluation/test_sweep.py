@@ -458,7 +458,7 @@ def test_the_report_is_written(model, finished, tmp_path):
     assert "http" not in re.sub(r"http://www\.w3\.org\S*|https?://\S*(w3|matplotlib|purl|creativecommons)\S*", "", page)
     rows = (folder / "results.csv").read_text().splitlines()
     assert len(rows) == 5
-    assert rows[0].startswith("solver,nfe,rho,cfg,internal,low,high,evaluations,passes,seconds,grid,fd-pixels value")
+    assert rows[0].startswith("solver,nfe,rho,cfg,internal,low,high,auto_scale,evaluations,passes,")
     assert {path.name for path in (folder / "plots").iterdir()} == {"fd-pixels.png", "fd-pixels.svg"}
     assert {path.name for path in (folder / "cells").iterdir()} == {
         "real.png",

@@ -290,8 +290,9 @@ def test_csv_round_trip(sweep):
         names = [name.removesuffix(" value") for name in row if name.endswith(" value") and row[name]]
         parts = {n: [row[f"{n} {part}"] for part in ("value", "error", "note")] for n in names}
         metrics = {n: reading(float(v), float(e) if e else None, note) for n, (v, e, note) in parts.items()}
-        numbers = {name: float(row[name]) for name in list(row)[2:10]} | {"nfe": int(row["nfe"])}
-        back.append(Result.read({**numbers, "solver": row["solver"], "metrics": metrics, "grid": row["grid"]}))
+        numbers = {name: float(row[name]) for name in list(row)[2:11]} | {"nfe": int(row["nfe"])}
+        words = {name: row[name] for name in ("solver", "grid", "auto")}
+        back.append(Result.read({**numbers, **words, "metrics": metrics}))
     assert repr(back) == repr(findings.in_order(results))  # by repr: a failed cell is NaN, which equals nothing
 
 

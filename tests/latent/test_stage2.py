@@ -1,6 +1,7 @@
 """Latents end to end: prepared images -> autoencoder -> cached latents -> DDT -> samples -> pictures -> a figure."""
 
 import json
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +18,22 @@ from mvm.data import open_prepared
 from mvm.data.prepare import prepare
 from mvm.distributed.processes import EngineConfig
 from mvm.generate import Sampler
-from mvm.latent import EncoderConfig, load_decoder_only, load_latent_encoder, load_rae
+from mvm.latent import RAE, Decoder, EncoderConfig, load_decoder_only, load_latent_encoder, load_rae, measure
 from mvm.model import Model, load
 from mvm.network import DDTConfig
+from mvm.network.layers import rotary_table
 from mvm.objective import ObjectiveConfig
 from mvm.optim.optimizers import TrainConfig
-from mvm.recipes import CodecConfig, DataConfig, Recipe, SampleConfig, parse_recipe, to_json
+from mvm.recipes import (
+    CodecConfig,
+    DataConfig,
+    Recipe,
+    SampleConfig,
+    load_recipe,
+    override,
+    parse_recipe,
+    to_json,
+)
 from mvm.solver.sampling import solve
 from mvm.solver.sharing import SharingPlan, best_steps, shared, similarity
 from mvm.training.data import training_store
@@ -65,6 +76,61 @@ def recipe(data, autoencoder):
 
 def weights(model):
     return model.network.state_dict()
+
+
+def test_512_pixels_from_encoder_to_picture(tmp_path):
+    """The two recipes with tiny widths: 448 pixels of the encoder are 32 x 32 tokens, all of them told apart."""
+    transformers = pytest.importorskip("transformers", reason="needs mean-velocity-matching[encoders]")
+    small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_register_tokens": 3}
+    config = transformers.Dinov2WithRegistersConfig(**small, image_size=518, patch_size=14)  # positions of 37 x 37
+    transformers.Dinov2WithRegistersModel(config).save_pretrained(tmp_path / "encoder")
+    first = override(
+        load_recipe("imagenet512-rae-stage1"), {"encoder.name": str(tmp_path / "encoder"), "decoder.size": "tiny"}
+    )
+    encoder = load_latent_encoder(first.encoder)
+    pictures = torch.randint(
+        0, 256, (2, *first.data.shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
+    statistics = measure(encoder, pictures, batch=1, progress=False).result(encoder.origin)
+    rae = RAE(encoder, Decoder(first.decoder, encoder.latent_shape, encoder.origin), statistics).eval()
+    assert rae.latent_shape == (16, first.side, first.side) == (16, 32, 32)
+
+    tiny = {"depth": "2", "width": "16", "heads": "2", "head_depth": "1", "head_width": "16", "head_heads": "2"}
+    published = load_recipe("imagenet512-ddt-xl")
+    assert published.path.law.shift_dimension == math.prod(published.sample_shape) == 768 * 32 * 32
+    recipe = override(published, {f"network.{name}": value for name, value in tiny.items()} | {"codec.channels": "16"})
+    model = Model(recipe, codec=rae).eval()
+    found = Sampler(model).images(torch.tensor([7]), torch.tensor([0]), SampleConfig(nfe=2), progress=False)
+    assert found.images.shape == (1, 3, 512, 512)
+    angles = rotary_table((32, 32), 8)
+    assert len(angles.unique(dim=0)) == 1024
+
+
+def test_a_weaker_model_in_other_latents_is_refused(recipe, make_rae, encoders, data, tmp_path):
+    """Of one shape: the fingerprints of encoder and statistics tell them apart, another decoder does not matter."""
+    pictures = open_prepared(data).load().images
+    model = Model(recipe)
+    for name, encoder, seed in (("decoder", {}, 5), ("statistics", {"seed": 1}, 0)):
+        make_rae(encoders(layers="last-2", **encoder), pictures, seed).save(tmp_path / name)
+    decoder, statistics = (
+        Model(replace(recipe, name=name, codec=replace(recipe.codec, path=str(tmp_path / name))))
+        for name in ("decoder", "statistics")
+    )
+    Sampler(model, auto=decoder)
+    ours, theirs = (each.codec.identity["codec"][:12] for each in (model, statistics))
+    said = f"auto: 'statistics' has latents of fingerprint {theirs}, and 'latent', which it is to guide, has {ours};"
+    with pytest.raises(ValueError, match=said):
+        Sampler(model, auto=statistics)
+
+
+def test_autoguidance_over_internal_guidance_with_a_shared_backbone(recipe):
+    """Two passes an evaluation: of the model with its inner head, and of the weaker model, which shares nothing."""
+    model, weak = (Model(replace(recipe, seed=seed)).eval() for seed in (0, 1))
+    settings = SampleConfig(nfe=6, internal=1.5, auto_scale=1.5, share=0.5)
+    calls = []
+    weak.network.register_forward_hook(lambda *_: calls.append(1))
+    found = Sampler(model, auto=weak).images(torch.tensor([0, 1]), torch.arange(2), settings, progress=False)
+    assert (found.nfe, found.passes, len(calls)) == (6, 12, 6)
 
 
 def test_four_steps_are_two_and_two(recipe, tmp_path):

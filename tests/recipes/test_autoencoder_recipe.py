@@ -21,7 +21,7 @@ from mvm.recipes import (
 )
 from mvm.recipes.page import costs, page, training_flops
 
-NAMES = ("imagenet256-rae-stage1", "imagenette-rae-s")
+NAMES = ("imagenet256-rae-stage1", "imagenet512-rae-stage1", "imagenette-rae-s")
 
 
 def from_toml(text):

@@ -81,7 +81,8 @@ def test_every_shipped_recipe_loads():
     baselines = [f"cifar10-{name}" for name in ("ddpm", "fm-ot", "fm-vp", "score", "scoreflow", "v", "x0")]
     imagenet = [f"imagenet32-dit-{name}" for name in ("b", "b-tuned", "l")]
     pixels = ["cifar10", *baselines, "cifar10-small", "digits", *imagenet]
-    latents = ["imagenet256-ddt-xl", "imagenet256-rae-stage1", "imagenette-ddt-s", "imagenette-rae-s"]
+    latents = [f"imagenet{side}-{stage}" for side in (256, 512) for stage in ("ddt-xl", "rae-stage1")]
+    latents += ["imagenette-ddt-s", "imagenette-rae-s"]
     assert list(shipped()) == sorted(pixels + latents)
     for name in shipped():
         recipe = load_recipe(name)

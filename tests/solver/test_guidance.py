@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.optimize import brentq
 
-from mvm.path import LinearFlow, MeanVelocity, VariancePreserving, equal_snr_time
+from mvm.path import LinearFlow, MeanVelocity, VariancePreserving, equal_snr_time, like
 from mvm.solver import (
     Auto,
     ClassifierFree,
@@ -218,6 +218,48 @@ def test_autoguidance():
     inside = Auto(2.0, weak=weak, interval=PAPER)
     solve(Labelled(), noise(), nfe=13, condition=LABELS, guidance=inside)
     assert len(weak_calls) == 4
+
+
+class Gaussian:
+    """E[x0 | x] of data N(0, std^2) on a path of its own."""
+
+    def __init__(self, std, schedule):
+        self.std, self.schedule = std, schedule
+
+    def __call__(self, x, t, condition=None):
+        alpha, sigma = like(self.schedule.alpha(t), x), like(self.schedule.sigma(t), x)
+        return alpha * self.std**2 * x / (alpha**2 * self.std**2 + sigma**2)
+
+
+@pytest.mark.parametrize("weak_schedule", SCHEDULES, ids=str)
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+def test_a_weaker_field_of_another_path_is_asked_at_equal_snr(schedule, weak_schedule):
+    """Given the same ratio of signal to noise the posterior mean is the same number, on whatever path."""
+    strong, same, other = Gaussian(0.5, schedule), Gaussian(1.5, schedule), Gaussian(1.5, weak_schedule)
+    t = schedule.t_from_lam(torch.linspace(-5, 4, 7, dtype=torch.float64))
+    x = torch.linspace(-2, 2, 7, dtype=torch.float64)[:, None]
+    want = same(x, t) + 1.42 * (strong(x, t) - same(x, t))
+    torch.testing.assert_close(guided(strong, Auto(1.42, weak=other), schedule)(x, t), want, rtol=1e-9, atol=1e-12)
+    part = schedule.until(0.7 * schedule.end)
+    torch.testing.assert_close(guided(strong, Auto(1.42, weak=other), part)(x, t), want, rtol=1e-9, atol=1e-12)
+    rule = {"guidance": Auto(1.42, weak=other), "nfe": 12}
+    got = solve(strong, noise(), **rule)
+    assert (got.nfe, got.passes) == (12, 24)
+
+
+@pytest.mark.parametrize("weak_schedule", [MeanVelocity(), LinearFlow()], ids=str)
+@pytest.mark.parametrize(("weight", "std", "weak_std"), [(1.42, 0.5, 1.5), (2.0, 0.25, 0.3), (0.5, 2.0, 1.0)])
+def test_the_ode_of_two_gaussians_ends_where_their_stds_say(weight, std, weak_std, weak_schedule):
+    """With z = x/sigma and q = alpha/sigma, dz/dq = w q s^2 z/(1 + q^2 s^2) + (1 - w) (the same with the weaker std).
+
+    So x grows by s^w s_weak^(1 - w) from noise to data.
+    """
+    strong, weak = Gaussian(std, MeanVelocity()), Gaussian(weak_std, weak_schedule)
+    start = torch.tensor([[0.7], [-1.3], [2.0]], dtype=torch.float64)
+    got = sample(strong, start, nfe=60, guidance=Auto(weight, weak=weak))
+    torch.testing.assert_close(got, start * std**weight * weak_std ** (1 - weight), rtol=2e-3, atol=0)
+    alone = sample(strong, start, nfe=60)
+    assert torch.equal(sample(strong, start, nfe=60, guidance=Auto(1.0, weak=weak)), alone)
 
 
 def test_composition_applies_the_first_rule_innermost():

@@ -183,7 +183,7 @@ def edit_by_steps(
     there = seeds.to(model.device)
     x0 = model.codec.encode(picture.expand(len(seeds), *picture.shape).to(model.device))
     before = model.codec.decode(task.shown(x0)).cpu()
-    how = {"condition": None if labels is None else labels.to(model.device), "compute": compute}
+    how: dict[str, Any] = {"condition": None if labels is None else labels.to(model.device), "compute": compute}
     posterior: edit.Conditioned | None = None
     field, schedule = model, model.schedule
     if isinstance(task, ImageToImage):

@@ -47,6 +47,7 @@ RANGES = {
     "rho": NumberRange("rho", 0, 2, 1.0, 0.05, "noise of the SDE side; 0: none, 1: the reverse SDE"),
     "cfg": NumberRange("Guidance", 0, 10, 1.0, 0.1, "scale of classifier-free guidance; 1: none"),
     "internal": NumberRange("Internal guidance", 0, 10, 1.0, 0.1, "scale of guidance by the inner head; 1: none"),
+    "auto_scale": NumberRange("Autoguidance", 0, 10, 1.0, 0.1, "scale away from the weaker model; 1: none"),
     "low": NumberRange("Guide from", 0, 1, 0.0, 0.05, GUIDED),
     "high": NumberRange("Guide to", 0, 1, 1.0, 0.05, GUIDED),
 }
@@ -75,7 +76,10 @@ def seed_problem(text: Any, images: int = 1) -> str:
 
 @dataclass(frozen=True)
 class SampleForm:
-    """The fields as they are; `problems` must be empty before anything else is asked of it."""
+    """The fields as they are; `problems` must be empty before anything else is asked of it.
+
+    auto: the name of the weaker model of autoguidance, "" for none.
+    """
 
     model: str
     classes: tuple[int, ...] = ()
@@ -86,6 +90,8 @@ class SampleForm:
     rho: Any = RANGES["rho"].start
     cfg: Any = RANGES["cfg"].start
     internal: Any = RANGES["internal"].start
+    auto: str = ""
+    auto_scale: Any = RANGES["auto_scale"].start
     low: Any = RANGES["low"].start
     high: Any = RANGES["high"].start
     reference: bool = False
@@ -112,5 +118,9 @@ class SampleForm:
     def settings(self, side: str) -> SampleConfig:
         """Return the sampler settings of one side; without guidance the interval is left out."""
         rho = 0.0 if side == ODE else float(self.rho)
-        how = SampleConfig(self.solver, int(self.nfe), rho, float(self.cfg), internal=float(self.internal))
+        scales: dict[str, Any] = {
+            "internal": float(self.internal),
+            "auto_scale": float(self.auto_scale) if self.auto else 1.0,
+        }
+        how = SampleConfig(self.solver, int(self.nfe), rho, float(self.cfg), **scales)
         return replace(how, low=float(self.low), high=float(self.high)) if how.guided else how

@@ -31,6 +31,7 @@ def options(form: SampleForm, side: str, model: Model) -> dict[str, Any]:
         "cfg": how.cfg,
         "interval": [how.low, how.high] if how.guided else None,
         "internal": how.internal if model.recipe.network.inner_block else None,
+        **({"auto": form.auto, "auto_scale": how.auto_scale} if how.auto_scale != 1 else {}),
         "share": 0 if model.recipe.sample.share else None,  # not on the page: a recipe's own is undone
     }
     return {name: value for name, value in differing.items() if value is not None}
@@ -41,7 +42,10 @@ def command(form: SampleForm, side: str, model: Model) -> str:
     words = ["mvm", "sample", form.model]
     for name, value in options(form, side, model).items():
         parts = value if isinstance(value, list) else [value]
-        words += [f"--{name}", ",".join(part if isinstance(part, str) else number(part) for part in parts)]
+        words += [
+            f"--{name.replace('_', '-')}",
+            ",".join(part if isinstance(part, str) else number(part) for part in parts),
+        ]
     if choose_device("auto").type != model.device.type:
         words += ["--device", str(model.device)]
     return shlex.join([*words, "--out", file_name(form, side)])

@@ -148,6 +148,9 @@ def _picture_fields(service: Service) -> tuple[Fields, Any, Any]:
             fields.number(name, ranges[name])
         with gr.Column(visible=has_inner_head(first), min_width=110) as inner:
             fields.number("internal", ranges["internal"])
+        others = [("none", ""), *((name, name) for name in names)]
+        fields.choice("auto", others, "Weaker model", "of the same data, to guide away from", value="")
+        fields.number("auto_scale", ranges["auto_scale"])
         with gr.Row():
             for name in ("low", "high"):
                 with gr.Column(min_width=110):

@@ -27,6 +27,7 @@ from mvm.app.form import ODE, SDE, SampleForm
 from mvm.app.lines import command, python
 from mvm.app.plane import PlaneForm
 from mvm.app.walk import Look, look
+from mvm.generate import require_same_data
 from mvm.model import Model, is_model, load
 from mvm.published import shipped_folder, shipped_models
 
@@ -195,14 +196,16 @@ class Service:
 
     def pictures(self, form: SampleForm) -> Iterator[Shot]:
         """Yield both sides of a form as they go, their figures, and the lines that make them again."""
-        model = self.shelf.get(form.model)
+        model, auto = self.shelf.get(form.model), self.shelf.get(form.auto) if form.auto else None
+        if auto is not None:
+            require_same_data(model, auto)
         lines = _lines(form, model)
 
         def seen(view: Look) -> Parts:
             sides = {name: show.side_html(name, form, side, model.classes) for name, side in view.sides.items()}
             return {**lines, **sides, FIGURES: show.figures_html(view)}
 
-        for view in look(model, form, self.compute):
+        for view in look(model, form, self.compute, auto):
             yield Shot(partial(seen, view), view.finished(form))
 
     def edits(self, form: EditForm) -> Iterator[Shot]:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,13 +44,18 @@ def sampler_states(
     schedule: Schedule = MEAN_VELOCITY,
     condition: Tensor | None = None,
     compute: Compute | None = None,
+    auto: Field | None = None,
 ) -> Iterator[SamplerState]:
-    """Yield the noise, then every step of `mvm.solver.solve`, which ends with the very same numbers."""
+    """Yield the noise, then every step of `mvm.solver.solve`, which ends with the very same numbers.
+
+    auto: the weaker field of autoguidance, where settings have a scale of it.
+    """
     solver, meter = None if settings.unnamed else settings.build_solver(), metered(base)
-    chosen = solver_for(solver, base, x[0].numel(), settings.nfe, settings.rho, settings.guidance())
+    rules = settings.guidance(auto)
+    chosen = solver_for(solver, base, x[0].numel(), settings.nfe, settings.rho, rules)
     assert not chosen.by_tolerance, "solvers that go by tolerance have no steps to show"
     plan = chosen.plan(schedule, settings.nfe, settings.rho)
-    evaluate, x = in_solver_time(chosen, evaluator(meter, schedule, condition, settings.guidance()), x, schedule)
+    evaluate, x = in_solver_time(chosen, evaluator(meter, schedule, condition, rules), x, schedule)
     state, seconds = State(0, x), 0.0
     yield SamplerState(0, plan.steps, plan.times[0], x, x, 0, 0, 0.0)
     while state.index < plan.steps:
@@ -91,12 +96,17 @@ class SideRun:
 
 
 def side_by_steps(
-    model: Model, draw: Draw, settings: SampleConfig, compute: Compute | None = None
+    model: Model, draw: Draw, settings: SampleConfig, compute: Compute | None = None, auto: Model | None = None
 ) -> Iterator[SideRun]:
     """Yield one side after every step; the last has the pictures of `mvm.generate.Sampler.batch`, bit for bit."""
     labels, seeds = draw.chosen_labels(model.num_classes), draw.chosen_seeds()
     x = noise.initial(seeds.to(model.device), model.sample_shape)
-    how = {"schedule": model.schedule, "condition": labels.to(model.device), "compute": compute}
+    how: dict[str, Any] = {
+        "schedule": model.schedule,
+        "condition": labels.to(model.device),
+        "compute": compute,
+        "auto": auto,
+    }
     side: SideRun | None = None
     for now in sampler_states(model, x, settings, seeds.to(model.device), **how):
         images = model.codec.decode(now.guess).cpu()
@@ -120,10 +130,13 @@ class Look:
         return all(part is not None and part.done for part in parts)
 
 
-def look(model: Model, form: SampleForm, compute: Compute | None = None) -> Iterator[Look]:
-    """Yield what there is to see after every step: both sides by turns, then the long ODE of the default solver."""
+def look(model: Model, form: SampleForm, compute: Compute | None = None, auto: Model | None = None) -> Iterator[Look]:
+    """Yield what there is to see after every step: both sides by turns, then the long ODE of the default solver.
+
+    auto: the weaker model that the form names.
+    """
     draw, view = form.draw(), Look()
-    running = {side: side_by_steps(model, draw, form.settings(side), compute) for side in form.sides}
+    running = {side: side_by_steps(model, draw, form.settings(side), compute, auto) for side in form.sides}
     while running:
         for name, steps in list(running.items()):
             side = next(steps, None)
@@ -134,7 +147,7 @@ def look(model: Model, form: SampleForm, compute: Compute | None = None) -> Iter
             yield view
     if form.reference:
         settings = replace(form.settings(ODE), solver=SampleConfig().solver, nfe=REFERENCE_NFE)
-        for view.reference in side_by_steps(model, draw, settings, compute):
+        for view.reference in side_by_steps(model, draw, settings, compute, auto):
             yield view
 
 

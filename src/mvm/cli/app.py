@@ -122,8 +122,10 @@ _UNUSED = {  # what is said of an option without effect
 }
 
 
-def require_used(given: Mapping[str, Any], cells: Sequence[SampleConfig]) -> None:
-    """Refuse an option that has no effect on any of the settings that were made with it."""
+def require_used(given: Mapping[str, Any], cells: Sequence[SampleConfig], auto: str = "") -> None:
+    """Refuse an option that has no effect on any of the settings that were made with it; auto: a weaker model."""
+    if auto and all(cell.auto_scale == 1 for cell in cells):
+        raise ValueError(f"--auto {auto} guides by a scale; give it too, e.g. --auto-scale 1.42")
     for name, needed in NEEDS.items():
         if name in given and not any(getattr(cell, needed) for cell in cells):
             raise ValueError(_UNUSED[name].format(value=given[name], solver=cells[0].solver))
@@ -136,12 +138,15 @@ class GivenOptions:
         """Return the options that the command line has."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
-    def settings(self, recipes: SampleConfig) -> SampleConfig:
-        """Return the recipe's settings with what was asked for; an option that would have no effect is an error."""
+    def settings(self, recipes: SampleConfig, auto: str = "") -> SampleConfig:
+        """Return the recipe's settings with what was asked for; an option that would have no effect is an error.
+
+        auto: the weaker model of autoguidance, where one is named.
+        """
         given = self.given()
         pair = {"interval": parse_interval(given["interval"])} if "interval" in given else {}
         settings = recipes.asked(**{**given, **pair})
-        require_used(given, [settings])
+        require_used(given, [settings], auto)
         return settings
 
 
@@ -179,14 +184,16 @@ _AXES = dict.fromkeys(OPTIONS, str) | {
 class SweepAxes(GivenOptions):
     """The axes of a sweep: of each sampler option the values that are tried, None where the sweep's own are."""
 
-    def cells(self) -> list[SampleConfig]:
-        """Return the settings of every cell; an option that would have no effect on any of them is an error."""
+    def cells(self, auto: str = "") -> list[SampleConfig]:
+        """Return the settings of every cell; an option that would have no effect on any of them is an error.
+
+        auto: the weaker model of autoguidance, where one is named.
+        """
         from mvm.evaluation.cells import combinations
 
         given = self.given()
-        option_names = {"solver": "solvers", "t_min": "t-min"}
         axes = {
-            name: _values(option_names.get(name, name), value, KINDS[name])
+            name: _values("solvers" if name == "solver" else name.replace("_", "-"), value, KINDS[name])
             for name, value in given.items()
             if name != "interval"
         }
@@ -194,7 +201,7 @@ class SweepAxes(GivenOptions):
             axes["interval"] = tuple(map(parse_interval, given["interval"]))
             given["interval"] = " ".join(given["interval"])
         cells = combinations(**axes)
-        require_used(given, cells)
+        require_used(given, cells, auto)
         return cells
 
 
@@ -243,6 +250,14 @@ class Drawing(Weights):
         Compile the network first: on a GPU, for many images.
     kernels
         With --compile on a GPU in bf16: kernels written by hand.
+    auto
+        A weaker model of the same data, smaller or trained less, that guides by --auto-scale: named as the model is.
+    auto_weights
+        Its weights, as --weights.
+    auto_checkpoint
+        Its checkpoint, as --checkpoint: one of few steps of the model's own run is a weaker model, too.
+    auto_network
+        Its network, as --network.
     """
 
     seed: Whole = 0
@@ -251,13 +266,20 @@ class Drawing(Weights):
     precision: str = "fp32"
     compile: bool = False
     kernels: bool = True
+    auto: str = ""
+    auto_weights: str = "ema"
+    auto_checkpoint: str = "latest"
+    auto_network: str | None = None
 
     def open(self, name: str, processes: "Processes", encoder: bool = False) -> "Sampler":
         """Return what draws from a model, on its device, compiled if that is asked for."""
         from mvm.generate import Sampler
 
-        model = self.load(name, encoder).to(processes.device)
-        return Sampler(model, self.precision, compile=self.compile, kernels=self.kernels)
+        model, auto = self.load(name, encoder).to(processes.device), None
+        if self.auto:
+            auto = Weights(self.auto_weights, self.auto_checkpoint, self.auto_network).load(self.auto)
+            auto.network.to(processes.device)  # all that is asked of it
+        return Sampler(model, self.precision, compile=self.compile, kernels=self.kernels, auto=auto)
 
     def draw(self, num: int, batch: int, names: Sequence[str] | None = None) -> "Draw":
         """Return which images, of the asked classes where the names of a model's are given."""

@@ -259,7 +259,7 @@ def run(
     images = read_pictures(pictures, shape, loaded.recipe.data.values, editing.resize, editing.index)
     count = editing.num * len(images)
     check_set(out, len(images) + count)
-    settings = options.settings(replace(loaded.recipe.sample, share=0.0))
+    settings = options.settings(replace(loaded.recipe.sample, share=0.0), drawing.auto)
     draw = drawing.draw(count, editing.batch, loaded.classes)
     if loaded.labelled and not drawing.classes:  # what the pictures show is not known
         if not loaded.recipe.objective.has_null:
@@ -277,7 +277,7 @@ def run(
         require_enough("source", source, classes, len(images), "pictures")
         shown = cycle_labels(classes, len(images), loaded.num_classes)
         shown = shown.repeat_interleave(editing.num)
-    settings = settings_for(what, loaded, settings, vars(options)["rho"])
+    settings = settings_for(what, loaded, settings, vars(options)["rho"], sampler.auto)
     result = edited(
         sampler,
         what,
@@ -297,6 +297,7 @@ def run(
     else:
         write_images(out, made.images, made.labels)
         how = {"settings": asdict(settings), "solver": solver_record(loaded, settings), "restoration": vars(restoring)}
+        how |= sampler.auto_facts(settings)
         facts = {"mvm": __version__, "origin": loaded.origin, "task": repr(what), "pictures": pictures, **how}
         write_text(note_beside(out), json.dumps({**facts, "draw": asdict(draw)}, indent=2, default=str) + "\n")
     products = f" and {result.products} backward passes" * bool(result.products)

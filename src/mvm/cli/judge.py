@@ -244,8 +244,8 @@ def evaluate(
                 warn_from_first(f"'{name}' samples {count:,} images; -n asks for fewer")
             base, opened = Path(name).name, drawing.open(name, processes)
             draw, settings = drawing.draw(count, batch, opened.model.classes), opened.model.recipe.sample
-            draw = replace(draw, seed=draw.seed + skipped)
-            return ComparedSet(base, of_model(opened, draw, sampler.settings(settings), name=base), model=opened.model)
+            draw, settings = replace(draw, seed=draw.seed + skipped), sampler.settings(settings, drawing.auto)
+            return ComparedSet(base, of_model(opened, draw, settings, name=base), model=opened.model)
 
         judge = judging.judge(processes, batch, blocks=blocks, kid_size=kid_size)
         judged, reference = side(images), None
@@ -369,7 +369,7 @@ def sweep(
 
     at_least("repeats", repeats, 1)
     at_least("num", num, 2)  # a covariance needs two
-    cells = axes.cells()
+    cells = axes.cells(drawing.auto)
     drawing.draw(num, batch)  # refuses what it can before the model is read
     folder = out or Path("runs") / f"sweep-{Path(model).name}"
     with on_device(device) as processes:
@@ -431,7 +431,8 @@ def compare(
         sets = []
         for name in (model_a, model_b):
             model = opened[name].model
-            draw, settings = drawing.draw(num, batch, model.classes), sampler.settings(model.recipe.sample)
+            draw = drawing.draw(num, batch, model.classes)
+            settings = sampler.settings(model.recipe.sample, drawing.auto)
             sets.append(of_model(opened[name], draw, settings, name=Path(name).name))
         judge, names = judging.judge(processes, batch, blocks=blocks), judging.names(sets[0].shape[0])
         result = compare(judge, *sets, judging.reference(opened[model_a].model), names)

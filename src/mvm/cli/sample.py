@@ -63,7 +63,7 @@ def sample(
             loaded = sampler.model
             require_written(out, loaded)
             draw = drawing.draw(num, batch, loaded.classes)
-            settings = options.settings(loaded.recipe.sample)
+            settings = options.settings(loaded.recipe.sample, drawing.auto)
             if settings.nfe >= MANY and settings.takes_nfe:
                 say_from_first(f"mvm: {settings.nfe:,} evaluations an image; planning them takes a while", error=True)
             tuned = takes_tuned_times(loaded, settings)

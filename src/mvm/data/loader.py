@@ -120,6 +120,7 @@ DATA_SETS: dict[str, DataSet] = {
     "cifar10": DataSet((3, 32, 32), _CIFAR10),
     "imagenet32": DataSet((3, 32, 32), tuple(map(str, range(1000)))),  # published batches have an order of their own
     "imagenet256": DataSet((3, 256, 256), tuple(IMAGENET.values())),
+    "imagenet512": DataSet((3, 512, 512), tuple(IMAGENET.values())),
     "imagenette": DataSet((3, 224, 224), _IMAGENETTE),
 }
 

@@ -10,6 +10,9 @@ from mvm.settings import OPTIONS, SampleConfig
 USUAL: dict[str, tuple[Any, ...]] = {"nfe": (8, 13, 26), "rho": (0.0, 1.0)}  # of an axis that is not given
 
 
+DIGITS = 8  # of a fingerprint, in names
+
+
 def combinations(**given: Sequence[Any]) -> list[SampleConfig]:
     """Return the settings of every cell, each once: all combinations of the given options' values that make sense.
 
@@ -27,17 +30,30 @@ def combinations(**given: Sequence[Any]) -> list[SampleConfig]:
     return list(dict.fromkeys(cells))
 
 
-def file_name(settings: SampleConfig, tuned: bool = False) -> str:
-    """Return the name of a cell's files: adams-nfe26-rho0.75-cfg1.2-0.6-0.8; tuned: by times fitted to the model."""
+def file_name(settings: SampleConfig, tuned: bool = False, auto: str = "") -> str:
+    """Return the name of a cell's files: adams-nfe26-rho0.75-cfg1.2-0.6-0.8.
+
+    tuned: by times fitted to the model; auto: the fingerprint of the weights that guide by autoguidance.
+    """
     cost = "tolerance" if settings.takes_tolerance else "nfe"
-    parts = [settings.solver + "-tuned" * tuned]
-    for name in ("shift", "t_min", "share", cost, "rho", "cfg", "internal"):
-        label, value = "end" if name == "t_min" else name, getattr(settings, name)
+    parts, labels = [settings.solver + "-tuned" * tuned], {"t_min": "end", "auto_scale": "auto"}
+    for name in ("shift", "t_min", "share", cost, "rho", "cfg", "internal", "auto_scale"):
+        value = getattr(settings, name)
         if name in (cost, "rho") or value != getattr(SampleConfig, name):
-            parts.append(f"{label}{value:g}")
+            parts.append(f"{labels.get(name, name)}{value:g}")
+    if auto:
+        parts.append(f"by{auto[:DIGITS]}")
     if settings.guided:
         parts.append(f"{settings.low:g}-{settings.high:g}")
     return "-".join(parts)
+
+
+def auto_name(facts: Mapping[str, Any]) -> str:
+    """Return weights that guide by autoguidance as a report calls them: small@5000 [1a2b3c4d5e6f]; "" for none."""
+    if not facts:
+        return ""
+    known = f"{facts['run']}@{facts['step']} " if "run" in facts else ""
+    return f"{known}[{facts['sha256'][:DIGITS]}]"
 
 
 # What a report adds to a solver's name, where it is not the default.
@@ -71,7 +87,8 @@ def _read_solver(name: str) -> dict[str, Any]:
     return settings
 
 
-_COLUMNS = ("nfe", "rho", "cfg", "internal", "low", "high")  # settings in files; others are in the solver's name
+# Settings in files; others are in the solver's name.
+_COLUMNS = ("nfe", "rho", "cfg", "internal", "low", "high", "auto_scale")
 
 
 @dataclass(frozen=True)
@@ -81,7 +98,7 @@ class Result:
     seconds: of sampling all images.
     metrics: name -> {"value": float, "error": float or None, "note": str, "parts": of the error by blocks of images}.
     grid: a PNG of the first images, relative to the sweep's folder; "" if none.
-    tuned: whether the solver's times are those fitted to the model.
+    tuned: whether the solver's times are those fitted to the model. auto: the weights that guide, see `auto_name`.
     """
 
     settings: SampleConfig
@@ -91,6 +108,7 @@ class Result:
     metrics: dict[str, dict]
     grid: str = ""
     tuned: bool = False
+    auto: str = ""
 
     @property
     def solver(self) -> str:
@@ -105,7 +123,7 @@ class Result:
 
     @classmethod
     def read(cls, flat: Mapping[str, Any]) -> "Result":
-        """Return the cell of such a table; files of mvm 0.1 may lack internal guidance."""
+        """Return the cell of such a table; older files may lack internal guidance and autoguidance."""
         named = _read_solver(flat["solver"])
         settings = {name: flat[name] for name in _COLUMNS if name in flat}
         own = {name: value for name, value in flat.items() if name not in ("solver", *_COLUMNS)}

@@ -226,7 +226,7 @@ def of_model(sampler: Sampler, draw: Draw, settings: SampleConfig | None = None,
     model = sampler.model
     settings = settings or model.recipe.sample
     require_judged(model)
-    check_settings(model, settings)
+    check_settings(model, settings, sampler.auto)
     (labels, conditions), seeds = asked_conditions(model, draw, judged_condition(model)), draw.chosen_seeds()
 
     def chunks(batch: int, wanted: Wanted) -> Iterator[Chunk]:
@@ -237,6 +237,7 @@ def of_model(sampler: Sampler, draw: Draw, settings: SampleConfig | None = None,
 
     how = {**asdict(settings), "tuned": takes_tuned_times(model, settings)}
     facts = {"draw": asdict(draw), "sampler": how, "precision": sampler.precision, "origin": model.origin}
+    facts |= sampler.auto_facts(settings)
     facts |= {} if conditions is None else {"conditions": checksum(conditions)}
     return _image_set("run", name, model.recipe.data.shape, chunks, count=draw.num, **facts)
 

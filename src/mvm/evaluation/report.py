@@ -6,9 +6,10 @@ import importlib
 import io
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from string import Template
+from textwrap import fill
 from typing import Any
 
 import torch
@@ -111,21 +112,36 @@ def save_figure(figure: Any, target: Any, kind: str) -> None:
         figure.savefig(target, format=kind, metadata={"Date": None} if kind == "svg" else None, dpi=150)
 
 
-def legend_rows(curves: Sequence[Curve], width: float) -> int:
-    """Return the lines of a legend below a panel of so many inches."""
-    letters = max((len(curve.label) for curve in curves), default=0) + 7  # a line and a gap take the room of seven
-    columns = max(1, int(width * 13.5 / letters))  # letters to the inch at this size
-    return -(-len(curves) // columns)
+def legend_of(curves: Sequence[Curve], width: float) -> tuple[list[str], int, int]:
+    """Return the labels, wrapped, of a legend below a panel of so many inches, its columns, and its lines."""
+    room, mark = int(width * 13.5), 7  # letters in a line at this size; a curve's mark and a gap take seven
+    labels = [fill(curve.label, room - mark) for curve in curves]
+    letters = max((len(line) for label in labels for line in label.splitlines()), default=0) + mark
+    columns = max(1, min(len(labels), room // letters))
+    lines = sum(label.count("\n") + 1 for label in labels) if columns == 1 else -(-len(labels) // columns)
+    return labels, columns, lines
 
 
-def figure_of(panels: Sequence[tuple[Sequence[Curve], PlotAxes]], width: float, height: float) -> Any:
-    """Return a figure with panels side by side, the legend of each below it; width and height of one in inches."""
-    figure = require_plots().Figure(figsize=(width * len(panels), height), layout="constrained")
-    for part, (curves, axes) in zip(figure.subfigures(1, len(panels), squeeze=False)[0], panels, strict=True):
+def figure_of(
+    panels: Sequence[tuple[Sequence[Curve], PlotAxes]], width: float, height: float, lines: int | None = None
+) -> Any:
+    """Return a figure with panels side by side, the legend of each below it.
+
+    width, height: of one plot in inches. lines: room for legends, so that plots of several figures are equally high;
+    default: what these need.
+    """
+    legends = [legend_of(curves, width) for curves, _ in panels]
+    below = 0.2 * (max(needed for _, _, needed in legends) if lines is None else lines)
+    figure = require_plots().Figure(figsize=(width * len(panels), height + below), layout="constrained")
+    titles = [fill(axes.title, int(width * 10)) for _, axes in panels]
+    most = max(title.count("\n") for title in titles)  # a title takes the same room in all
+    parts = figure.subfigures(2, len(panels), squeeze=False, height_ratios=(height, max(below, 0.01)))
+    for part, strip, (curves, axes), title, (labels, columns, _) in zip(*parts, panels, titles, legends, strict=True):
         panel = part.subplots()
-        draw(panel, curves, axes)
-        columns = -(-len(curves) // max(1, legend_rows(curves, width)))
-        part.legend(loc="outside lower center", ncols=max(1, columns), frameon=False, fontsize="small")
+        draw(panel, curves, replace(axes, title=(title or " ") + "\n" * (most - title.count("\n"))))
+        handles, _ = panel.get_legend_handles_labels()
+        how: dict[str, Any] = {"frameon": False, "fontsize": "small", "borderaxespad": 0}
+        strip.legend(handles, [*map(_literal, labels)], loc="upper center", ncols=columns, **how)
     return figure
 
 

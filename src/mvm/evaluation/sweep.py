@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from mvm.distributed.processes import Processes
-from mvm.evaluation.cells import Result, file_name
+from mvm.evaluation.cells import Result, auto_name, file_name
 from mvm.evaluation.evaluate import ComparedSet, Evaluation, Judge, Reference, check_shapes, check_side, evaluate
 from mvm.evaluation.images import ImageSet, judged_condition, of_parts, require_judged
 from mvm.evaluation.report import provenance, require_plots
@@ -40,12 +40,12 @@ SHARED = "sweep.json"
 CELLS, WORK = "cells", "work"  # folders of results, and of images without figures yet
 
 
-def check_cells(cells: Sequence[SampleConfig], model: Model) -> None:
+def check_cells(cells: Sequence[SampleConfig], model: Model, auto: Model | None = None) -> None:
     """Refuse combinations that cannot be sampled, before the first hour and not after it."""
     require_judged(model)
     for settings in cells:
         try:
-            check_settings(model, settings)
+            check_settings(model, settings, auto)
         except ValueError as error:
             raise ValueError(f"cell {file_name(settings)} cannot be sampled: {error}") from None
 
@@ -98,7 +98,7 @@ class Sweep:
     def run(self, cells: Sequence[SampleConfig]) -> list[Result]:
         """Return the results of the asked cells, computing what is missing; the report has all of the folder."""
         require_plots()
-        check_cells(cells, self.model)
+        check_cells(cells, self.model, self.sampler.auto)
         if self.folder.is_dir() and not (self.folder / SHARED).is_file():  # a run, among whose files a sweep would lie
             _store(self.folder).require_own(rf"{CELLS}|{WORK}|\..*", "give another --out")
         check_side(self.metrics, self.reference, reference=True)
@@ -135,6 +135,7 @@ class Sweep:
             "name": self.model.origin.get("run", self.model.recipe.name),
             "images": self.draw.num,
             "model": self.model.origin,
+            **{f"autoguidance by {auto_name(cell['auto'])}": cell["auto"] for cell in cells if "auto" in cell},
             "draw": {**asdict(self.draw), "repeats": self.repeats},
             "sampling": self.sampler.facts(),
             "reference": first["reference"],
@@ -151,14 +152,16 @@ class Sweep:
         if cells and self.sampler.compiled:
             size = min(self.draw.batch, self.draw.num)  # let the compiler see one batch
             labels, conditions = asked_conditions(self.model, self.draw, self.condition)
-            seeds = self.draw.chosen_seeds()[:size]
-            self.sampler.batch(given(self.model, labels[:size], conditions), seeds, SampleConfig(nfe=1))
+            scale = next((settings.auto_scale for settings in cells if settings.auto_scale != 1), 1.0)
+            once, seeds = SampleConfig(nfe=1, auto_scale=scale), self.draw.chosen_seeds()[:size]
+            self.sampler.batch(given(self.model, labels[:size], conditions), seeds, once)
         for settings in cells:
             if settings.share:
                 self.sampler.sharing_plan(settings)
 
     def _name(self, settings: SampleConfig) -> str:
-        return file_name(settings, takes_tuned_times(self.model, settings))
+        auto = self.sampler.auto_facts(settings).get("auto", {}).get("sha256", "")
+        return file_name(settings, takes_tuned_times(self.model, settings), auto)
 
     def _path(self, settings: SampleConfig) -> Path:
         return self.folder / CELLS / f"{self._name(settings)}.json"
@@ -201,7 +204,7 @@ class Sweep:
     def _compute(self, settings: SampleConfig, names: Sequence[str]) -> dict[str, Any]:
         """Return the figures of a cell, the mean over its repeats."""
         rounds = [self._round(settings, names, number) for number in range(self.repeats)]
-        parts, _, evaluation = rounds[0]
+        (parts, _, evaluation), auto = rounds[0], self.sampler.auto_facts(settings)
         picture = f"{CELLS}/{self._name(settings)}.png"
         if self.processes.main:
             _write_grid(self.folder / picture, (images for images, _ in parts.batches()))
@@ -213,9 +216,10 @@ class Sweep:
             metrics={name: _mean([each.metrics[name] for _, _, each in rounds])._asdict() for name in names},
             grid=picture,
             tuned=takes_tuned_times(self.model, settings),
+            auto=auto_name(auto.get("auto", {})),
         )
         facts = {**evaluation.as_dict(), "metrics": None}
-        return {"settings": asdict(settings), "result": result.as_dict(), "facts": facts}
+        return {"settings": asdict(settings), **auto, "result": result.as_dict(), "facts": facts}
 
     def _round(self, settings: SampleConfig, names: Sequence[str], number: int) -> tuple[Parts, float, Evaluation]:
         """Return the images of one repeat, the seconds they took, and their figures."""

@@ -22,7 +22,7 @@ ABSENT = "-"
 GRID_WIDTH = 480  # CSS pixels
 REAL = "cells/real.png"  # images of the reference, where it has any
 MOST_CURVES = 8  # in one panel; more are hard to distinguish
-WIDTH = 4.6  # inches of a panel: two fit a page, one a phone
+WIDTH, HEIGHT = 4.6, 3.0  # inches of a plot, without its legend: two fit a page, one a phone
 
 # Findings: what the cells say, in words
 
@@ -127,21 +127,36 @@ def in_words(measurement: Reading) -> str:
     return f"{value:z.{decimals}f} ± {short if float(short) or not error else f'{error:.1g}'}"
 
 
-def guidance_of(result: Result) -> tuple[float, float, float, float]:
-    """Return the scales, classifier-free and internal, and the interval; without guidance it has no meaning."""
+class GuidanceKey(NamedTuple):
+    """The scales of guidance, where it acts, and the weights that guide by autoguidance."""
+
+    cfg: float = 1.0
+    internal: float = 1.0
+    auto_scale: float = 1.0
+    auto: str = ""
+    low: float = 0.0
+    high: float = 1.0
+
+
+def guidance_of(result: Result) -> GuidanceKey:
+    """Return what guides; without guidance an interval has no meaning."""
     how = result.settings
-    return (how.cfg, how.internal, how.low, how.high) if how.guided else (1.0, 1.0, 0.0, 1.0)
+    if not how.guided:
+        return GuidanceKey()
+    return GuidanceKey(how.cfg, how.internal, how.auto_scale, result.auto, how.low, how.high)
 
 
-def guidance_text(how: SampleConfig) -> str:
-    """Return "none", or the scales and where they act."""
+def guidance_text(how: SampleConfig, auto: str = "") -> str:
+    """Return "none", or the scales and where they act; auto: the weights that guide by autoguidance."""
+    by = f" by {auto}" * bool(auto)
     scales = [f"{how.cfg:g}"] * (how.cfg != 1) + [f"internal {how.internal:g}"] * (how.internal != 1)
+    scales += [f"auto {how.auto_scale:g}{by}"] * (how.auto_scale != 1)
     interval = "everywhere" if (how.low, how.high) == (0, 1) else f"on [{how.low:g}, {how.high:g}]"
     return f"{' and '.join(scales)} {interval}" if scales else "none"
 
 
 def guidance_name(result: Result) -> str:
-    return f"guidance {guidance_text(result.settings)}" if result.settings.guided else "no guidance"
+    return f"guidance {guidance_text(result.settings, result.auto)}" if result.settings.guided else "no guidance"
 
 
 def rho_name(rho: float) -> str:
@@ -152,7 +167,7 @@ class CellKey(NamedTuple):
     """Where a cell stands among the others."""
 
     solver: str
-    guidance: tuple[float, float, float, float]
+    guidance: GuidanceKey
     rho: float
     nfe: int
 
@@ -355,7 +370,7 @@ def _styles(results: Sequence[Result]) -> Callable[[Result], Style]:
 
     def style(result: Result) -> Style:
         i, j = ways.index((result.solver, result.settings.rho)), guidances.index(guidance_of(result))
-        plain = result.settings.cfg == 1
+        plain = not result.settings.guided
         return Style(COLOURS[i % len(COLOURS)], DASHES[j % 4], MARKERS[i % len(MARKERS)], filled=plain)
 
     return style
@@ -378,8 +393,8 @@ def _split(curves: CurveCells, *keys: Callable[[Result], Any]) -> list[CurveCell
 
 def _panels(
     results: Sequence[Result], metric: str, cost: PlotCost, apart: bool = False
-) -> tuple[list[tuple[list[Curve], PlotAxes]], float]:
-    """Return what figure_of draws, panels on common scales, and their height in inches with the legend.
+) -> tuple[list[tuple[list[Curve], PlotAxes]], int]:
+    """Return what figure_of draws, panels on common scales, and the lines of the longest legend.
 
     apart: cells without guidance in other panels than those with it.
     """
@@ -392,7 +407,7 @@ def _panels(
         ends = [v.value + sign * error for v, error in zip(known, errors, strict=True) for sign in (-1, 1)]
         y = scale_of(ends, decades=math.inf)
     curves = list(grouped(cells, lambda r: cell_key(r)[:3]).values())
-    sides = [[c for c in curves if (c[0].settings.cfg == 1) == plain] for plain in (True, False)] if apart else [curves]
+    sides = [[c for c in curves if c[0].settings.guided == guided] for guided in (False, True)] if apart else [curves]
     panels = []
     for group in (panel for side in sides if side for panel in _split(side, guidance_of, lambda r: r.solver)):
         guidances = {guidance_name(curve[0]) for curve in group}
@@ -401,7 +416,7 @@ def _panels(
         title = title if known else f"{title} (failed in every cell)"
         axes = PlotAxes(cost.label, title_y, x.log, y.log, True, None, x.ticks, y.ticks, x.range, y.range, title)
         panels.append((drawn, axes))
-    return panels, 3.0 + 0.2 * max(html.legend_rows(curves, WIDTH) for curves, _ in panels)
+    return panels, max(html.legend_of(curves, WIDTH)[2] for curves, _ in panels)
 
 
 def _curve(cells: Sequence[Result], metric: str, cost: PlotCost, style: Style, brief: bool) -> Curve:
@@ -417,9 +432,9 @@ def curves_figure(results: Sequence[Result], metric: str, path: Path) -> None:
     """Write a figure of a metric by NFE, .svg, .png or .pdf: without guidance on the left, with it on the right."""
     if metric not in metrics_of(results):
         raise ValueError(f"metric='{metric}' is in no cell; there are {', '.join(metrics_of(results)) or 'none'}")
-    panels, height = _panels(results, metric, EVALUATIONS, apart=True)
+    panels, lines = _panels(results, metric, EVALUATIONS, apart=True)
     with atomic(path) as temporary:
-        html.save_figure(html.figure_of(panels, WIDTH, height), temporary, path.suffix[1:])
+        html.save_figure(html.figure_of(panels, WIDTH, HEIGHT, lines), temporary, path.suffix[1:])
 
 
 # Tables and sections
@@ -474,8 +489,8 @@ def _metric_section(page: Page, results: Sequence[Result], metric: str, costs: S
     ]
     compared = comparisons(results, metric).items()
     plots = [
-        [html.inline_svg(html.figure_of([panel], WIDTH, height)) for panel in panels]
-        for panels, height in (_panels(results, metric, cost) for cost in costs)
+        [html.inline_svg(html.figure_of([panel], WIDTH, HEIGHT, lines)) for panel in panels]
+        for panels, lines in (_panels(results, metric, cost) for cost in costs)
     ]
     # a row for each cost where there are several panels, one row of all where there is one each
     rows = plots if len(plots[0]) > 1 else [[panel for panels in plots for panel in panels]]
@@ -516,7 +531,7 @@ def _best_section(page: Page, results: Sequence[Result], metrics: Sequence[str])
         top = best(results, metric)
         if top is not None and top.count > 1:
             cell, how = top.cell, top.cell.settings
-            way = [cell.solver, guidance_text(how), rho_name(how.rho), how.nfe, f"{cell.passes:.4g}"]
+            way = [cell.solver, guidance_text(how, top.cell.auto), rho_name(how.rho), how.nfe, f"{cell.passes:.4g}"]
             rows.append([metric_named(metric).title, in_words(top.reading), *way, len(top.rivals)])
     header = ["metric", "best", "solver", "guidance", "rho", "NFE", "passes", "others level with it"]
     if rows:
@@ -539,12 +554,15 @@ def _table_section(page: Page, results: Sequence[Result], metrics: Sequence[str]
         speed = [number(images / r.seconds) if r.seconds > 0 else ABSENT] if images else []
         evaluations = "" if r.evaluations == r.settings.nfe else f" ({r.evaluations:g} made)"
         cost = [f"{r.settings.nfe}{evaluations}", f"{r.passes:.4g}", number(r.seconds), *speed]
-        way = [r.solver, guidance_text(r.settings), f"{r.settings.rho:g}"]
+        way = [r.solver, guidance_text(r.settings, r.auto), f"{r.settings.rho:g}"]
         rows.append([*way, *cost, *(marked(r, metric) for metric in metrics)])
     header = ["solver", "guidance", "rho", "NFE", "passes", "seconds", *(["images/s"] if images else [])]
     header += [metric_named(metric).label for metric in metrics]
     legend = "★ best of its column; ☆ level with the best."
-    text = f"{legend} NFE and passes are per image; a guided evaluation takes two passes."
+    text = (
+        f"{legend} NFE and passes are per image; a guided evaluation takes two passes, by internal guidance one, "
+        "by classifier-free and autoguidance together three."
+    )
     page.section("All cells", html.paragraph(text), html.table(header, rows, "cells"))
 
 

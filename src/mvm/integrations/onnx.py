@@ -89,6 +89,8 @@ def sampler_tables(model: Model, settings: SampleConfig) -> dict[str, Any]:
     """Return everything but the network that a sampler needs, ready for JSON: who, what, and numbers for every step."""
     if settings.internal != 1:
         raise ValueError(f"internal={settings.internal}: the exported network has no inner head; use internal 1")
+    if settings.auto_scale != 1:
+        raise ValueError(f"auto_scale={settings.auto_scale}: no second network is exported; use auto_scale 1")
     if settings.share:
         raise ValueError(f"share={settings.share}: the exported network is one piece; use share 0")
     model.require_labels("mvm onnx")

@@ -99,6 +99,12 @@ def equal_snr(field: Field, source: Schedule, target: Schedule) -> Field:
     return mapped
 
 
+def on_schedule(field: Field, schedule: Schedule) -> Field:
+    """Return a field on this schedule: itself, or through equal SNR where it names another one."""
+    own = getattr(field, "schedule", None)
+    return equal_snr(field, own, schedule) if isinstance(own, Schedule) and own != schedule.whole else field
+
+
 def network_time(what: str | Callable[[Tensor], Tensor], t: Tensor, schedule: Schedule) -> Tensor:
     """Return what a network receives at times t (B,).
 

@@ -52,6 +52,7 @@ HUB_DATA = {
     "cifar10": "uoft-cs/cifar10",
     "imagenet32": "ILSVRC/imagenet-1k",
     "imagenet256": "ILSVRC/imagenet-1k",
+    "imagenet512": "ILSVRC/imagenet-1k",
     "imagenette": "frgfm/imagenette",
 }
 NAMED = 20  # class names in a card
@@ -244,6 +245,8 @@ def sampler_words(settings: Mapping[str, Any]) -> str:
         cost = f"{settings.get('evaluations', settings['nfe']):g} evaluations"
     words = [settings["solver"], cost, f"rho {settings['rho']:g}"]
     scales = [f"{name} {settings[name]:g}" for name in ("cfg", "internal") if settings.get(name, 1) != 1]
+    if settings.get("auto_scale", 1) != 1:
+        scales.append(f"autoguidance {settings['auto_scale']:g} by {settings['auto']}")
     where = [f"guided in [{settings['low']:g}, {settings['high']:g}]"] if scales else ["no guidance"]
     return ", ".join([*words, *scales, *where])
 
@@ -260,7 +263,7 @@ def read_figures(path: Path, weights: Collection[str]) -> Figures:
             images = table["images"]
             facts = {**table, "draw": images["draw"]}
             origin, count = images["origin"], images["count"]
-            cells = [(images["sampler"], table["metrics"])]
+            cells = [({**images["sampler"], "auto": images.get("auto", {}).get("run")}, table["metrics"])]
         digest, against = origin["sha256"], "none"
         if reference := facts["reference"]:
             name, split, size = str(reference.get("name")), reference.get("split"), reference.get("count")

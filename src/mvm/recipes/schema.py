@@ -31,7 +31,7 @@ class DataConfig:
 
     name: str = "digits"
     """Data set; "folder" is any folder written by `mvm data prepare`, named by data.path.
-    One of: digits, cifar10, imagenet32, imagenet256, imagenette, folder."""
+    One of: digits, cifar10, imagenet32, imagenet256, imagenet512, imagenette, folder."""
     path: str = ""
     """Folder of prepared images, as written by `mvm data prepare`; empty: data/NAME."""
     mirror: bool = False
@@ -259,6 +259,11 @@ class Recipe(BaseRecipe):
         if isinstance(self.network, OwnConfig):
             self._check_own()
         self.require_guidance("sample.cfg", self.sample.cfg)
+        if self.sample.auto_scale != 1:
+            raise ValueError(
+                f"sample.auto_scale={self.sample.auto_scale}: a recipe names no weaker model; leave it at 1, and give "
+                "--auto RUN --auto-scale to what samples"
+            )
         self.repa.tap(self.network.dimensions[0])  # refuses a block that is not there
         require_previews(self.train, self.preview)
 

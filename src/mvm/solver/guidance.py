@@ -14,6 +14,7 @@ from torch import Tensor
 from mvm.options import choose, finite
 from mvm.path import MEAN_VELOCITY, Condition, Field, PairedField, Schedule, as_time, joined_for
 from mvm.path.condition import batched, rows
+from mvm.path.field import on_schedule
 
 # Log-SNR progress runs from 0 at t = 0.999 to 1 at t = 0.001 of MeanVelocity(T=1), for every solver and schedule.
 _PROGRESS = tuple(float(MEAN_VELOCITY.lam(t)) for t in (0.999, 0.001))
@@ -72,8 +73,8 @@ class Guidance(ABC):
     def guide(self, base: Field) -> Field:
         """Return the guided field."""
 
-    def counted(self, count: Callable[[Field], Field]) -> "Guidance":
-        """Return the rule with any field of its own wrapped by `count`."""
+    def on(self, schedule: Schedule, wrap: Callable[[Field], Field] = lambda own: own) -> "Guidance":
+        """Return the rule with any field of its own brought to this schedule, then wrapped."""
         return self
 
     def at(self, base: Field, t: float, schedule: Schedule) -> Field:
@@ -117,12 +118,15 @@ class Internal(Guidance):
 
 @dataclass(frozen=True)
 class Auto(Guidance):
-    """weak + scale (field - weak): autoguidance by a weaker field (smaller, or trained less)."""
+    """weak + scale (field - weak): autoguidance by a weaker field (smaller, or trained less; arXiv 2406.02507).
+
+    A weaker field that names a schedule of its own is asked at equal SNR; one that names none is of the sampled path.
+    """
 
     weak: Field = field(kw_only=True)
 
-    def counted(self, count: Callable[[Field], Field]) -> Guidance:
-        return replace(self, weak=count(self.weak))
+    def on(self, schedule: Schedule, wrap: Callable[[Field], Field] = lambda own: own) -> Guidance:
+        return replace(self, weak=wrap(on_schedule(self.weak, schedule)))
 
     def guide(self, base: Field) -> Field:
         def guided(x: Tensor, t: Tensor, condition: Condition) -> Tensor:
@@ -158,11 +162,13 @@ def guided_at(base: Field, guidance: Rules, t: float, schedule: Schedule) -> Fie
 def guided(base: Field, guidance: Rules, schedule: Schedule) -> Field:
     """Return a field that is guided wherever t lies inside; rows of a batch may differ in t."""
 
+    rules = [rule.on(schedule) for rule in as_rules(guidance)]
+
     def call(x: Tensor, t: Tensor, condition: Condition = None) -> Tensor:
         out, given = torch.empty_like(x), None if condition is None else batched(condition, x)
         for value in t.unique().tolist():
             here = t == value
-            out[here] = guided_at(base, guidance, value, schedule)(x[here], t[here], rows(given, here))
+            out[here] = guided_at(base, rules, value, schedule)(x[here], t[here], rows(given, here))
         return out
 
     return call

@@ -23,7 +23,7 @@ from mvm.solver.variants import solver_named, warn_of_noise
 
 def evaluator(meter: Meter, schedule: Schedule, condition: Tensor | None, guidance: Rules) -> Evaluate:
     """Return (x, t) -> x0_hat on the field's own schedule, guided at the time evaluated; every pass is counted."""
-    rules = tuple(rule.counted(meter.also) for rule in as_rules(guidance))
+    rules = tuple(rule.on(schedule, meter.also) for rule in as_rules(guidance))
 
     def evaluate(x: Tensor, t: float) -> Tensor:
         meter.evaluations += 1
