@@ -290,7 +290,7 @@ def solver_of(model: Model, settings: SampleConfig) -> Solver:
     """
     size = math.prod(model.sample_shape)
     if not settings.unnamed or settings.share or settings.auto_scale != 1:
-        return settings.build_solver().for_size(size)
+        return settings.build_solver().for_field(model, size)
     return solver_for(None, model, size, settings.nfe, settings.rho, settings.guidance())
 
 

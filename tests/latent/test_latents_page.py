@@ -18,8 +18,8 @@ from mvm.metrics.extractors import EXTRACTORS, Extractor
 from mvm.metrics.lpips import BACKBONES, LPIPS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "latents.md").read_text(encoding="utf-8")
-(BLOCK,) = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)  # "latents.md" is left to this file by tests/test_docs.py
-COMMANDS = [shlex.split(line, comments=True) for line in BLOCK.splitlines()]
+BLOCKS = "".join(re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL))  # left to this file by tests/test_docs.py
+COMMANDS = [shlex.split(line, comments=True) for line in BLOCKS.splitlines()]
 SIDE, PATCH, WIDTH = 224, 56, 16  # of images, and of an encoder with 4 x 4 latents
 
 # What makes a command small, and no other one: sizes, and numbers of steps and images. By its first words.
@@ -94,7 +94,9 @@ def test_the_two_stages_as_the_page_types_them(kind, tmp_path, monkeypatch, caps
     assert all(re.search(rf"^{name} +\S+ ± \S+ ", told["eval"], re.MULTILINE) for name in ("psnr", "ssim", "lpips"))
     assert Image.open("grid.png").size[0] > SIDE
     results = list(Path("runs/sweep-ddt/cells").glob("*.json"))
-    assert len(results) == 4  # two values of rho, two of internal guidance
+    # two values of rho, two of internal guidance; then adams and sa by two of rho, and heun's ODE, by two shifts, of
+    # which adams with the model's own was there
+    assert len(results) == 4 + 10 - 2
     # the figures of a latent run at 224 pixels against the data at 224
     assert run(shlex.split("eval runs/ddt --ref data/imagenette --num 4 --nfe 2 --device cpu --json x.json")) == 0
     found = json.loads(Path("x.json").read_text())

@@ -10,9 +10,11 @@ import torch
 
 import mvm
 from mvm import noise, oracle
+from mvm.generate import solver_record
 from mvm.model import Model
 from mvm.path import MEAN_VELOCITY, LinearFlow, MeanVelocity, TimeLaw, VariancePreserving
 from mvm.recipes import load_recipe, shipped
+from mvm.settings import SampleConfig
 from mvm.solver import SOLVERS, Euler, adams, sa, sample, solver_named
 from mvm.solver.adams import SoftLamGrid, soft_lam_times
 from mvm.solver.base import shifted_times
@@ -115,7 +117,7 @@ def test_raes_own_sampler_has_4_percent_of_its_evaluations_there():
 def test_the_law_of_a_recipe_says_the_shift():
     assert TimeLaw(shift_dimension=4096 * 9).shift == 3
     shifted = {name for name in shipped() if name.find("rae") < 0 and load_recipe(name).path.law.shift != 1}
-    assert shifted == {"imagenet256-ddt-xl", "imagenette-ddt-s"}  # all others sample as without
+    assert shifted == {"imagenet256-ddt-xl", "imagenet512-ddt-xl", "imagenette-ddt-s"}  # all others sample as without
 
 
 class Shifted:
@@ -175,6 +177,10 @@ def test_a_model_samples_by_its_law(digits):
     assert not torch.equal(moved, plain)
     assert torch.equal(moved, digits.generate(4, nfe=6, shift=8.0, progress=False).images)
     assert torch.equal(shifted.generate(4, nfe=6, shift=1.0, progress=False).images, plain)
+    # named or not, it is one solver, and one cell of a sweep
+    records = [solver_record(shifted, SampleConfig(nfe=6, **each)) for each in ({}, {"tuned": False}, {"shift": 8.0})]
+    assert len(set(records)) == 1
+    assert "shift 8" in records[0]
 
 
 def test_tuning_begins_with_the_fields_shift():
