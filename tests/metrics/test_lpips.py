@@ -142,6 +142,21 @@ def test_bf16_is_near_and_never_in_reported_figures(vgg, vgg_weights):
     assert torch.equal(half.measure(*stored), vgg.measure(*stored))
 
 
+def test_it_is_traced_as_one_graph_but_for_reported_figures(vgg):
+    a, b = draw(2, 3, 32, 32), draw(2, 3, 32, 32, seed=1)
+    wanted, stored = vgg(a, b), [((images + 1) * 127).to(torch.uint8) for images in (a, b)]
+    figures, graphs = vgg.measure(*stored), []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    vgg.compile(backend=backend, fullgraph=True)
+    assert torch.equal(vgg(a, b), wanted)
+    assert torch.equal(vgg.measure(*stored), figures)
+    assert len(graphs) == 1
+
+
 def test_gradient_equals_the_plain_writings(network, weights):
     a, b = draw(2, 3, 33, 33).requires_grad_(), draw(2, 3, 33, 33, seed=1).requires_grad_()
     found = torch.autograd.grad(network(a, b).sum(), (a, b))

@@ -205,6 +205,26 @@ def test_a_step_by_hand(recipe):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
 
 
+def test_compiled_blocks_train_as_plain_ones(recipe, monkeypatch):
+    """Those of the decoder, of the encoder and of the discriminator's; traced, but not made into machine code."""
+    compiled = []
+
+    def compile(module):
+        compiled.append(module)
+        module._compiled_call_impl = torch.compile(module._call_impl, backend="aot_eager")
+
+    monkeypatch.setattr(torch.nn.Module, "compile", compile)
+    plain, other = trainer_of(recipe()), trainer_of(recipe(engine__compile="blocks"))
+    encoders = other.encoder.encoder, other.objective.judge.features.encoder
+    blocks = [block for each in encoders for block in each.body.network.encoder.layer]
+    assert {*blocks, *other.decoder.blocks} == {*compiled}
+    for _ in range(3):
+        plain.advance()
+        other.advance()
+    for mine, theirs in zip(other.read(), plain.read(), strict=True):
+        assert mine.values == pytest.approx(theirs.values, rel=1e-4)
+
+
 def test_parts_of_a_batch_give_the_gradient_of_the_whole(recipe):
     """Without the adversarial loss, whose weight is each part's own."""
     whole, parts = (trainer_of(recipe(PLAIN, engine__accumulate=number)) for number in ("1", "3"))

@@ -135,8 +135,8 @@ class LPIPS(nn.Module):
         """Return distances (B,) of uint8 images, in float64, to be reported."""
         if images.dtype != torch.uint8 or others.dtype != torch.uint8:
             raise ValueError(f"measure takes uint8 images, not {images.dtype} and {others.dtype}; call the network")
-        with full_float32(images.device):
-            return self(to_unit(images), to_unit(others), torch.float32).double()
+        with full_float32(images.device):  # never compiled: a figure is the same whatever trains by the network
+            return self.forward(to_unit(images), to_unit(others), torch.float32).double()
 
     def _maps(self, images: Tensor, dtype: torch.dtype) -> list[Tensor]:
         """Return the five maps of images in [-1, 1], of unit length at each pixel."""

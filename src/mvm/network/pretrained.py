@@ -84,6 +84,12 @@ class Encoder(nn.Module):
         """Stay in eval, whatever mode a parent module is in: dropout or batch statistics would move the target."""
         return super().train(False)
 
+    def compile_blocks(self) -> None:
+        """Compile the blocks of a vision transformer, one by one; a convolutional network stays as it is."""
+        lists = (module for module in self.body.modules() if isinstance(module, nn.ModuleList))
+        for block in next(lists, ()):
+            block.compile()
+
     def _pixels(self, images: Tensor) -> Tensor:
         return self.scaling(_fit(images, self.resolution)).to(next(self.body.parameters()).dtype)
 

@@ -89,6 +89,8 @@ class DecoderTrainer(Trainer[DecoderRecipe]):
         if engine.compile == "auto":  # blocks alone are compiled, see DecoderRecipe
             engine = replace(engine, compile="blocks" if device.type == "cuda" else "off")
         self.engine = Engine(engine, self.decoder, self.decoder, self.processes, False)  # ty: ignore[invalid-argument-type]
+        if self.engine.mode != "off":  # two thirds of the memory that a step moves are theirs
+            self._compile_frozen()
         self.decoder_optimizers = optimizers(recipe.train, self.decoder.named_parameters(), self.processes)
         own = replace(recipe.train, optimizer="adamw")  # Muon is for transformers
         self.judge_optimizers = optimizers(own, self.heads.named_parameters()) if len(self.heads) else []
@@ -106,6 +108,14 @@ class DecoderTrainer(Trainer[DecoderRecipe]):
         rest[chosen] = False
         self.rule = rule
         self.trained_on, self.held_out = StoreSubset(self.store, rest.nonzero()[:, 0]), StoreSubset(self.store, chosen)
+
+    def _compile_frozen(self) -> None:
+        """Compile what is never trained: the blocks of both encoders, and LPIPS."""
+        self.encoder.encoder.compile_blocks()
+        if self.objective.judge is not None:
+            self.objective.judge.features.encoder.compile_blocks()
+        if self.objective.lpips is not None:
+            self.objective.lpips.compile()
 
     @property
     def heads(self) -> nn.ModuleList:
