@@ -82,7 +82,7 @@ def test_every_shipped_recipe_loads():
     imagenet = [f"imagenet32-dit-{name}" for name in ("b", "b-tuned", "l")]
     pixels = ["cifar10", *baselines, "cifar10-small", "digits", *imagenet]
     latents = [f"imagenet{side}-{stage}" for side in (256, 512) for stage in ("ddt-xl", "rae-stage1")]
-    latents += ["imagenette-ddt-s", "imagenette-rae-clip", "imagenette-rae-s"]
+    latents += ["imagenette-ddt-clip", "imagenette-ddt-s", "imagenette-rae-clip", "imagenette-rae-s"]
     assert list(shipped()) == sorted(pixels + latents)
     for name in shipped():
         recipe = load_recipe(name)

@@ -202,6 +202,7 @@ def evaluate(
     from mvm.evaluation.evaluate import evaluate as run_evaluation
     from mvm.evaluation.images import of_model, of_restored
     from mvm.latent import is_rae, load_rae, load_vae
+    from mvm.latent.vae import CONFIG as VAE_CONFIG
     from mvm.metrics.moments import PUBLISHED
     from mvm.model import is_model, shipped_models
     from mvm.precision import PRECISIONS
@@ -213,6 +214,11 @@ def evaluate(
         if not reconstruct:
             raise ValueError("name the images to judge: mvm eval IMAGES --ref REF")
         raise ValueError(f"'{reconstruct}' is an autoencoder; give images for it to restore: --ref IMAGES")
+    if reconstruct and not (is_rae(Path(reconstruct)) or (Path(reconstruct) / VAE_CONFIG).is_file()):
+        raise ValueError(
+            f"'{reconstruct}' holds no autoencoder; give RUN/rae of a finished stage 1, or the folder of a VAE in "
+            "diffusers' format"
+        )
     ref = judging.ref or (images if reconstruct else "")
     blocks, count = jackknife_blocks(jackknife), PUBLISHED if num is None else num
     at_least("batch", batch, 1)
