@@ -201,7 +201,8 @@ def test_refusals_of_the_command(vae, here, capsys):
 
     assert "'vae' is an autoencoder; give images for it to restore: --ref" in refused("eval", "--reconstruct", vae)
     assert "name the images to judge: mvm eval IMAGES" in refused("eval")
-    assert "'data.npy' holds no autoencoder; give RUN/rae" in refused("eval", "--reconstruct", "data.npy", "--ref", "other.npy")
+    words = ("--reconstruct", "data.npy", "--ref", "other.npy")
+    assert "'data.npy' holds no autoencoder; give RUN/rae" in refused("eval", *words)
     words = ("--num", 4, "--metrics", "psnr", "--out", "sweep")
     assert "psnr is of images and their originals; samples have none" in refused("sweep", "digits", *words)
     assert "features='psnr' is unknown" in refused("data", "stats", "data.npy", "--features", "psnr", "--out", "x.npz")
