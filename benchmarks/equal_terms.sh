@@ -13,6 +13,8 @@
 # Equal terms are an equal law of log-SNR: lam ~ N(0.5, 1.5^2) for every path, whatever t that is there, and the plain square error of
 # the method's own target. In x0 at equal lam all losses are weights of lam times one error, so methods differ by that weight, by what
 # the network puts out, by the scale of what it is given, and by the path the sampler knows. Literature's uniform t would be another law of lam on each path.
+# SETTING="RECIPE [OPTION VALUE]...": another recipe than cifar10-small, with its own law of log-SNR. In latents of variance 1:
+#   SETTING="imagenette-ddt-clip --codec.path RAE" bash benchmarks/equal_terms.sh DATA REFERENCE WEIGHTS WORK STEPS {mvm-u,mvm-u-as-flow,flow,mvm-x0-as-flow,vp-v}:{0,1,2}
 # One rate serves all (1e-3; digits 2e-3); it was tuned for none. EXTRA="--train.lr 4e-3" is far better for u and flow.
 # Muon and Adam do not feel the scale of a loss, clipping at norm 1 does.
 # WORK/METHOD-SEED.json: figures of a finished one, which is skipped; one that was stopped goes on. PACK=FILE.tgz: those files, packed.
@@ -27,7 +29,9 @@ shift 5
 here=$(dirname "$0")
 mkdir -p "$work"
 law="--path.law.name lam-normal --path.law.mean 0.5 --path.law.std 1.5"
-if [ "$data" = digits ]; then
+if [ -n "${SETTING:-}" ]; then
+  read -ra setting <<< "$SETTING --data.path $data" && law="" num=${NUM:-2000} fast=${FAST---precision bf16 --compile}
+elif [ "$data" = digits ]; then
   setting=(digits) num=${NUM:-1000} fast=${FAST-}
 else
   # the network, optimizer and rate of the model that ships, without alignment; averages of 2,000 steps reach back 200 whatever their decay

@@ -23,19 +23,22 @@ def arithmetic(name: str, device: torch.device) -> Generator[None]:
     if name == "int8" and device.type != "cpu":
         raise ValueError(f"precision='int8' is for a CPU, not for {device.type}; there use bf16, or give --device cpu")
     cuda, cudnn, mkldnn = torch.backends.cuda, torch.backends.cudnn, torch.backends.mkldnn
-    backends = cuda.matmul, cudnn.conv, mkldnn.matmul, mkldnn.conv  # ty: ignore (torch makes them at import)
-    before, matmul = [backend.fp32_precision for backend in backends], torch.get_float32_matmul_precision()
+    switches = cudnn.conv, cudnn.rnn, cuda.matmul, mkldnn.matmul, mkldnn.conv  # ty: ignore (torch makes them at import)
+    before, matmul = [switch.fp32_precision for switch in switches], torch.get_float32_matmul_precision()
     try:
-        # Both: where the older switch and the newer ones disagree, torch raises an error when it asks itself.
+        # Older and newer switches, and both operators of cuDNN: where they disagree, torch raises an error when it asks
+        # itself. They agree even when two threads come here and leave in turn.
         torch.set_float32_matmul_precision(older)
-        for backend in backends:
-            backend.fp32_precision = newer
+        cudnn.allow_tf32 = newer == "tf32"
+        for switch in switches:
+            switch.fp32_precision = newer
         with torch.autocast(device.type, dtype, enabled=dtype is not None):
             yield
     finally:
         torch.set_float32_matmul_precision(matmul)
-        for backend, value in zip(backends, before, strict=True):
-            backend.fp32_precision = value
+        cudnn.allow_tf32 = "tf32" in before[:2]
+        for switch, value in zip(switches, before, strict=True):
+            switch.fp32_precision = value
 
 
 def full_float32(device: torch.device) -> AbstractContextManager[None]:

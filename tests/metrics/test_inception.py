@@ -17,6 +17,7 @@ from mvm.metrics import weights as published
 from mvm.metrics.distances import frechet_distance, kernel_distance, moments
 from mvm.metrics.inception import Inception, fingerprint, resize_tf1
 from mvm.metrics.weights import load_inception
+from mvm.precision import full_float32
 
 ASSETS = Path(os.environ.get("MVM_ASSETS", "no assets")) / "inception"
 needs_weights = pytest.mark.skipif(not ASSETS.is_dir(), reason="MVM_ASSETS names no folder with inception/")
@@ -325,6 +326,20 @@ def medium():
     torch.set_float32_matmul_precision("highest")
 
 
+def test_two_threads_that_leave_in_turn_leave_switches_that_agree():
+    """The second finds what the first has set, and sets that again; torch asks itself when it exports a network."""
+    one, two = full_float32(torch.device("cpu")), full_float32(torch.device("cpu"))
+    try:
+        for context in (one, two):
+            context.__enter__()
+            assert not torch.backends.cudnn.allow_tf32
+        for context in (one, two):
+            context.__exit__(None, None, None)
+            assert torch.backends.cudnn.allow_tf32 == (context is one)
+    finally:
+        torch.backends.cudnn.allow_tf32 = True
+
+
 @pytest.mark.usefixtures("medium")
 def test_full_precision_inside_and_every_switch_as_before(network):
     before, inside = switches(), []
@@ -340,6 +355,7 @@ def test_full_precision_inside_and_every_switch_as_before(network):
     assert switches() == before
     assert torch.get_float32_matmul_precision() == "medium"
     assert torch.backends.cuda.matmul.allow_tf32  # raises where torch's older and newer switches disagree
+    assert torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("highest")
     assert torch.equal(found.pool, network(pictures(1)).pool)
 

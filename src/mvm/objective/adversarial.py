@@ -12,7 +12,7 @@ from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import interpolate, leaky_relu, relu
+from torch.nn.functional import batch_norm, instance_norm, interpolate, leaky_relu, relu
 from torch.nn.utils.parametrizations import spectral_norm
 from torch.nn.utils.parametrize import cached
 
@@ -82,15 +82,11 @@ class LocalBatchNorm(nn.Module):
         self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        x, whole = x.float(), len(x) - len(x) % self.together
-        groups = [x[:whole].unflatten(0, (-1, self.together))] if whole else []
-        if whole < len(x):  # the last few are taken together
-            groups.append(x[whole:][None])
-        parts = []
-        for group in groups:  # (G, n, C, L): mean 0 and variance 1 over n and L
-            variance, mean = torch.var_mean(group, (1, 3), correction=0, keepdim=True)
-            parts.append(((group - mean) * torch.rsqrt(variance + self.eps)).flatten(0, 1))
-        return torch.cat(parts) * self.weight[:, None] + self.bias[:, None]
+        x, affine = x.float(), {"weight": self.weight, "bias": self.bias, "eps": self.eps}
+        if self.together == 1:
+            return instance_norm(x, **affine)
+        parts = x.split(self.together)  # the last few are taken together
+        return torch.cat([batch_norm(part, None, None, training=True, **affine) for part in parts])
 
 
 NORMS: dict[str, Callable[[int], nn.Module]] = {

@@ -89,7 +89,7 @@ class DecoderTrainer(Trainer[DecoderRecipe]):
         if engine.compile == "auto":  # blocks alone are compiled, see DecoderRecipe
             engine = replace(engine, compile="blocks" if device.type == "cuda" else "off")
         self.engine = Engine(engine, self.decoder, self.decoder, self.processes, False)  # ty: ignore[invalid-argument-type]
-        if self.engine.mode != "off":  # two thirds of the memory that a step moves are theirs
+        if self.engine.mode != "off":  # more than half of what a step reads and writes is theirs
             self._compile_frozen()
         self.decoder_optimizers = optimizers(recipe.train, self.decoder.named_parameters(), self.processes)
         own = replace(recipe.train, optimizer="adamw")  # Muon is for transformers
