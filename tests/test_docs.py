@@ -95,6 +95,8 @@ def short(words: list[str]) -> list[str]:
     if words[0] == "export":
         words.append("--no-grid")  # tests/cli/test_publish_command.py draws it
     options = SHORT.get(words[0], SHORT.get(" ".join(words[:2]), {}))
+    if words[0] == "eval" and "--num" in words:  # of a run; files have a number of their own
+        options = {**options, "--num": "8"}
     if "dopri5" in words:
         options = {**options, "--tolerance": "0.01"}
     return changed(words, options)
