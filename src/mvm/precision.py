@@ -2,6 +2,7 @@
 
 from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
 
@@ -22,8 +23,9 @@ def arithmetic(name: str, device: torch.device) -> Generator[None]:
     older, newer, dtype = choose("precision", name, PRECISIONS)
     if name == "int8" and device.type != "cpu":
         raise ValueError(f"precision='int8' is for a CPU, not for {device.type}; there use bf16, or give --device cpu")
-    cuda, cudnn, mkldnn = torch.backends.cuda, torch.backends.cudnn, torch.backends.mkldnn
-    switches = cudnn.conv, cudnn.rnn, cuda.matmul, mkldnn.matmul, mkldnn.conv  # ty: ignore (torch makes them at import)
+    cuda, mkldnn = torch.backends.cuda, torch.backends.mkldnn
+    cudnn: Any = torch.backends.cudnn  # torch makes its operators at import, and those of mkldnn
+    switches: tuple[Any, ...] = cudnn.conv, cudnn.rnn, cuda.matmul, mkldnn.matmul, mkldnn.conv  # ty: ignore
     before, matmul = [switch.fp32_precision for switch in switches], torch.get_float32_matmul_precision()
     try:
         # Older and newer switches, and both operators of cuDNN: where they disagree, torch raises an error when it asks

@@ -82,11 +82,10 @@ class LocalBatchNorm(nn.Module):
         self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        x, affine = x.float(), {"weight": self.weight, "bias": self.bias, "eps": self.eps}
         if self.together == 1:
-            return instance_norm(x, **affine)
-        parts = x.split(self.together)  # the last few are taken together
-        return torch.cat([batch_norm(part, None, None, training=True, **affine) for part in parts])
+            return instance_norm(x.float(), weight=self.weight, bias=self.bias, eps=self.eps)
+        parts = x.float().split(self.together)  # the last few are taken together
+        return torch.cat([batch_norm(part, None, None, self.weight, self.bias, True, eps=self.eps) for part in parts])
 
 
 NORMS: dict[str, Callable[[int], nn.Module]] = {
