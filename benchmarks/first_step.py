@@ -77,14 +77,14 @@ def serve(case: str, way: str, start: float) -> None:
     from mvm.training.field_trainer import FieldTrainer
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    told = {"imported": time.time() - start}
+    row = {"imported": time.time() - start}
     name, *changes = case.split(",")
     options = dict(change.split("=", 1) for change in changes)
     options["engine.compile"] = "blocks" if way == RECORDED else way
     recipe = bench.on_random_samples(override(load_recipe(name), options))
     images = bench.random_images(recipe, 4 * recipe.train.batch)
     trainer = FieldTrainer(recipe, images, Processes(device=device), None)
-    told["built"] = time.time() - start
+    row["built"] = time.time() - start
 
     def step() -> float:
         trainer.advance()
@@ -94,17 +94,17 @@ def serve(case: str, way: str, start: float) -> None:
 
     if way == RECORDED:
         record(trainer)
-    told["step 1"] = step()
-    told["step 2"] = step()
-    told["step 3"] = step()
+    row["step 1"] = step()
+    row["step 2"] = step()
+    row["step 3"] = step()
     for _ in range(WARM_UP):
         begun = step()
     for _ in range(STEPS):
         trainer.advance()
-    told["images/s"] = (STEPS + 1) * recipe.train.batch / (step() - begun)
+    row["images/s"] = (STEPS + 1) * recipe.train.batch / (step() - begun)
     (*_, last) = trainer.read()
-    told["loss"] = last.values["loss"]
-    print(json.dumps(told), flush=True)
+    row["loss"] = last.values["loss"]
+    print(json.dumps(row), flush=True)
 
 
 def main() -> None:
@@ -127,12 +127,12 @@ def main() -> None:
                     command, env={**os.environ, **extra, "FIRST_STEP_START": str(time.time())},
                     capture_output=True, text=True, check=False,
                 )  # fmt: skip
-                told = (
+                row = (
                     json.loads(done.stdout.splitlines()[-1])
                     if done.returncode == 0
                     else {"failed": done.stderr[-2000:]}
                 )
-                rows.append({"way": way, "cache": state, **told})
+                rows.append({"way": way, "cache": state, **row})
                 print(json.dumps(rows[-1]), flush=True)
                 if options.json:
                     options.json.write_text(json.dumps({"case": options.case, "rows": rows}, indent=1) + "\n")

@@ -312,7 +312,7 @@ MUTANTS = [
         ('max(rows // group.get("parts", 1), columns)', "max(rows, columns)"),
     ),
     *of(
-        "distributed/processes.py",
+        "store.py",
         "optim/test_muon.py -k balanced",
         ("-work[number]", "work[number]"),
     ),

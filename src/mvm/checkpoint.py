@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mvm.files import put_in_place, remove, sha256, temporary_beside, write_text
+from mvm.store import balanced
 from mvm.untrusted import plain_name, read_json, refusal, whole_numbers
 
 MANIFEST = "manifest.json"
@@ -94,10 +95,8 @@ def check(folder: Path, names: Iterable[str], rank: int = 0, world: int = 1) -> 
                 raise DamagedCheckpoint(f"{path} is damaged ({size} bytes, not {len(sums)} blocks); {_REMEDY}")
         starts = range(0, len(sums) * block, block) if len(sums) > 1 else (0,)
         pieces += [(path, range(start, min(start + block, size)), sha) for start, sha in zip(starts, sums, strict=True)]
-    taken = [0] * world  # bytes, by process
-    for path, part, expected in sorted(pieces, key=lambda piece: -len(piece[1])):
-        owner = taken.index(min(taken))
-        taken[owner] += len(part)
+    owners = balanced([len(part) for _, part, _ in pieces], world)
+    for (path, part, expected), owner in zip(pieces, owners, strict=True):
         if owner == rank and (actual := sha256(path, part)) != expected:
             sums = f"sha256 {actual[:12]}..., expected {expected[:12]}..."
             raise DamagedCheckpoint(f"{path} is damaged ({sums}); {_REMEDY}")

@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from heapq import heapify, heapreplace
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -284,3 +285,13 @@ class PartedArray(ArrayStore):
             state = f"are not finished ({unlisted[0]} is not in {INDEX})"
             raise ValueError(f"the {self.what} in '{self.folder}' {state}; start again, which goes on where it stopped")
         return Rows([self.array(name, self.part_shape(part), self.dtype) for name, part in parts.items()])
+
+
+def balanced(work: Sequence[float], count: int) -> list[int]:
+    """Return which of `count` processes does each piece of work: the largest first, to the one with least so far."""
+    loads, owners = [(0.0, place) for place in range(count)], [0] * len(work)
+    heapify(loads)
+    for number in sorted(range(len(work)), key=lambda number: -work[number]):
+        load, owners[number] = loads[0]
+        heapreplace(loads, (load + work[number], owners[number]))
+    return owners

@@ -9,11 +9,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.utils.flop_counter import FlopCounterMode
 
-from mvm.distributed.processes import Processes, balanced
+from mvm.distributed.processes import Processes
 from mvm.distributed.sharding import like_parameter, local, whole
 from mvm.network import DDTConfig, DiTConfig, build_network
 from mvm.optim import optimizers as optimizers_module
 from mvm.optim.optimizers import TrainConfig, muon_parts, newton_schulz_flops, optimizers, step_unless
+from mvm.store import balanced
 
 SKIPPED = [False, True, False, False]  # a bad step among good ones
 MATRICES = [(9, 5), (14, 5), (5, 7), (1, 5)]

@@ -158,6 +158,25 @@ def _as_text(result: "Evaluation") -> str:
     return "\n".join(lines)
 
 
+def _judged(images: str, reconstruct: str, ref: str) -> tuple[str, str]:
+    """Return the images to judge, and the autoencoder that restores them first, "" for none."""
+    from mvm.latent import is_rae
+    from mvm.latent.vae import CONFIG
+
+    if not reconstruct and is_rae(Path(images)):
+        images, reconstruct = "", images
+    if not (images := images or (ref if reconstruct else "")):
+        if not reconstruct:
+            raise ValueError("name the images to judge: mvm eval IMAGES --ref REF")
+        raise ValueError(f"'{reconstruct}' is an autoencoder; give images for it to restore: --ref IMAGES")
+    if reconstruct and not (is_rae(Path(reconstruct)) or (Path(reconstruct) / CONFIG).is_file()):
+        raise ValueError(
+            f"'{reconstruct}' holds no autoencoder; give RUN/rae of a finished stage 1, or the folder of a VAE in "
+            "diffusers' format"
+        )
+    return images, reconstruct
+
+
 @app.command(name="eval")
 def evaluate(
     images: str = "",
@@ -202,23 +221,12 @@ def evaluate(
     from mvm.evaluation.evaluate import evaluate as run_evaluation
     from mvm.evaluation.images import of_model, of_restored
     from mvm.latent import is_rae, load_rae, load_vae
-    from mvm.latent.vae import CONFIG as VAE_CONFIG
     from mvm.metrics.moments import PUBLISHED
     from mvm.model import is_model, shipped_models
     from mvm.precision import PRECISIONS
 
     judging.names(channels=3, paired=True)  # refuses what is no figure before the work
-    if not reconstruct and is_rae(Path(images)):
-        images, reconstruct = "", images
-    if not (images := images or (judging.ref if reconstruct else "")):
-        if not reconstruct:
-            raise ValueError("name the images to judge: mvm eval IMAGES --ref REF")
-        raise ValueError(f"'{reconstruct}' is an autoencoder; give images for it to restore: --ref IMAGES")
-    if reconstruct and not (is_rae(Path(reconstruct)) or (Path(reconstruct) / VAE_CONFIG).is_file()):
-        raise ValueError(
-            f"'{reconstruct}' holds no autoencoder; give RUN/rae of a finished stage 1, or the folder of a VAE in "
-            "diffusers' format"
-        )
+    images, reconstruct = _judged(images, reconstruct, judging.ref)
     ref = judging.ref or (images if reconstruct else "")
     blocks, count = jackknife_blocks(jackknife), PUBLISHED if num is None else num
     at_least("batch", batch, 1)

@@ -5,11 +5,10 @@ processes, up to the rounding of sums. All that several processes need is torch'
 """
 
 import os
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
-from heapq import heapify, heapreplace
 from typing import Any
 
 import torch
@@ -217,13 +216,3 @@ def parts_of(size: int, parts: int) -> Iterator[slice]:
     parts = min(parts, size)
     for part in range(parts):
         yield slice(size * part // parts, size * (part + 1) // parts)
-
-
-def balanced(work: Sequence[float], count: int) -> list[int]:
-    """Return which of `count` processes does each piece of work: the largest first, to the one with least so far."""
-    loads, owners = [(0.0, place) for place in range(count)], [0] * len(work)
-    heapify(loads)
-    for number in sorted(range(len(work)), key=lambda number: -work[number]):
-        load, owners[number] = loads[0]
-        heapreplace(loads, (load + work[number], owners[number]))
-    return owners

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from mvm import checkpoint
-from mvm.distributed.processes import Processes, balanced
+from mvm.distributed.processes import Processes
+from mvm.store import balanced
 
 Shape = tuple[int, ...]
 

@@ -462,15 +462,15 @@ def _next_commands(contents: RunContents) -> Iterator[tuple[str, str]]:
         rae = _folder(contents.run / "rae")
         images = f"data:{data.name}" if data.name in EMBEDDED else _folder(data.folder)
         yield "Judge the autoencoder by images that it restores (rFID).", _typed("eval", rae, "--ref", images)
-        others = {known: load_recipe(known) for known in shipped()}
+        recipes = {known: load_recipe(known) for known in shipped()}
         second = [
             known
-            for known, other in others.items()
+            for known, other in recipes.items()
             if isinstance(other, Recipe) and (other.codec.kind, other.data.name) == ("rae", data.name)
         ]
         named = recipe.name.replace("-rae-", "-ddt-")  # of several, that of the same encoder
+        stage2 = min(second, key=lambda known: known != named, default="RECIPE")
         codec = ["--codec.kind", "rae", "--codec.path", rae]
-        stage2 = named if named in second else next(iter(second), "RECIPE")
         yield "Train a field on its latents (stage 2).", _typed("train", stage2, *codec)
     stretched = "" if train.decay in FIXED else f" Its schedule ({train.decay}) is stretched to them."
     longer = f"{contents.resume} --train.steps {2 * train.steps}"

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from mvm.distributed.processes import balanced
 from mvm.latent.rae import decoder_cost
 from mvm.network import SIZES, OwnConfig, build_network, parameters
 from mvm.optim.optimizers import muon_parts, newton_schulz_flops
@@ -15,6 +14,7 @@ from mvm.recipes.docs import option_docs, table_docs
 from mvm.recipes.memory import training_memory
 from mvm.recipes.reading import AnyRecipe, load_recipe, options, shipped
 from mvm.recipes.schema import TASK, DecoderRecipe, Recipe
+from mvm.store import balanced
 from mvm.untrusted import printable
 
 # Share of the matrix ceiling that training reached on one NVIDIA H200 (790 TFLOP/s), by network size;
