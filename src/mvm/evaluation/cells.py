@@ -49,7 +49,7 @@ def file_name(settings: SampleConfig, tuned: bool = False, auto: str = "") -> st
 
 
 def auto_name(facts: Mapping[str, Any]) -> str:
-    """Return weights that guide by autoguidance as a report calls them: small@5000 [1a2b3c4d5e6f]; "" for none."""
+    """Return weights that guide by autoguidance as a report calls them: small@5000 [1a2b3c4d]; "" for none."""
     if not facts:
         return ""
     known = f"{facts['run']}@{facts['step']} " if "run" in facts else ""
