@@ -174,13 +174,13 @@ class Muon(torch.optim.Muon):
     torch's own steps them one by one: thousands of small kernels a step; and it takes shards for whole matrices.
 
     found_inf: None, or a number on the device: where it is not 0, weights and momentum stay as they are, as AdamW's do.
-    copies: the processes that hold the same weights and gradients (DDP); sharded ones (FSDP2) know theirs. A group's
+    copies: whether all processes hold the same weights and gradients (DDP); sharded ones (FSDP2) know theirs. A group's
     `parts`: its matrices are so many, below each other, that are orthogonalised apart.
     """
 
     found_inf: Tensor | None = None
 
-    def __init__(self, params: Any, *, copies: dist.ProcessGroup | None = None, **options: Any) -> None:
+    def __init__(self, params: Any, *, copies: bool = False, **options: Any) -> None:
         super().__init__(params, **options)
         self.copies = copies
 
@@ -200,7 +200,8 @@ class Muon(torch.optim.Muon):
         directions = [each for group, matrices in stacks for each in self._directions(matrices, group).unbind()]
         matrices, parts = zip(*((p, group.get("parts", 1)) for group, alike in stacks for p in alike), strict=True)
         work = [newton_schulz_flops(*each) for each in zip((p.shape for p in matrices), parts, strict=True)]
-        updates = iter(by_owners(lambda whole: self._orthogonal(whole, parts), directions, matrices, work, self.copies))
+        copies = dist.group.WORLD if self.copies else None  # asked for each time: who holds a group may outlive it
+        updates = iter(by_owners(lambda whole: self._orthogonal(whole, parts), directions, matrices, work, copies))
         for group, matrices in stacks:
             self._move(matrices, torch.stack([next(updates) for _ in matrices]), group)
 
@@ -272,7 +273,7 @@ def optimizers(
         raise ValueError("train.optimizer='muon' needs matrices inside blocks, and this network has none; use adamw")
     # steps about as long as AdamW's (0.2 lr a value), so that one learning rate serves both
     how: dict[str, Any] = {"momentum": 0.95, "nesterov": True, "adjust_lr_fn": "match_rms_adamw"}
-    copies = dist.group.WORLD if processes is not None and processes.world > 1 else None
+    copies = processes is not None and processes.world > 1
     matrices = [{"params": each, "parts": parts} for parts, each in by_parts.items()]
     how |= {"lr": config.lr, "weight_decay": config.weight_decay, "ns_steps": NS_STEPS, "copies": copies}
     return [Muon(matrices, **how), adamw]

@@ -186,6 +186,7 @@ def _start(
     else:
         store = samples.store(group.device, executed.engine.resident)
     trainer = TRAINERS[recipe.task].open(executed, store, run, group, how.progress, network)
+    stack.callback(trainer.engine.release)  # before the group ends, also after an error below
     origin = None
     if newest is not None:
         trainer.restore(newest)
@@ -374,5 +375,3 @@ def train(
             if group.main and trainer.step == 0 and not begun:  # e.g. the first batch holds NaN
                 clear(run)
             raise
-        finally:
-            trainer.engine.release()
