@@ -38,6 +38,7 @@ from equal_terms_runs import (  # beside this file
     table,
 )
 
+from mvm.checkpoint import METRICS
 from mvm.distributed.processes import Processes, processes
 from mvm.evaluation.cells import Result
 from mvm.evaluation.evaluate import ComparedSet, Judge, open_side, software
@@ -49,7 +50,6 @@ from mvm.metrics.measures import usual_metric
 from mvm.metrics.moments import provenance_of
 from mvm.model import choose_device, load
 from mvm.recipes import SampleConfig, options
-from mvm.training.logs import METRICS
 from mvm.training.rundir import FREE
 
 OTHERS = (("adams", 1.0), ("heun", 0.0))

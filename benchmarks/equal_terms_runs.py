@@ -10,7 +10,7 @@ import numpy as np
 
 from mvm.evaluation.report import Curve, PlotAxes, figure_of, save_figure
 from mvm.evaluation.sweep_report import WIDTH, Gap, metric_named, scale_of
-from mvm.files import put_in_place, temporary_beside, write_text
+from mvm.files import atomic, write_text
 from mvm.metrics.distances import student_95
 from mvm.recipes import Recipe, options
 
@@ -186,9 +186,8 @@ def panels(runs: Mapping[str, Sequence[Told]]) -> list[tuple[list[Curve], PlotAx
 
 def figure(runs: Mapping[str, Sequence[Told]], out: Path) -> None:
     drawn = panels(runs)
-    temporary = temporary_beside(out)
-    save_figure(figure_of(drawn, WIDTH, 3.2), temporary, out.suffix[1:])
-    put_in_place(temporary, out)
+    with atomic(out) as temporary:
+        save_figure(figure_of(drawn, WIDTH, 3.2), temporary, out.suffix[1:])
 
 
 def rounded(value: Any) -> Any:

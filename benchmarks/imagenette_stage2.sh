@@ -24,7 +24,7 @@ for part in "$@"; do
       $mvm train imagenette-ddt-clip --data.path "$work/train" --codec.path "$rae" --train.steps "$steps" --train.save_every "$steps" \
         --preview.every $((steps / 3)) ${EXTRA:-} --no-report --out "$run" ;;
     rows)
-      $mvm sweep "$run" $seen --num "${NUM:-9469}" --nfe 90 --rho 0,0.75 --internal "1,$scale" --out "$work/rows"
+      $mvm sweep "$run" $seen --num "${NUM:-9469}" --jackknife 20 --nfe 90 --rho 0,0.75 --internal "1,$scale" --out "$work/rows"
       $mvm sweep "$run" --ref "$work/val" --metrics fid,fd-clip $judging --num "${VAL:-3925}" --nfe 90 --rho 0.75 --internal "$scale" --out "$work/val-rows" ;;
     curves)
       $mvm sweep "$run" $seen --num "$few" --solvers adams,sa --nfe "${NFES:-7,13,26,50}" --rho 0,0.75 --shift 0,1 --internal "$scale" --out "$work/curves" ;;

@@ -22,7 +22,7 @@ import mvm
 from mvm.data import augmentation, augmented
 from mvm.data.augment import PARTS
 from mvm.evaluation.sweep_report import guidance_text, rho_name
-from mvm.files import put_in_place, temporary_beside
+from mvm.files import atomic
 from mvm.generate import Sampler, class_numbers, cycle_labels
 from mvm.pictures import grid
 from mvm.recipes import SampleConfig
@@ -54,9 +54,8 @@ def labelled(body: Image.Image, rows: Sequence[str], columns: Sequence[str], siz
 
 
 def write_picture(picture: Image.Image, out: Path) -> None:
-    temporary = temporary_beside(out)
-    picture.save(temporary, format="PNG", optimize=True)
-    put_in_place(temporary, out)
+    with atomic(out) as temporary:
+        picture.save(temporary, format="PNG", optimize=True)
 
 
 def one_noise(model: mvm.Model, classes: Sequence[int], guided: Mapping[str, float]) -> Image.Image:

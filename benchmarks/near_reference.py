@@ -24,7 +24,7 @@ from tqdm import tqdm
 from mvm import noise
 from mvm.evaluation.report import COLOURS, DASHES, MARKERS, Curve, PlotAxes, Style, draw, require_plots, save_figure
 from mvm.evaluation.sweep_report import EVALUATIONS, scale_of
-from mvm.files import put_in_place, temporary_beside, write_text
+from mvm.files import atomic, write_text
 from mvm.generate import cycle_labels
 from mvm.model import choose_device, load
 from mvm.network import DDT
@@ -179,9 +179,8 @@ def figure(files: Sequence[dict[str, Any]], out: Path) -> None:
         panel.lines[0].set(linewidth=2.8, zorder=5)
     handles, labels = drawn.axes[0].get_legend_handles_labels()
     drawn.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False, fontsize="small")
-    temporary = temporary_beside(out)
-    save_figure(drawn, temporary, out.suffix[1:])
-    put_in_place(temporary, out)
+    with atomic(out) as temporary:
+        save_figure(drawn, temporary, out.suffix[1:])
 
 
 def main() -> None:

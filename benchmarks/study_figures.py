@@ -42,7 +42,7 @@ from mvm.evaluation.sweep_report import (
     rho_name,
     scale_of,
 )
-from mvm.files import put_in_place, temporary_beside
+from mvm.files import atomic
 from mvm.settings import SampleConfig
 from mvm.solver import DEFAULT_NFE
 
@@ -271,9 +271,8 @@ def solver_panels(
 
 def write_figure(panels: Sequence[tuple[list[Curve], PlotAxes]], out: Path) -> None:
     """Write panels side by side, .png or .svg."""
-    temporary = temporary_beside(out)
-    save_figure(figure_of(panels, WIDTH, 3.0), temporary, out.suffix[1:])
-    put_in_place(temporary, out)
+    with atomic(out) as temporary:
+        save_figure(figure_of(panels, WIDTH, 3.0), temporary, out.suffix[1:])
 
 
 def _parser() -> argparse.ArgumentParser:

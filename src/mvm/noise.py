@@ -87,6 +87,10 @@ def _normals(seeds: Tensor, stream: Tensor, count: int) -> Tensor:
     return z.float()
 
 
+# What draws normals: `normal`, or the same compiled, as (seeds, stream, shape, dtype).
+Normal = Callable[[Tensor, int, Sequence[int], torch.dtype], Tensor]
+
+
 def normal(seeds: Tensor, stream: int, shape: Sequence[int] = (), dtype: torch.dtype = torch.float32) -> Tensor:
     """Return standard normals of shape (B, *shape), of float32 precision in any dtype."""
     return _normals(seeds, _on_device(stream, seeds), math.prod(shape)).to(dtype).reshape(len(seeds), *shape)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.testing import CompileCounter
 from torch.nn.functional import conv1d, interpolate, leaky_relu
 
 from mvm.network.pretrained import HALF, IMAGENET, Encoder, PatchTokens
@@ -224,19 +225,34 @@ def test_spectral_norms_come_to_one():
     assert norms() == pytest.approx([1.0] * 12, abs=1e-4)
 
 
-def test_one_step_of_the_power_iteration_per_pair():
-    """Real and fake are judged by the same weights, and a step is taken once."""
+@pytest.mark.parametrize("count", [8, 5])
+def test_one_step_of_the_power_iteration_per_pair(count):
+    """Real and fake are judged by the same weights: in one pass, or in two where a batch norm would join them."""
     one, other = discriminator(), discriminator()
     for judge in (one, other):
         stirred(judge.heads, seed=2)
         judge.train()
-    real, fake = draw(8, 3, 16, 16), draw(8, 3, 16, 16, seed=1)
-    logits = logits_of_both(one, real, fake)
-    alone = other(real)
-    assert torch.equal(logits[0], alone)
+    real, fake = draw(count, 3, 16, 16), draw(count, 3, 16, 16, seed=1)
+    logits = logits_of_both(one, torch.cat((real, fake)))
+    torch.testing.assert_close(logits[0], other(real), rtol=0, atol=1e-6)
     assert all(torch.equal(a, b) for a, b in zip(one.buffers(), other.buffers(), strict=True))
     other.eval()
-    assert torch.equal(logits[1], other(fake))
+    torch.testing.assert_close(logits[1], other(fake), rtol=0, atol=1e-6)
+
+
+def test_heads_compile_as_one_program_for_learning_and_one_for_judging():
+    """A program per head would be more than the compiler allows; what they give is what they give uncompiled."""
+    judge, plain, counter = discriminator("image"), discriminator("image"), CompileCounter()
+    judge.heads.compile(backend=counter, fullgraph=True)
+    images = draw(4, 3, 16, 16)
+    for _ in range(3):
+        for each in (judge, plain):
+            each.train()
+        learned = [logits_of_both(each, torch.cat((images, -images)))[0] for each in (judge, plain)]
+        torch.testing.assert_close(*learned, rtol=0, atol=1e-6)
+        with judge.judging(), plain.judging():
+            torch.testing.assert_close(judge(images), plain(images), rtol=0, atol=1e-6)
+    assert counter.frame_count == 2
 
 
 def test_unknown_norm_and_too_few_tokens():
@@ -259,7 +275,7 @@ def test_heads_learn_and_features_do_not():
     before = [parameter.detach().clone() for parameter in judge.heads.parameters()]
     optimizer = torch.optim.SGD(judge.parameters(), 0.1)
     real, fake = draw(8, 3, 16, 16), draw(8, 3, 16, 16, seed=1)
-    discriminator_hinge(*logits_of_both(judge, real, fake)).backward()
+    discriminator_hinge(*logits_of_both(judge, torch.cat((real, fake)))).backward()
     optimizer.step()
     assert all(parameter.grad is None for parameter in judge.features.parameters())
     assert all(torch.equal(value, frozen[name]) for name, value in judge.features.state_dict().items())
@@ -295,7 +311,7 @@ def test_two_constants_are_told_apart_after_a_few_steps(norm, steps):
     losses = []
     for _ in range(steps):
         optimizer.zero_grad()
-        loss = discriminator_hinge(*logits_of_both(judge, real, fake))
+        loss = discriminator_hinge(*logits_of_both(judge, torch.cat((real, fake))))
         loss.backward()
         optimizer.step()
         losses.append(loss.item())

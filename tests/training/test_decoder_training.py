@@ -12,10 +12,11 @@ import pytest
 import torch
 from PIL import Image
 
-from mvm import checkpoint
+from mvm import checkpoint, noise
 from mvm.data.prepare import prepare
 from mvm.latent import RAE, load_rae, measure
 from mvm.metrics.lpips import LPIPS
+from mvm.objective.adversarial import augmented
 from mvm.recipes import DecoderRecipe, override, parse_recipe, to_json
 from mvm.training import decoder_trainer, preview
 from mvm.training.data import completed, held_out_by_class, training_store
@@ -206,21 +207,28 @@ def test_a_step_by_hand(recipe):
 
 
 def test_compiled_blocks_train_as_plain_ones(recipe, monkeypatch):
-    """Those of the decoder, of the encoder and of the discriminator's; traced, but not made into machine code."""
-    compiled = []
+    """Decoder, both encoders, heads, noise and augmentation; traced, but not made into machine code."""
+    compiled, real = [], torch.compile
+
+    def traced(function, **options):
+        compiled.append(function)
+        return real(function, **options, backend="aot_eager")
 
     def compile(module):
         compiled.append(module)
-        module._compiled_call_impl = torch.compile(module._call_impl, backend="aot_eager")
+        module._compiled_call_impl = real(module._call_impl, backend="aot_eager")
 
     monkeypatch.setattr(torch.nn.Module, "compile", compile)
+    monkeypatch.setattr(torch, "compile", traced)
+    monkeypatch.setattr(noise, "compiled_normals", noise.compiled_normals.__wrapped__)  # what is traced is not kept
     plain, other = trainer_of(recipe()), trainer_of(recipe(engine__compile="blocks"))
     encoders = other.encoder.encoder, other.objective.judge.features.encoder
     blocks = [block for each in encoders for block in each.body.network.encoder.layer]
-    assert {*blocks, *other.decoder.blocks} == {*compiled}
+    assert {*blocks, *other.decoder.blocks, other.objective.judge.heads, augmented} == {*compiled}
     for _ in range(3):
         plain.advance()
         other.advance()
+    assert noise._normals in compiled
     for mine, theirs in zip(other.read(), plain.read(), strict=True):
         assert mine.values == pytest.approx(theirs.values, rel=1e-4)
 

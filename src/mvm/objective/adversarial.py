@@ -116,6 +116,16 @@ class DiscriminatorHead(nn.Module):
         return self.leave(x)[:, 0].float()
 
 
+class DiscriminatorHeads(nn.ModuleList):
+    """heads(taps) -> logits (B, taps * tokens): a head per tap.
+
+    They are compiled as one: spectral norms give each head classes of its own, so that none would share another's code.
+    """
+
+    def forward(self, taps: Sequence[Tensor]) -> Tensor:
+        return torch.cat([head(tokens) for head, tokens in zip(self, taps, strict=True)], dim=1)
+
+
 class Discriminator(nn.Module):
     """discriminator(images in [-1, 1]) -> logits (B, taps * tokens), high for real: one head per tap of the features.
 
@@ -127,13 +137,14 @@ class Discriminator(nn.Module):
     def __init__(self, features: TransformerFeatures, norm: str = "batch") -> None:
         super().__init__()
         self.features = features
-        self.heads = nn.ModuleList(DiscriminatorHead(features.width, norm) for _ in range(features.taps))
+        self.heads = DiscriminatorHeads(DiscriminatorHead(features.width, norm) for _ in range(features.taps))
+        self.together = max(getattr(module, "together", 1) for module in self.modules())
 
     def forward(self, images: Tensor) -> Tensor:
         taps = self.features(images)
         if taps[0].shape[1] < KERNEL // 2:
             raise ValueError(f"a head needs {KERNEL // 2} tokens or more, the encoder gives {taps[0].shape[1]}")
-        return torch.cat([head(tokens) for head, tokens in zip(self.heads, taps, strict=True)], dim=1)
+        return self.heads(taps)
 
     @contextmanager
     def judging(self) -> Generator[None]:
@@ -156,10 +167,16 @@ def eight_bit(images: Tensor) -> Tensor:
     return to_unit(to_uint8(images.detach()))
 
 
-def logits_of_both(discriminator: Discriminator, real: Tensor, fake: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the logits of both from the same normalised weights: one power iteration, not two."""
+def logits_of_both(discriminator: Discriminator, images: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the logits of images of which the first half is real, the second fake: by weights of one power iteration.
+
+    In one pass, unless a norm over several images would then join real ones with fake ones.
+    """
+    count = len(images) // 2
+    if count % discriminator.together == 0:
+        return discriminator(images).tensor_split((count,))
     with cached():
-        return discriminator(real), discriminator(fake)
+        return discriminator(images[:count]), discriminator(images[count:])
 
 
 def adaptive_weight(reconstruction: Tensor, adversarial: Tensor) -> Tensor:

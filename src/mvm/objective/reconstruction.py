@@ -14,6 +14,7 @@ Two pure functions for a loop with two optimizers, of what the decoder gives and
 Images are in [-1, 1]. Both work on the samples of one process alone; so does lambda, as published.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -105,12 +106,14 @@ class ReconstructionConfig:
 class Reconstruction:
     """generator(...) and discriminator(...) -> Loss; the networks are handed in on the device of the images.
 
-    lpips and judge may be missing where their weights are 0.
+    lpips and judge may be missing where their weights are 0. augmented: mvm.objective.adversarial.augmented, or the
+    same compiled.
     """
 
     config: ReconstructionConfig
     lpips: LPIPS | None = None
     judge: Discriminator | None = None
+    augmented: Callable[..., Tensor] = adversarial.augmented
 
     def __post_init__(self) -> None:
         for name, network in (("lpips", self.lpips), ("gan", self.judge)):
@@ -120,7 +123,7 @@ class Reconstruction:
 
     def augment(self, images: Tensor, seeds: Tensor) -> Tensor:
         """Return images as they are judged."""
-        return adversarial.augmented(images, seeds, self.config.translate, self.config.colour, self.config.cutout)
+        return self.augmented(images, seeds, self.config.translate, self.config.colour, self.config.cutout)
 
     def restore(self, output: Tensor, target: Tensor) -> Loss:
         """Return the weighted sum of L1 and LPIPS, in float32; a part of weight 0 is not computed."""
@@ -172,8 +175,8 @@ class Reconstruction:
                 f"step {step} has no discriminator to train: {OPTION}.gan={self.config.gan}, "
                 f"{OPTION}.disc_start={self.config.disc_start}; ask config.judged(step) first"
             )
-        pair = (self.augment(images, seeds) for images in (target.detach().float(), eight_bit(output)))
-        real, fake = adversarial.logits_of_both(self.judge, *pair)
+        both = torch.cat((target.detach().float(), eight_bit(output)))
+        real, fake = adversarial.logits_of_both(self.judge, self.augment(both, seeds.repeat(2)))
         total = discriminator_hinge(real, fake)
         parts = {"real": real.detach().mean(), "fake": fake.detach().mean(), "total": total.detach()}
         return Loss(total, parts)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mvm import checkpoint
+from mvm import checkpoint, noise
 from mvm.data import Store, mirror, mirrored, send
 from mvm.distributed.processes import Processes, autocast
 from mvm.latent import RAE, Decoder, LatentEncoder, LatentMoments, load_latent_encoder, load_rae, measure
@@ -89,8 +89,9 @@ class DecoderTrainer(Trainer[DecoderRecipe]):
         if engine.compile == "auto":  # blocks alone are compiled, see DecoderRecipe
             engine = replace(engine, compile="blocks" if device.type == "cuda" else "off")
         self.engine = Engine(engine, self.decoder, self.decoder, self.processes, False)  # ty: ignore[invalid-argument-type]
+        self.draw: noise.Normal = noise.normal
         if self.engine.mode != "off":  # more than half of what a step reads and writes is theirs
-            self._compile_frozen()
+            self._compile_others()
         self.decoder_optimizers = optimizers(recipe.train, self.decoder.named_parameters(), self.processes)
         own = replace(recipe.train, optimizer="adamw")  # Muon is for transformers
         self.judge_optimizers = optimizers(own, self.heads.named_parameters()) if len(self.heads) else []
@@ -109,11 +110,17 @@ class DecoderTrainer(Trainer[DecoderRecipe]):
         self.rule = rule
         self.trained_on, self.held_out = StoreSubset(self.store, rest.nonzero()[:, 0]), StoreSubset(self.store, chosen)
 
-    def _compile_frozen(self) -> None:
-        """Compile what is never trained: the blocks of both encoders, and LPIPS."""
+    def _compile_others(self) -> None:
+        """Compile what works beside the decoder: both encoders' blocks, LPIPS, the discriminator's heads, what draws.
+
+        Uncompiled, noise and augmentation are hundreds of small kernels each, which take longer to start than to run.
+        """
+        self.draw = noise.normal_compiled
         self.encoder.encoder.compile_blocks()
         if self.objective.judge is not None:
             self.objective.judge.features.encoder.compile_blocks()
+            self.objective.judge.heads.compile()
+            self.objective = replace(self.objective, augmented=torch.compile(self.objective.augmented, dynamic=False))
         if self.objective.lpips is not None:
             self.objective.lpips.compile()
 
@@ -168,7 +175,7 @@ class DecoderTrainer(Trainer[DecoderRecipe]):
 
     def _reconstruction(self, part: DecoderBatch) -> Loss:
         """Return the decoder's loss, of latents with noise."""
-        output = self.engine(RAE.noised(part.latents, part.seeds, self.recipe.reconstruction.tau))
+        output = self.engine(RAE.noised(part.latents, part.seeds, self.recipe.reconstruction.tau, self.draw))
         with autocast(self.recipe.engine, self.processes.device):
             return self.objective.generator(output, part.images, part.seeds, self.step, self.decoder.head.weight)
 
