@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import mvm
-from mvm.app.service import Shelf
+from mvm.app.service import Service, Shelf
 from mvm.cli import run
 from mvm.cli.look import web
 
@@ -25,12 +25,12 @@ def test_the_theme_names_no_font_to_fetch():
 
 
 def test_a_page_sends_no_statistics():
-    blocks = page.build(Shelf(["digits"], torch.device("cpu")), 1)
+    blocks = page.build(Service(Shelf(["digits"], torch.device("cpu")), 1))
     assert blocks.analytics_enabled is False
 
 
 def test_a_page_starts_with_the_first_model_s_own_guidance():
-    blocks = page.build(Shelf(["cifar10", "digits"], torch.device("cpu")), 1)
+    blocks = page.build(Service(Shelf(["cifar10", "digits"], torch.device("cpu")), 1))
     own = mvm.load("cifar10").recipe.sample
     starts = {part.label: part.value for part in blocks.blocks.values() if part.__class__.__name__ == "Number"}
     assert (starts["Guidance"], starts["Guide from"], starts["Guide to"]) == (own.cfg, own.low, own.high)
@@ -47,12 +47,12 @@ def holds(blocks, label):
 
 
 def test_internal_guidance_is_offered_where_a_model_has_an_inner_head(inner):
-    assert holds(page.build(Shelf(["digits"], torch.device("cpu")), 1), "Internal guidance") == (False, 1.0)
-    assert holds(page.build(Shelf([inner], torch.device("cpu")), 1), "Internal guidance") == (True, 1.0)
+    assert holds(page.build(Service(Shelf(["digits"], torch.device("cpu")), 1)), "Internal guidance") == (False, 1.0)
+    assert holds(page.build(Service(Shelf([inner], torch.device("cpu")), 1)), "Internal guidance") == (True, 1.0)
 
 
 def test_a_weaker_model_is_one_of_the_page():
-    blocks = page.build(Shelf(["digits", "cifar10"], torch.device("cpu")), 1)
+    blocks = page.build(Service(Shelf(["digits", "cifar10"], torch.device("cpu")), 1))
     assert holds(blocks, "Weaker model") == (True, "")
     assert holds(blocks, "Autoguidance") == (True, 1.0)
     part = next(part for part in blocks.blocks.values() if getattr(part, "label", "") == "Weaker model")
@@ -66,6 +66,7 @@ def test_a_weaker_model_is_one_of_the_page():
         (["--queue", "0"], "queue=0 is out of range; it must be at least 1"),
         (["--device", "abacus"], "device='abacus' is not usable here"),
         (["--share"], "--share"),
+        (["--host", "0.0.0.0"], "--host 0.0.0.0 lets other machines in; add --share-on-network"),
     ],
 )
 def test_the_command_refuses_in_words(words, told, capsys):
@@ -104,6 +105,6 @@ def test_the_document_tells_of_every_option():
     said = (Path(__file__).parents[2] / "docs" / "page.md").read_text(encoding="utf-8")
     options = signature(web).parameters
     told = {name.removeprefix("no-") for name in re.findall(r"`--([a-z-]+)", said)}
-    assert told == set(options) - {"models"}
+    assert told == {name.replace("_", "-") for name in options} - {"models"}
     assert f"served at once ({options['queue'].default})" in said
-    assert options["host"].default in said
+    assert {"127.0.0.1", "0.0.0.0"} <= set(re.findall(r"\d+\.\d+\.\d+\.\d+", said))

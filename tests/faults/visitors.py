@@ -21,6 +21,7 @@ from mvm.app.form import SampleForm
 
 PATIENCE = 120  # seconds that an answer may take
 TOLD = ("mvm-problem", "mvm-ode", "mvm-sde")  # what is kept of an answer: its other parts tell times
+JSON = {"content-type": "application/json"}
 FULL = "places of this page are taken; try again in a few seconds"
 
 Answer = dict[str, str]
@@ -34,6 +35,11 @@ class Page:
     address: str
     function: int
     outputs: tuple[str, ...]
+
+    @property
+    def files(self) -> int:
+        """Return how many files and connections the process has open."""
+        return len(os.listdir(f"/proc/{self.process}/fd"))
 
     @property
     def resident(self) -> float:
@@ -58,9 +64,9 @@ def page_at(address: str, process: int) -> Page:
 
 
 @contextlib.contextmanager
-def served(seats: int) -> Iterator[Page]:
-    """Yield a page as a user serves it, on a port of its own."""
-    words = [sys.executable, "-u", "-m", "mvm", "app", "--no-open", "--queue", str(seats), "--device", "cpu"]
+def started(seats: int, *options: str) -> Iterator[tuple[str, int]]:
+    """Yield the address that `mvm app` prints as a user starts it, and its process; Ctrl-C ends it."""
+    words = [sys.executable, "-u", "-m", "mvm", "app", "--no-open", "--queue", str(seats), "--device", "cpu", *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
     try:
@@ -68,7 +74,7 @@ def served(seats: int) -> Iterator[Page]:
         while "the page is at" not in said:
             said = process.stdout.readline()
             assert said, "the page did not start"
-        yield page_at(re.search(r"http://[\d.:]+/", said)[0], process.pid)
+        yield re.search(r"http://[^;]+", said)[0], process.pid
     finally:
         process.send_signal(signal.SIGINT)
         try:
@@ -76,6 +82,13 @@ def served(seats: int) -> Iterator[Page]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
+
+
+@contextlib.contextmanager
+def served(seats: int) -> Iterator[Page]:
+    """Yield a page as a user serves it, on a port of its own."""
+    with started(seats) as (address, process):
+        yield page_at(address, process)
 
 
 class Visitor:
@@ -133,14 +146,20 @@ def _merged(before: list[Any] | None, data: list[Any]) -> list[Any]:
 
 
 def told_of(address: str, button: str, values: list[Any]) -> dict[str, Any]:
-    """Return the message that ends the answer to one press of a button with these values."""
-    function, _ = _function(address, button)
+    """Return the parts that one press of a button with these values has filled, and `error`, what else is told."""
+    function, outputs = _function(address, button)
     asked = {"fn_index": function, "data": values, "session_hash": uuid.uuid4().hex}
-    httpx.post(f"{address}gradio_api/queue/join", json=asked, timeout=PATIENCE).raise_for_status()
-    who = {"session_hash": asked["session_hash"]}
+    reply = httpx.post(f"{address}gradio_api/queue/join", content=json.dumps(asked), headers=JSON, timeout=PATIENCE)
+    if reply.status_code != 200:
+        return {"error": reply.text}
+    who, raw = {"session_hash": asked["session_hash"]}, None
+    found: dict[str, Any] = {}
     with httpx.stream("GET", f"{address}gradio_api/queue/data", params=who, timeout=PATIENCE) as stream:
         for line in stream.iter_lines():
             message = json.loads(line.removeprefix("data:")) if line.startswith("data:") else {"msg": ""}
+            if message["msg"] == "process_generating":
+                raw = _merged(raw, message["output"]["data"])
+                found |= {name: part for name, part in zip(outputs, raw, strict=True) if isinstance(part, str)}
             if message["msg"] == "process_completed":
-                return message
+                return found | {"error": message["output"].get("error")}
     raise AssertionError("no answer")

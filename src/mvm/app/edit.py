@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mvm import edit, noise
-from mvm.app.form import RANGES, NumberRange, seed_problem
+from mvm.app.form import RANGES, NumberRange, choice_problem, label_problem, seed_problem, shown
 from mvm.app.lines import number
 from mvm.app.show import download, image_tag
 from mvm.app.walk import Compute, sampler_states
@@ -75,7 +75,7 @@ class EditForm:
 
     model: str
     task: str = "inpaint"
-    upload: bytes | None = None
+    upload: Any = None  # a picture's file as bytes, or the name that it was given when it was sent
     drawn: int = 0
     wanted: int = UNSAID
     strength: Any = EDIT_RANGES["strength"].start
@@ -91,9 +91,15 @@ class EditForm:
 
     def problems(self) -> dict[str, str]:
         """Return what is wrong, by field; numbers of other tasks do not count."""
-        unused = set(OPTION.values()) - {OPTION.get(self.task)}
+        unused = set(OPTION.values()) - {OPTION.get(str(self.task))}
         ranges = {name: bounds for name, bounds in EDIT_RANGES.items() if name not in unused}
         problems = {name: bounds.problem(getattr(self, name)) for name, bounds in ranges.items()}
+        problems["task"] = choice_problem("Task", self.task, TASKS)
+        problems["part"] = choice_problem("Part", self.part, PARTS)
+        problems["drawn"] = label_problem("Class drawn", self.drawn)
+        problems["wanted"] = label_problem("Class of the results", self.wanted)
+        if self.upload is not None and not isinstance(self.upload, bytes | str):
+            problems["upload"] = f"Your picture is {shown(self.upload)}; it must be the name that it was given"
         problems["seed"] = seed_problem(self.seed, 1 if problems["images"] else int(self.images))
         return {name: words for name, words in problems.items() if words}
 

@@ -1,6 +1,6 @@
 """What a visitor asks for, as it comes from the fields of the page: odd values are refused field by field, in words."""
 
-import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any
@@ -9,9 +9,32 @@ from mvm.generate import Draw
 from mvm.noise import MAX_SEED
 from mvm.recipes import SampleConfig
 from mvm.solver import PEERS, SOLVERS
+from mvm.untrusted import cut
 
 ODE, SDE = "ODE", "SDE"
 GUIDED = "progress from noise (0) to image (1)"
+
+
+def shown(value: Any) -> str:
+    """Return a value of a field for a message."""
+    if value is None or value == "":
+        return "empty"
+    return f"{value:g}" if isinstance(value, float) else cut(value, 40)
+
+
+def choice_problem(label: str, value: Any, choices: Iterable[str]) -> str:
+    """Return what is wrong with a choice, or ""."""
+    choices = list(choices)
+    return "" if value in choices else f"{label} is {shown(value)}; it must be one of {', '.join(choices)}"
+
+
+def label_problem(label: str, value: Any) -> str:
+    """Return what is wrong with the number of a class, or ""; which there are is the model's matter."""
+    return (
+        ""
+        if type(value) is int and abs(value) < 1 << 31
+        else f"{label} is {shown(value)}; it must be the number of a class"
+    )
 
 
 @dataclass(frozen=True)
@@ -33,12 +56,10 @@ class NumberRange:
 
     def problem(self, value: Any) -> str:
         """Return what is wrong with a value, or ""."""
-        if not isinstance(value, Real) or isinstance(value, bool) or not math.isfinite(value):
-            shown = "is empty" if value is None else f"is {value}"
-            return f"{self.label} {shown}; it must be {self.words}"
-        if not self.low <= value <= self.high or (self.whole and value != int(value)):
-            return f"{self.label} is {value:g}; it must be {self.words}"
-        return ""
+        number = isinstance(value, Real) and not isinstance(value, bool)
+        if number and self.low <= value <= self.high and (not self.whole or value == int(value)):
+            return ""
+        return f"{self.label} is {shown(value)}; it must be {self.words}"
 
 
 RANGES = {
@@ -68,10 +89,10 @@ def takes_noise(solver: str) -> bool:
 
 def seed_problem(text: Any, images: int = 1) -> str:
     """Return what is wrong with the text of a seed, or ""."""
-    last = MAX_SEED - images + 1
-    if str(text).strip().isdecimal() and int(text) <= last:
+    last, text = MAX_SEED - images + 1, str(text).strip()
+    if text.isdecimal() and len(text) <= len(str(last)) and int(text) <= last:
         return ""
-    return f"Seed is {str(text).strip() or 'empty'}; it must be a whole number from 0 to {last}"
+    return f"Seed is {shown(text)}; it must be a whole number from 0 to {last}"
 
 
 @dataclass(frozen=True)
@@ -99,6 +120,11 @@ class SampleForm:
     def problems(self) -> dict[str, str]:
         """Return what is wrong, by field."""
         problems = {name: bounds.problem(getattr(self, name)) for name, bounds in RANGES.items()}
+        problems["solver"] = choice_problem("Solver", self.solver, step_solvers())
+        if isinstance(self.classes, list | tuple):
+            problems["classes"] = next(filter(None, (label_problem("Classes", label) for label in self.classes)), "")
+        else:
+            problems["classes"] = f"Classes is {shown(self.classes)}; it must be a list, each the number of a class"
         problems["seed"] = seed_problem(self.seed, 1 if problems["images"] else int(self.images))
         if not problems["low"] and not problems["high"] and self.low > self.high:
             problems["high"] = (

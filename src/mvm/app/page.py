@@ -1,7 +1,15 @@
 """The page itself. The only module that imports gradio, which is configured to send nothing anywhere."""
 
+import atexit
+import ipaddress
 import os
-from collections.abc import Callable, Iterator
+import shutil
+import socket
+import tempfile
+import threading
+import webbrowser
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,27 +19,54 @@ os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read by gradio when it is im
 # statistics of all requests for a page that is switched off here: computed anew by every request, and ever slower
 os.environ["GRADIO_ANALYTICS_MAX_EVENTS"] = "1"
 os.environ["GRADIO_ANALYTICS_CACHE_FREQUENCY"] = str(1 << 31)
+os.environ["GRADIO_TEMP_DIR"] = tempfile.mkdtemp(prefix="mvm-page-")  # else in /tmp/gradio, which others may own
 
 import gradio as gr
+from gradio.routes import App, ORJSONResponse
+from gradio.utils import SyncToAsyncIterator
 
 from mvm.app import show
-from mvm.app.edit import EDIT_RANGES, MOST_UPLOAD, OPTION, PARTS, TASKS, UNSAID, EditForm
+from mvm.app.edit import EDIT_RANGES, OPTION, PARTS, TASKS, UNSAID, EditForm
 from mvm.app.form import ODE, RANGES, SDE, NumberRange, SampleForm, step_solvers
+from mvm.app.gate import LOCAL, MOST_OPEN, Gate
 from mvm.app.plane import LAWS, PLANE_RANGES, PlaneForm
 from mvm.app.service import COMMAND, FAILURES, FIGURES, FILM, PROBLEM, PYTHON, Make, Service, Shelf, Turn, code_part
 from mvm.app.walk import REFERENCE_NFE
 from mvm.model import Model
 
-REMEMBERED = 64  # visitors whose page gradio keeps, a third of a MiB each; it would keep 10,000
-CLEANED, FORGOTTEN = 600, 3000  # seconds between two cleanings of uploads, and after which they are removed
+atexit.register(shutil.rmtree, os.environ["GRADIO_TEMP_DIR"], ignore_errors=True)
+REMEMBERED = 256  # visitors whose page gradio keeps, a third of a MiB each; of more it makes one anew at every step
+REQUEST = NumberRange("Number of the request", 0, 1 << 53, 0, 1, "given by the browser", whole=True)
 GUIDANCE = ("cfg", "internal", "low", "high")  # fields that a model has values of its own for
 CODE: dict[str, Any] = {"wrap_lines": True, "show_line_numbers": False, "interactive": False, "lines": 2}
+EVERYWHERE = "0.0.0.0"
+UPLOAD = (
+    '<label class="mvm-upload"><span>Your picture</span> <input type="file" accept=".png,.jpg,.jpeg,.webp,.bmp">'
+    '</label><button type="button" class="mvm-remove" hidden>Remove</button><p class="mvm-sent"></p>'
+)
+SENDING = """
+const [file, remove, said] = ['input', 'button', 'p'].map(one => element.querySelector(one))
+const tell = (name, words) => {
+  said.textContent = words
+  remove.hidden = !name
+  props.value = name
+}
+file.addEventListener('change', async () => {
+  if (!file.files.length) return tell('', '')
+  said.textContent = 'sending'
+  const reply = await fetch('picture', {method: 'POST', body: file.files[0]}).catch(() => null)
+  const words = reply ? await reply.text() : 'the picture could not be sent; try again, or give a smaller one'
+  tell(reply?.ok ? words : '', reply?.ok ? '' : words)
+})
+remove.addEventListener('click', () => { file.value = ''; tell('', '') })
+"""
 Components = dict[str, Any]  # the component that shows a part, by the part's name
 Updates = dict[Any, Any]
 # every request starts at once: of one visitor's the newest alone goes on (mvm.app.service.Turn)
 LIVE: dict[str, Any] = {
     "trigger_mode": "multiple",
     "show_progress": "hidden",
+    "preprocess": False,  # values as they come: the forms say in words what is odd, with the field and its range
     "concurrency_limit": None,
     "js": "(...values) => { values[1] = window.mvmAsked = (window.mvmAsked ?? 0) + 1; return values }",
 }
@@ -103,7 +138,10 @@ class Fields:
 def _answers(service: Service, fields: Fields, components: Components, kind: type, make: Make) -> dict[str, Any]:
     """Return what binds an event to the making of a form, as gradio takes it."""
 
-    def answer(turn: Turn, number: int, *values: Any) -> Iterator[Updates]:
+    def told(turn: Turn, number: Any, *values: Any) -> Iterator[Updates]:
+        if odd := REQUEST.problem(number):
+            yield {components[PROBLEM]: show.problem_html(odd)}
+            return
         form = kind(**dict(zip(fields.parts, values, strict=True)))
         wrong = fields.messages(form.problems())
         for parts in service.serve(turn, number, form, make):
@@ -111,6 +149,17 @@ def _answers(service: Service, fields: Fields, components: Components, kind: typ
             wrong = {}
         # gradio shows the last parts of an answer again when it ends: then they must not cover those of a newer one
         yield {components[PROBLEM]: gr.skip()}
+
+    async def answer(request: gr.Request, *values: Any) -> AsyncIterator[Updates]:
+        if not await service.audience.heard(request.session_hash or ""):
+            yield {components[PROBLEM]: show.problem_html("nobody listened to this request in time; try again")}
+            return
+        parts = SyncToAsyncIterator(told(*values), None)
+        try:
+            async for update in parts:
+                yield update
+        finally:
+            await parts.aclose()
 
     inputs = [gr.State(Turn()), gr.Number(0, visible=False), *fields.parts.values()]
     return {"fn": answer, "inputs": inputs, "outputs": [*fields.problems.values(), *components.values()], **LIVE}
@@ -231,8 +280,7 @@ def _edit_tab(service: Service, tab: gr.Tab) -> None:
             go = gr.Button("Edit", variant="primary", elem_id="mvm-edit")
             model = fields.choice("model", names, "Model", "a run or a shipped one")
             task = fields.choice("task", list(TASKS), "Task", "what is done with the picture", value="inpaint")
-            kinds = [".png", ".jpg", ".jpeg", ".webp", ".bmp"]
-            fields.add("upload", gr.File(type="binary", file_types=kinds, label="Your picture", height=120))
+            fields.checked("upload", gr.HTML("", html_template=UPLOAD, js_on_load=SENDING, container=True))
             drawn = fields.choice("drawn", classes, "Else one that the model draws", "its class", value=0)
             said = [("as given", UNSAID), *classes]
             wanted = fields.choice("wanted", said, "Class of the results", "yours has none unless said", value=UNSAID)
@@ -248,14 +296,14 @@ def _edit_tab(service: Service, tab: gr.Tab) -> None:
                 fields.number(name, ranges[name])
         with gr.Column(elem_classes="mvm-results", min_width=320):
             gr.Markdown(
-                "Your picture stays on the machine that serves this page, and is forgotten within the hour. It is made "
-                "as large as the task takes it. What the model has not learned to draw it cannot restore either."
+                "Your picture stays in the memory of the machine that serves this page, for an hour at most. It is "
+                "made as large as the task takes it. What the model has not learned to draw it cannot restore either."
             )
             results: Components = {name: gr.HTML(elem_id=f"mvm-edit-{name}") for name in (PROBLEM, FILM, FIGURES)}
             results[COMMAND] = gr.Code(label="command", elem_id="mvm-edit-command", **CODE)
 
     def task_chosen(task: str) -> Updates:
-        return {column: gr.update(visible=name == OPTION.get(task)) for name, column in columns.items()}
+        return {column: gr.update(visible=name == OPTION.get(str(task))) for name, column in columns.items()}
 
     def model_chosen(name: str) -> Updates:
         try:
@@ -274,10 +322,9 @@ def _edit_tab(service: Service, tab: gr.Tab) -> None:
     model.change(model_chosen, model, changed, show_progress="hidden").success(**answers)
 
 
-def build(shelf: Shelf, seats: int) -> gr.Blocks:
+def build(service: Service) -> gr.Blocks:
     """Return the page, not yet served."""
-    service = Service(shelf, seats)
-    with gr.Blocks(title="mvm", analytics_enabled=False, delete_cache=(CLEANED, FORGOTTEN)) as blocks:
+    with gr.Blocks(title="mvm", analytics_enabled=False) as blocks:
         gr.Markdown(
             "# Mean Velocity Matching\n"
             "One learned field, two ways from the same noise to a picture: the ODE, "
@@ -300,32 +347,91 @@ def look_and_feel() -> dict[str, Any]:
     return {"theme": theme.set(block_info_text_color="*neutral_600", block_title_text_color="*neutral_800"), "css": css}
 
 
+class Guarded(App):
+    """gradio's server behind the gate; a middleware would stand inside gradio's own, which answer other pages too."""
+
+    gate: Gate
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self.gate(super().__call__, scope, receive, send)
+
+
+def guard(blocks: gr.Blocks, names: frozenset[str] | None, token: str, service: Service) -> Guarded:
+    """Return the server of a page with its gate."""
+    queue = blocks._queue  # gradio 6 offers no other way to it
+
+    def forget(visitor: str) -> None:
+        queue.pending_messages_per_session.pop(visitor, None)
+        for number in queue.pending_event_ids_session.pop(visitor, ()):
+            if event := queue.event_ids_to_events.get(number):
+                event.alive = False  # as gradio does for those who leave
+
+    def waiting(visitor: str) -> int | None:
+        known = visitor in queue.pending_messages_per_session
+        return len(queue.pending_event_ids_session.get(visitor, ())) if known else None
+
+    service.audience.forget = forget
+    app = Guarded(default_response_class=ORJSONResponse)
+    needs = {number: len(function.inputs) for number, function in blocks.fns.items() if function.fn is not None}
+    app.gate = Gate(names, token, needs, waiting, service.uploads, service.audience)
+    return app
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether an address is this machine's own, which no other machine can reach."""
+    with suppress(ValueError):
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    return host == "localhost"
+
+
 def serve(
-    shelf: Shelf, seats: int, host: str, port: int | None, *, wait: bool = True, inbrowser: bool = False
+    shelf: Shelf,
+    seats: int,
+    host: str,
+    port: int | None,
+    *,
+    token: str = "",
+    wait: bool = True,
+    inbrowser: bool = False,
 ) -> tuple[gr.Blocks, str]:
-    """Serve the page, without a tunnel to anywhere; return it and its address, at once if not to wait for Ctrl-C."""
-    blocks = build(shelf, seats)
+    """Serve the page, without a tunnel to anywhere; return it and its address, at once if not to wait for Ctrl-C.
+
+    token: what visitors must bring along; without one only this machine is listened to.
+    """
+    if not token and not is_loopback(host):
+        raise ValueError(f"--host {host} lets other machines in; add --share-on-network, which asks them for a token")
+    service = Service(shelf, seats)
+    blocks = build(service)
     blocks.queue(api_open=False)
+    names = None if token else frozenset({*LOCAL, host})
     try:
         _, address, _ = blocks.launch(
+            _app=guard(blocks, names, token, service),
             server_name=host,
             server_port=port,
             share=False,
-            inbrowser=inbrowser,
             quiet=True,
             prevent_thread_lock=True,
+            show_error=True,
             ssr_mode=False,
             footer_links=[],
-            max_file_size=MOST_UPLOAD,
             run_history=False,
             enable_monitoring=False,
             mcp_server=False,
+            num_workers=0,
+            max_threads=MOST_OPEN,  # so many may wait to be heard; gradio's 40 could all be of silent visitors
             state_session_capacity=max(REMEMBERED, 2 * seats),
             **look_and_feel(),
         )
     except OSError as error:
         raise ValueError(f"--host {host} --port {port}: cannot listen there ({error}); give another port") from None
+    if token:
+        address = f"http://{host if host != EVERYWHERE else socket.gethostname()}:{blocks.server_port}/?token={token}"
+    if inbrowser:
+        webbrowser.open(address)
     if wait:
         print(f"mvm: the page is at {address}; Ctrl-C ends it", flush=True)
-        blocks.block_thread()
+        with suppress(KeyboardInterrupt):
+            threading.Event().wait()
+        blocks.close(verbose=False)
     return blocks, address

@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from mvm import noise
-from mvm.app.form import ODE, RANGES, SDE, NumberRange, seed_problem, takes_noise
+from mvm.app.form import ODE, RANGES, SDE, NumberRange, choice_problem, seed_problem, step_solvers, takes_noise
 from mvm.app.walk import Compute, sampler_states
 from mvm.options import choose
 from mvm.oracle import Mixture, mixture
@@ -78,6 +78,8 @@ class PlaneForm:
     def problems(self) -> dict[str, str]:
         """Return what is wrong, by field."""
         problems = {name: bounds.problem(getattr(self, name)) for name, bounds in PLANE_RANGES.items()}
+        problems["law"] = choice_problem("Law", self.law, LAWS)
+        problems["solver"] = choice_problem("Solver", self.solver, step_solvers())
         problems["seed"] = seed_problem(self.seed, PARTICLES)
         return {name: words for name, words in problems.items() if words}
 

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,12 +25,14 @@ from mvm.app.edit import (
     given_picture,
 )
 from mvm.app.form import ODE, SDE, SampleForm
+from mvm.app.gate import Audience
 from mvm.app.lines import command, python
 from mvm.app.plane import PlaneForm
 from mvm.app.walk import Look, look
 from mvm.generate import require_same_data
 from mvm.model import Model, is_model, load
 from mvm.published import shipped_folder, shipped_models
+from mvm.untrusted import cut
 
 PAUSE = 0.1  # seconds between two updates of a page: more would not be seen
 LONGEST_WAIT = 2.0  # seconds that a request waits at most for an older one of its visitor to be sent
@@ -79,20 +82,20 @@ def offered(given: Sequence[str]) -> list[str]:
 class Shelf:
     """Models by name, on one device: loaded when first asked for, then shared by all visitors, who only read them."""
 
-    def __init__(self, names: Sequence[str], device: torch.device) -> None:
+    def __init__(self, names: Sequence[str], device: torch.device, allow_download: bool = False) -> None:
         if not names:
             raise ValueError("there is no model to show; give a run directory: mvm app RUN")
-        self.names, self.device = list(names), device
+        self.names, self.device, self.allow_download = list(names), device, allow_download
         self._loaded: dict[str, Model] = {}
         self._lock = threading.Lock()
 
     def get(self, name: str) -> Model:
         """Return a model; a name that is not offered is refused, as a visitor must not open any other folder."""
         if name not in self.names:
-            raise ValueError(f"model '{name}' is not on this page; it has: {', '.join(self.names)}")
+            raise ValueError(f"model '{cut(name)}' is not on this page; it has: {', '.join(self.names)}")
         with self._lock:
             if name not in self._loaded:
-                model = load(name).to(self.device)
+                model = load(name, allow_download=self.allow_download).to(self.device)
                 model.require_labels("this page")
                 self._loaded[name] = model
             return self._loaded[name]
@@ -165,6 +168,8 @@ class Service:
 
     def __init__(self, shelf: Shelf, seats: int) -> None:
         self.shelf, self.desk, self.compute = shelf, Desk(seats), threading.Lock()
+        self.audience = Audience()
+        self.uploads: dict[str, bytes] = {}  # pictures by their secret names; bounded where they come in
         self.drawn = lru_cache(KEPT)(lambda name, label: drawn_picture(shelf.get(name), label))  # to be edited
 
     def serve(self, turn: Turn, number: int, form: AnyForm, make: Make) -> Iterator[Parts]:
@@ -208,9 +213,17 @@ class Service:
         for view in look(model, form, self.compute, auto):
             yield Shot(partial(seen, view), view.finished(form))
 
+    def uploaded(self, name: str) -> bytes | None:
+        """Return the picture that was sent and got this name; "": none was."""
+        if name and name not in self.uploads:
+            raise ValueError("your picture is no longer kept; choose it again")
+        return self.uploads.get(name)
+
     def edits(self, form: EditForm) -> Iterator[Shot]:
         """Yield the results of an edit as they go, their cost, and the command that makes them again."""
         model = self.shelf.get(form.model)
+        if isinstance(form.upload, str):
+            form = replace(form, upload=self.uploaded(form.upload))
         task, drawn = form.task_for(model), None
         with self.compute:  # decoding too: of all visitors' uploads one at a time is unpacked
             if form.upload is not None:

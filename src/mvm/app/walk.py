@@ -16,6 +16,7 @@ from mvm.model import Model
 from mvm.path import MEAN_VELOCITY, Field, Schedule
 from mvm.recipes import SampleConfig
 from mvm.solver import State, run
+from mvm.solver.base import require_finite
 from mvm.solver.sampling import evaluator, in_solver_time, metered, solver_for, step_noise
 
 REFERENCE_NFE = 104  # of the long run: four times the default
@@ -62,6 +63,7 @@ def sampler_states(
         with compute or nullcontext(), torch.no_grad():
             start = time.perf_counter()
             state = run(plan, evaluate, state, step_noise(seeds, x), until=state.index + 1)
+            require_finite(state)
             seconds += time.perf_counter() - start
         guess = state.x if state.index == plan.steps else state.history[0]
         t = plan.times[state.index]
