@@ -7,7 +7,7 @@ INSTALLED := .venv/.installed
 help:
 	@echo "make demo    train on the embedded digits, sample with ODE and SDE, write runs/demo/report.html"
 	@echo "make test    the whole test suite (10 minutes on 2 cores)"
-	@echo "make faults  kill, fill the disk, stop workers, spoil files, crowd the page: nothing is lost (about ten minutes)"
+	@echo "make faults  kill, fill the disk, stop workers, spoil files, crowd the page: nothing is lost (about 15 minutes)"
 	@echo "make mutants  break one line at a time: fast tests must see each (about ten minutes)"
 	@echo "make verify  check the mathematics on exact oracles (under a minute)"
 	@echo "make lint    style, types, import layers, dependencies, spelling"
@@ -33,8 +33,10 @@ test: $(INSTALLED)
 
 faults: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.crashes --kills 50 --seed 0 --most 8
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.pairs --most 2 --drawn 1 --share 8
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.soak --cycles 200 --seed 0
 	OMP_NUM_THREADS=1 $(BIN)/python tests/faults/fuzz.py --cases 20000 --seed 0 --seconds 120
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.load --requests 300 --images 10000
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.load --requests 1000 --images 10000
 	MVM_SLOW=1 $(BIN)/python -m pytest -n 2 tests/faults tests/training/test_processes.py -k "faults or killed or stopped or signals or fewer"
 
 mutants: $(INSTALLED)

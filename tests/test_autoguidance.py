@@ -124,7 +124,7 @@ def test_generate_takes_a_model_or_its_name(model, weak_run):
     [
         ({"auto": "digits"}, "auto is a model that guides by a scale; give it too, e.g. auto_scale=1.42"),
         ({"auto_scale": 2.0}, "auto_scale=2.0 needs a weaker model of the same data; name it: --auto RUN, or auto= in"),
-        ({"auto": "digits", "auto_scale": float("nan")}, "auto_scale=nan must be a finite number"),
+        ({"auto": "digits", "auto_scale": float("nan")}, "auto_scale=nan is out of range"),
     ],
 )
 def test_half_of_what_is_needed_is_refused(model, options, words):

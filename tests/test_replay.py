@@ -11,6 +11,7 @@ from mvm import noise
 from mvm.generate import Replays, Sampler, cycle_labels, recording_key, to_host
 from mvm.model import Model, load
 from mvm.network import ConditionConfig
+from mvm.path.condition import map_tensors
 from mvm.recipes import SampleConfig, load_recipe
 from mvm.solver import ClassifierFree, Interval, integrate, solver_named
 
@@ -29,8 +30,8 @@ class Standin:
     def __call__(self, *inputs):
         for mine, given in zip(self.inputs, inputs, strict=True):
             mine.copy_(given)
-        self.output.copy_(self.function(*self.inputs))
-        return self.output.clone()
+        map_tensors(lambda _, mine, made: mine.copy_(made), self.output, self.function(*self.inputs))
+        return map_tensors(lambda _, each: each.clone(), self.output)
 
 
 @pytest.fixture

@@ -297,9 +297,9 @@ def test_a_folder_of_other_files_is_refused(model, tmp_path):
 
 
 def test_a_folder_in_use_is_refused(model, finished, tmp_path):
-    with locked(finished.folder, ""), pytest.raises(ValueError, match="in use by another process"):
+    with locked(finished.folder), pytest.raises(ValueError, match="in use by another process"):
         make(model, finished.folder)
-    with locked(finished.folder, ""), pytest.raises(ValueError, match="in use by another process"):
+    with locked(finished.folder), pytest.raises(ValueError, match="in use by another process"):
         write_set(finished, tmp_path / "x.npy", progress=False)
 
 

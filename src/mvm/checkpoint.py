@@ -4,7 +4,6 @@ A file of several blocks has a sha256 of each, too, so that several processes ca
 """
 
 import json
-import shutil
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, suppress
 from math import isfinite
@@ -15,11 +14,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from mvm.files import put_in_place, remove, sha256, temporary_beside, write_text
+from mvm.files import atomic, remove, sha256, write_text
 from mvm.store import balanced
-from mvm.untrusted import plain_name, read_json, refusal, whole_numbers
+from mvm.untrusted import MOST_TEXT, plain_name, read_json, refusal, whole_numbers
 
-MANIFEST = "manifest.json"
+MANIFEST, METRICS = "manifest.json", "metrics.jsonl"
 BLOCK = 1 << 26  # bytes
 Weights = dict[str, Tensor]
 
@@ -29,10 +28,13 @@ class DamagedCheckpoint(ValueError):
 
 
 def save(folder: Path, tensors: dict[str, Weights], info: dict[str, Any]) -> None:
-    """Write {name}.safetensors for each entry and a manifest; the folder appears whole or not at all."""
-    temporary = temporary_beside(folder)
-    try:
-        temporary.mkdir(parents=True)
+    """Write {name}.safetensors for each entry and a manifest; the folder appears whole or not at all.
+
+    Only the folder above it is made if need be: a run that was moved does not come to be anew.
+    """
+    folder.parent.mkdir(exist_ok=True)
+    with atomic(folder) as temporary:
+        temporary.mkdir()
         for name, weights in tensors.items():
             path = temporary / f"{name}.safetensors"
             try:
@@ -45,10 +47,6 @@ def save(folder: Path, tensors: dict[str, Weights], info: dict[str, Any]) -> Non
         if large := [path for path in written if path.stat().st_size > BLOCK]:
             sums["blocks"] = {"bytes": BLOCK, "sha256": {path.name: _sums_of_blocks(path) for path in large}}
         write_text(temporary / MANIFEST, json.dumps({**info, **sums}, indent=2) + "\n")
-        put_in_place(temporary, folder)
-    except Exception:  # left on a full disk, half a checkpoint would keep the next one from being written
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
 
 
 def _sums_of_blocks(path: Path) -> list[str]:
@@ -168,3 +166,21 @@ def prune(run: Path, keep: int, keep_best: bool = False) -> None:
     for folder in folders(run)[:-keep]:
         if folder != best_one:
             remove(folder)
+
+
+def parsed_line(line: str) -> dict[str, Any] | None:
+    """Return a log line with its step; None where it is not a whole one: a full disk or a crash cuts lines."""
+    try:
+        entry = json.loads(line)
+        return {**entry, "step": int(entry["step"])}
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return None
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Return the whole lines of a log, oldest first; none where there is no log. Lines may still be added to it."""
+    if not path.is_file():
+        return []
+    with path.open("rb") as file:
+        lines = file.read(MOST_TEXT).decode(errors="replace").splitlines()
+    return [entry for line in lines if (entry := parsed_line(line)) is not None]

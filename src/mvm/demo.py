@@ -2,8 +2,7 @@
 
 import json
 import time
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -16,7 +15,7 @@ from mvm import likelihood, noise
 from mvm.data import Images
 from mvm.evaluation import report as html
 from mvm.evaluation.report import Curve, Page, PlotAxes
-from mvm.files import locked, put_in_place, recover, temporary_beside, write_text
+from mvm.files import atomic, claimed, write_text
 from mvm.generate import Sampler, cycle_labels
 from mvm.metrics.distances import Moments, frechet_distance, moments, pixel_features
 from mvm.model import Model, load
@@ -205,21 +204,6 @@ def _sections(
     yield "How this was made", html.table(["", ""], settings), html.folded("recipe.json", html.block(to_json(recipe)))
 
 
-@contextmanager
-def _claimed(out: Path) -> Generator[None]:
-    """Lock `out`, made if need be, against a second demo; it is removed again if it stays empty."""
-    recover(out)  # before a new folder takes the name of one that stands aside
-    if out.exists() and not (out.is_dir() and ((out / REPORT).is_file() or not any(out.iterdir()))):
-        raise ValueError(f"out={out} exists and holds no earlier demo; give another --out")
-    out.mkdir(parents=True, exist_ok=True)
-    with locked(out, f"out={out} is in use by another demo; wait for it, or give another --out"):
-        try:
-            yield
-        finally:
-            with suppress(OSError):  # it is not empty: a demo
-                out.rmdir()
-
-
 def demo(out: Path, *, quick: bool = False, seed: int = 0) -> Path:
     """Train, sample, measure; return the path of the report. An earlier demo in `out` stays until this one is whole."""
     html.require_plots()
@@ -227,8 +211,11 @@ def demo(out: Path, *, quick: bool = False, seed: int = 0) -> Path:
     recipe = require_field_recipe(load_recipe("digits"), "digits")
     steps = size.steps or recipe.train.steps
     recipe = replace(recipe, seed=seed, train=replace(recipe.train, steps=steps, save_every=steps))
-    with _claimed(out):
-        work = temporary_beside(out)
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"out={out} is a file; give another --out")
+    with claimed(out), atomic(out) as work:
+        if any(out.iterdir()) and not (out / REPORT).is_file():
+            raise ValueError(f"out={out} holds no earlier demo; give another --out")
         log: list[dict[str, float]] = []
         start = time.perf_counter()
         model = cast(Model, train(recipe, work, on_log=log.append))
@@ -251,5 +238,4 @@ def demo(out: Path, *, quick: bool = False, seed: int = 0) -> Path:
         for heading, *blocks in tqdm(sections, desc="report", total=6 + len(others), unit="section"):
             page.section(heading, *blocks)
         page.write(work / REPORT)
-        put_in_place(work, out)
     return out / REPORT

@@ -45,7 +45,7 @@ from mvm.path.condition import rows
 from mvm.path.field import checked_condition
 from mvm.solver import Adams, Rules, Solution, Solver, State, adams, check_request, solver_named
 from mvm.solver import solve as solve_field
-from mvm.solver.base import combine
+from mvm.solver.base import combine, require_finite
 from mvm.solver.guidance import as_rules, guided_at
 from mvm.solver.meter import metered
 from mvm.solver.sampling import in_solver_time
@@ -408,6 +408,7 @@ def solve(
             samples = _twisted_diffusion(
                 posterior, x, seeds, nfe, rho, rows(given, each) if given is not None else None, chosen, on_step
             )
+        require_finite(State(int(nfe), samples))
         posterior.y = y
     return Restored(
         posterior.consistent(samples), int(nfe), posterior.passes * particles, posterior.products * particles, seeds

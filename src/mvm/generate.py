@@ -11,6 +11,7 @@ import importlib
 import math
 import re
 import sys
+import time
 import warnings
 from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
@@ -27,21 +28,24 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from mvm import noise
+from mvm.distributed.processes import Processes
 from mvm.latent import Undecoded
 from mvm.latent.codec import DIGITS, fingerprint
 from mvm.model import Model, load
 from mvm.network import DDT, DiT
 from mvm.network.fast import cpu, gpu, int8
-from mvm.options import at_least, choose, nearest
+from mvm.options import MOST_IMAGES, at_least, between, choose, nearest
 from mvm.path import Condition
 from mvm.path.condition import batched, map_tensors, rows
 from mvm.pictures import MOST_IN_GRID, is_image, png_bytes, require_pictures, sample_grid, to_pillow, write_images
 from mvm.precision import PRECISIONS, arithmetic
 from mvm.recipes import SampleConfig
 from mvm.solver import Adams, Solver, integrate
-from mvm.solver.sampling import solver_for
+from mvm.solver.base import State
+from mvm.solver.sampling import say_where, solver_for
 from mvm.solver.sharing import SharingPlan, best_steps, shared, similarity
 from mvm.solver.variants import warn_of_noise
+from mvm.untrusted import cut
 
 PROBES = 8  # samples by which the steps that compute a backbone are chosen
 LABELS = dict.fromkeys(("balanced", "random"))
@@ -181,8 +185,13 @@ def embedded(model: Model, captions: Sequence[str], encoder: str | Path = "") ->
         raise ValueError(f"captions={captions!r} must be a list of texts, e.g. ['a red square']")
     if kind.kind != "tokens":
         raise ValueError(f"captions are for models of text; this one has condition.kind='{kind.kind}'")
-    folder = encoder or kind.encoder
-    if not folder:
+    if not (folder := encoder or model.text_encoder):
+        if kind.encoder:
+            named = f"condition.encoder={cut(repr(kind.encoder))}"
+            raise ValueError(
+                f"captions need the text encoder that the model names, {named}, which lies outside of its folder: give "
+                "--encoder FOLDER (encoder= in Python), or --allow-download"
+            )
         raise ValueError(
             "captions need a text encoder, and condition.encoder is empty: this model learned from embeddings, or was "
             "exported; give encoder=, the folder that made them, or condition={'tokens': ..., 'mask': ...}"
@@ -212,7 +221,7 @@ class Draw:
     batch: int = 256
 
     def __post_init__(self) -> None:
-        at_least("num", self.num, 1)
+        between("num", self.num, 1, MOST_IMAGES)
         at_least("seed", self.seed, 0)
         at_least("batch", self.batch, 1)
         try:
@@ -317,7 +326,7 @@ def solver_record(model: Model, settings: SampleConfig) -> str:
 
 MOST_RECORDINGS = 4  # at a time; each holds the memory of its whole loop
 
-Work = Callable[..., Tensor]
+Work = Callable[..., Any]  # tensors, and returns one or several
 
 
 def record_graph(function: Work, examples: tuple[Tensor, ...]) -> Work:
@@ -329,11 +338,11 @@ def record_graph(function: Work, examples: tuple[Tensor, ...]) -> Work:
     with torch.cuda.graph(graph):
         output = function(*inputs)
 
-    def replay(*values: Tensor) -> Tensor:
+    def replay(*values: Tensor) -> Any:
         for mine, given in zip(inputs, values, strict=True):
             mine.copy_(given)
         graph.replay()
-        return output.clone()  # the next replay writes over it
+        return map_tensors(lambda _, each: each.clone(), output)  # the next replay writes over it
 
     return replay
 
@@ -357,7 +366,7 @@ class Replays:
         self.seen: OrderedDict[Hashable, Work | None] = OrderedDict()  # None: called once, not recorded yet
         self.failed = False
 
-    def __call__(self, key: Hashable, function: Work, *inputs: Tensor) -> Tensor:
+    def __call__(self, key: Hashable, function: Work, *inputs: Tensor) -> Any:
         """Return function(*inputs); the same key must mean the same function."""
         on_gpu = self.record is not record_graph or all(value.is_cuda for value in inputs)
         if self.failed or not on_gpu:
@@ -430,7 +439,8 @@ class Sampler:
     precision: one of mvm.precision.PRECISIONS; None: as it is around the call. compile: compile the model's network,
     in place and for good; pays on a GPU when many batches have one shape. replay: a compiled model on a GPU records
     the whole loop of a batch too, from the second batch of a shape on. kernels: as in `compile_network`. auto: a weaker
-    model of the same data, which guides where settings have an auto_scale; computed as the model is.
+    model of the same data, which guides where settings have an auto_scale; computed as the model is. finite: raise
+    where images come of NaN or Inf, and tell after which step; untold they are black.
     """
 
     def __init__(
@@ -442,6 +452,7 @@ class Sampler:
         replay: bool = True,
         kernels: bool = True,
         auto: Model | None = None,
+        finite: bool = True,
     ) -> None:
         if precision is not None:
             choose("precision", precision, PRECISIONS)
@@ -453,7 +464,7 @@ class Sampler:
         compiled = compile or any(each.network in _COMPILED for each in self.models)
         if precision == "int8" and compiled:
             raise ValueError("precision='int8' is for a network that is not compiled; leave out --compile")
-        self.model, self.auto, self.precision, self.compiled = model, auto, precision, compiled
+        self.model, self.auto, self.precision, self.compiled, self.finite = model, auto, precision, compiled, finite
         by_hand = [compile_network(each, kernels) for each in self.models if compiled]
         self.kernels = any(by_hand)
         self.replays = Replays() if compiled and replay else None
@@ -511,14 +522,19 @@ class Sampler:
         draw = noise.normal_compiled if self.compiled and model.device.type == "cuda" else noise.normal
         show = None if on_step is None or solver.by_tolerance else lambda state: on_step(state.index, settings.nfe)
         how: dict[str, Any] = {"schedule": model.schedule, "nfe": settings.nfe, "rho": settings.rho}
-        how |= {"guidance": settings.guidance(self.auto), "draw": draw, "on_step": show}
+        how |= {"guidance": settings.guidance(self.auto), "draw": draw}
 
-        def images_of(condition: Condition, seeds: Tensor) -> Tensor:
+        def values_of(condition: Condition, seeds: Tensor, on_step: Callable[[State], None] | None) -> Tensor:
             x = draw(seeds, noise.INITIAL, model.sample_shape)
             with nullcontext(model) if plan is None else shared(model, plan) as field:
-                solution = integrate(field, x, solver, seeds, condition=condition, **how)
+                solution = integrate(field, x, solver, seeds, condition=condition, on_step=on_step, **how)
             self.costs[settings] = solution.nfe, solution.passes  # a replay counts nothing
-            return model.codec.decode(solution.x)
+            return model.codec.decode_float(solution.x)
+
+        def images_of(condition: Condition, seeds: Tensor) -> tuple[Tensor, Tensor]:
+            """Return the images, and whether they are of finite numbers, which nobody waits for here."""
+            values = values_of(condition, seeds, show)
+            return model.codec.stored(values), values.isfinite().all()
 
         with self.computing():
             there = seeds.to(model.device)
@@ -526,20 +542,28 @@ class Sampler:
             # another one may look at the device
             ours = all(each.labelled or isinstance(each.network, DiT | DDT) for each in self.models)
             if self.replays is None or solver.by_tolerance or not ours:
-                images = images_of(placed, there)
+                images, finite = images_of(placed, there)
             else:
                 parts: dict[str, Tensor] = {}  # of the condition: a recording takes tensors alone
                 map_tensors(lambda name, tensor: parts.setdefault(name, tensor), placed)
 
-                def images_of_parts(*values: Tensor) -> Tensor:
+                def images_of_parts(*values: Tensor) -> tuple[Tensor, Tensor]:
                     following = iter(values)
                     return images_of(map_tensors(lambda *_: next(following), placed), values[-1])
 
                 key = settings, tuple(parts), *(recording_key(each, model.device) for each in self.models)
-                images = self.replays(key, images_of_parts, *parts.values(), there)
-            wait, (nfe, passes) = to_host(images), self.costs[settings]
+                images, finite = self.replays(key, images_of_parts, *parts.values(), there)
+            wait, wait_finite, (nfe, passes) = to_host(images), to_host(finite), self.costs[settings]
         own = None if model.labelled else condition
-        return lambda: Generated(wait(), labels, seeds, nfe, passes, model.classes, own)
+
+        def made() -> Generated:
+            images = wait()
+            if self.finite and not bool(wait_finite()):
+                with self.computing():
+                    say_where(lambda look: values_of(placed, there, look))
+            return Generated(images, labels, seeds, nfe, passes, model.classes, own)
+
+        return made
 
     def batches(
         self, batches: Iterable[tuple[Condition, Tensor]], settings: SampleConfig, on_step: OnStep | None = None
@@ -633,6 +657,56 @@ class Sampler:
         images, labels = (torch.cat([getattr(part, name) for part in parts]) for name in ("images", "labels"))
         own = None if self.model.labelled else condition
         return Generated(images, labels, seeds, nfe, passes, self.model.classes, own)
+
+
+# --- how long it takes --------------------------------------------------------------------------------------------
+
+LONG = 3600.0  # seconds of work that a command does not begin unasked
+SMALL = 1e13  # multiply-adds that take minutes on a slow CPU: no need to measure how fast this machine is
+SHARE = 0.5  # of the speed of a large product that a network reaches: 0.48 to 0.73 on one core, less where calls bind
+ADAPTIVE = 100  # evaluations of a solver that goes by tolerance, about
+
+
+def speed(device: torch.device) -> float:
+    """Return multiply-adds a second of a large product of matrices, in the arithmetic that is set around the call."""
+    side = 8192 if device.type == "cuda" else 768
+    a, seconds = torch.ones(side, side, device=device), []
+    for _ in range(3):
+        start = time.perf_counter()
+        float((a @ a)[0, 0])  # which waits for the device
+        seconds.append(time.perf_counter() - start)
+    return side**3 / min(seconds)
+
+
+def seconds_of(sampler: Sampler, num: int, settings: SampleConfig) -> float:
+    """Return about how long so many images take here, rather too much; 0 where that is little, or not known.
+
+    By arithmetic alone, before anything of the network is run: a stranger's model may take hours for one pass.
+    """
+    recipe, network = sampler.model.recipe, sampler.model.network
+    if not isinstance(network, DiT | DDT):
+        return 0.0
+    guided = sum(rule.scale != 1 for rule in settings.guidance(sampler.auto))
+    passes = (1 + guided) * (ADAPTIVE if settings.takes_tolerance else settings.nfe)
+    tokens = math.prod(extent // recipe.network.patch for extent in recipe.sample_shape[1:]) + recipe.condition.length
+    depth, width, _ = recipe.network.dimensions
+    most = tokens * (sum(value.numel() for value in network.parameters()) + 2 * tokens * depth * width)
+    if num * passes * most < SMALL:
+        return 0.0
+    with sampler.computing():
+        return num * passes * recipe.multiply_adds / (SHARE * speed(sampler.model.device))
+
+
+def require_patience(sampler: Sampler, num: int, settings: SampleConfig, yes: bool, processes: Processes) -> None:
+    """Refuse work of more than an hour in all processes, unless the user says yes."""
+    seconds = 0 if yes else processes.max(round(seconds_of(sampler, num, settings) / processes.world))
+    if seconds > LONG:
+        hours = seconds / 3600
+        words = f"{hours:.0f} h" if hours < 48 else f"{hours / 24:,.0f} days"
+        raise ValueError(
+            f"num={num:,}: this takes about {words}, at {settings.nfe:,} evaluations of "
+            f"{sampler.model.recipe.multiply_adds:.2g} multiply-adds an image; give --yes to begin, or less to do"
+        )
 
 
 def steps_of(bar: tqdm) -> OnStep:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from mvm.latent import Arrays, Codec, Pixels, Undecoded, load_decoder_only, load_rae, load_vae
+from mvm.latent import Arrays, Codec, DecoderOnly, Pixels, load_rae, load_vae
 from mvm.network import DDT, Own, OwnConfig, build_network
 from mvm.network import Condition as Backbone
 from mvm.network.fast import cpu
 from mvm.network.own import OWN, adapted, load_weights, named_network
 from mvm.path import Condition
 from mvm.path.condition import batched, cat, check_labels, require_finite, require_like
-from mvm.published import Opened, as_foreign, is_published, open_model, read_codec, shipped_models
+from mvm.published import Opened, as_foreign, is_published, open_model, shipped_models
 from mvm.published.hub import as_hub_id
 from mvm.published.tuned import Entry, Key
 from mvm.recipes import RECIPE, Recipe, require_field_recipe
@@ -39,11 +39,8 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def build_codec(recipe: Recipe, encoder: bool = True) -> Codec:
-    """Return the codec of a recipe; an autoencoder of another latent or image shape is refused.
-
-    encoder: open the frozen encoder now; else when images are first encoded.
-    """
+def build_codec(recipe: Recipe) -> Codec:
+    """Return the codec of a recipe that is trained; an autoencoder of another latent or image shape is refused."""
     config = recipe.codec
     if config.kind == "pixels":
         kind = Arrays if recipe.data.values == "float" else Pixels
@@ -54,7 +51,7 @@ def build_codec(recipe: Recipe, encoder: bool = True) -> Codec:
     if config.kind == "vae":
         codec = load_vae(config.path, recipe.data.shape[-1], config.posterior)
     else:
-        codec = (load_rae if encoder else load_decoder_only)(Path(config.path), config.encoder)
+        codec = load_rae(Path(config.path), config.encoder)
     shapes = {"latents": (codec.latent_shape, recipe.sample_shape), "images": (codec.image_shape, recipe.data.shape)}
     for what, (made, asked) in shapes.items():
         if tuple(made) != tuple(asked):
@@ -92,6 +89,7 @@ class Model(PredictedField):
     """
 
     fast = True
+    text_encoder: str  # the folder that is opened for captions, "" for none
     _no_inner = "this model has no inner head for internal guidance; train with --network.inner_block N"
 
     def __init__(self, recipe: Recipe, codec: Codec | None = None, network: nn.Module | None = None) -> None:
@@ -101,6 +99,7 @@ class Model(PredictedField):
         self.classes = recipe.data.class_names
         self.codec: Codec = codec or build_codec(recipe)
         self.tuned: dict[Key, Entry] = {}  # solvers with times fitted to it, by evaluations and guidance
+        self.text_encoder = recipe.condition.encoder
         self.origin: dict[str, Any] = {}  # where the weights came from, of a model that was loaded
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(recipe.seed)
@@ -262,6 +261,7 @@ def load(
     encoder: bool = False,
     codec: str | Path | None = None,
     network: nn.Module | str | None = None,
+    allow_download: bool = False,
 ) -> Model:
     """Return the model of a run directory, of a folder that `mvm export` wrote, shipped in the package, or on the hub.
 
@@ -271,11 +271,13 @@ def load(
     which: the checkpoint: "latest", "best" (by previews), or a step number. An exported model has one set of weights,
     of one step. encoder: of a latent run, open the frozen encoder now; else when images are first encoded: to sample,
     its weights need not be anywhere.
-    codec: the folder of its autoencoder, in place of its own. network: of a model that was trained with a network of
-    your own: that network, as `mvm.train` was given it, which receives the weights; or its class,
-    "module:PACKAGE.MODULE:CLASS", which is imported.
+    codec: the folder of its autoencoder, in place of its own. allow_download: open what the model's files name outside
+    of its folder, by a path or on the hub: the encoder of its images or captions, the autoencoder of a run that holds
+    none. Without it that is an error; a run may name what lies beside it on this machine. network: of a model that was
+    trained with a network of your own: that network, as `mvm.train` was given it, which receives the weights; or its
+    class, "module:PACKAGE.MODULE:CLASS", which is imported.
     """
-    opened = open_model(run_or_name, weights, which)
+    opened = open_model(run_or_name, weights, which)._replace(outside=allow_download)
     return build(opened if codec is None else opened.with_codec(codec), encoder=encoder, network=network)
 
 
@@ -283,13 +285,11 @@ def build(opened: Opened, *, encoder: bool = False, network: nn.Module | str | N
     """Return the model of stored weights; encoder, network: as in `load`."""
     recipe = require_field_recipe(opened.recipe, opened.origin["run"])
     own = own_network(recipe, network, str(opened.folder))
-    if opened.config is not None:
-        codec = read_codec(opened.folder, opened.config)
-    elif "format" in opened.origin and recipe.codec.kind != "pixels" and not recipe.codec.path:
-        codec = Undecoded(recipe.sample_shape, recipe.codec.kind)
-    else:
-        codec = build_codec(recipe, encoder)
+    codec = opened.open_codec()
+    if encoder and isinstance(codec, DecoderOnly):
+        _ = codec.encoder
     model = Model(recipe, codec, own).eval()
+    model.text_encoder = opened.reached(recipe.condition.encoder)
     try:
         if own is not None:  # which the caller may go on to train
             load_weights(own, opened.weights, str(opened.folder))

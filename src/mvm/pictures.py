@@ -12,6 +12,7 @@ import unicodedata
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import cache, partial
 from pathlib import Path
 from typing import IO, Any
@@ -21,7 +22,7 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from mvm.files import put_in_place, temporary_beside
+from mvm.files import atomic, claimed
 from mvm.options import needs
 
 Stream = Iterable[tuple[Tensor, Tensor]]
@@ -275,13 +276,9 @@ def write_stream(out: Path, stream: Stream, count: int, names: Sequence[str] = (
     kind = check_output(out)
     write = partial(WRITERS[kind], names=names) if kind == ".png" else WRITERS[kind]
     out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = temporary_beside(out)
-    try:
+    with nullcontext() if kind else claimed(out), atomic(out) as temporary:
+        check_output(out)  # another process may have written it meanwhile
         write(temporary, stream, count)
-    except BaseException:  # Ctrl-C too: half of a large file is no use to anyone
-        temporary_beside(out)
-        raise
-    put_in_place(temporary, out)
 
 
 def write_images(out: Path, images: Tensor, labels: Tensor, names: Sequence[str] = ()) -> None:

@@ -18,7 +18,7 @@ from tqdm import tqdm
 from mvm import __version__
 from mvm.data.loader import as_received
 from mvm.distributed.processes import Processes
-from mvm.files import temporary_beside, write_text
+from mvm.files import locked, recover, write_text
 from mvm.generate import Draw, Sampler, asked_conditions, check_settings, given, mean_cost, solver_record, steps_of
 from mvm.model import Model
 from mvm.path import Condition
@@ -127,7 +127,7 @@ class Parts:
                 there = {**there, "solver": provenance["solver"]}
             self.store.require_same(there, provenance)
         else:
-            self.store.require_own(rf"{re.escape(SAMPLES)}.*|part-.*|\..*")
+            self.store.require_own(rf"{re.escape(SAMPLES)}|part-\d+\.(npy|json)")
             self.store.write_table(SAMPLES, provenance)
 
     def remove_if_empty(self) -> None:
@@ -190,9 +190,7 @@ def sample_parts(
     with ExitStack() as stack:
         with processes.main_first():
             if processes.main:
-                folder.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(store.lock())
-                temporary_beside(folder)  # a crash may have left half of an earlier set, on its way out
                 parts.open(provenance)
                 stack.callback(parts.remove_if_empty)
                 missing = [number for number, span in enumerate(spans) if not parts.has(number, labels[span])]
@@ -259,7 +257,8 @@ def check_set(out: Path, count: int) -> None:
     if _is_written(out, count):
         return
     if out.is_dir():  # it may be finished but for the removal of its parts
-        temporary_beside(parts_beside(out))
+        with suppress(ValueError):  # another process removes them
+            recover(parts_beside(out))
     kind, note = check_output(out, count), note_beside(out)
     if kind == ".png" or not note.exists():
         return
@@ -287,7 +286,7 @@ def write_set(parts: Parts, out: Path, *, names: Sequence[str] = (), progress: b
     """
     check_set(out, parts.count)
     note, provenance, grid = note_beside(out), parts.provenance(), out.suffix.lower() == ".png"
-    with parts.store.lock():
+    with locked(parts.folder):
         if not _is_written(out, parts.count):
             write_stream(out, _counted(parts, progress), parts.count, names)
         if not grid:

@@ -7,7 +7,7 @@ them.
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from mvm.options import DEFAULT_NFE, DEFAULT_T_MIN, MAX_RHO, at_least, between, choose, finite
+from mvm.options import DEFAULT_NFE, DEFAULT_T_MIN, MAX_RHO, MOST_NFE, MOST_SCALE, between, choose
 
 if TYPE_CHECKING:
     from mvm.path import Field
@@ -59,10 +59,10 @@ class SampleConfig:
         if self.share and self.takes_tolerance:
             raise ValueError(f"share={self.share} needs a fixed number of evaluations; '{self.solver}' is adaptive")
         choose("solver", self.solver, SOLVERS)
-        at_least("nfe", self.nfe, 1)
+        between("nfe", self.nfe, 1, MOST_NFE)
         between("rho", self.rho, 0, MAX_RHO)
         for name in ("cfg", "internal", "auto_scale"):
-            finite(name, getattr(self, name))
+            between(name, getattr(self, name), -MOST_SCALE, MOST_SCALE)
         require_shift(self.shift)
         Interval(self.low, self.high)
         self.build_solver()

@@ -25,7 +25,7 @@ from numpy.typing import DTypeLike
 from torch import Tensor
 from tqdm import tqdm
 
-from mvm.files import atomic, locked, recover_all, sha256, write_text
+from mvm.files import Held, atomic, claimed, is_leftover, recover_all, sha256, write_text
 from mvm.untrusted import cut, map_npy, read_json, refusal
 
 INDEX = "index.json"
@@ -67,9 +67,9 @@ class ArrayStore:
     remedy: str  # for a file that is damaged
     other: str = "give another folder, or remove this one"  # remedy for a folder of something else
 
-    def lock(self) -> AbstractContextManager[None]:
-        """Lock the folder against a second process."""
-        return locked(self.folder, f"'{self.folder}' is in use by another process that writes {self.what}; wait for it")
+    def lock(self) -> AbstractContextManager[Held]:
+        """Make the folder if need be, and lock it against a second process."""
+        return claimed(self.folder)
 
     def require_same(self, there: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         """Raise where the folder's key differs in anything from that of now."""
@@ -81,7 +81,7 @@ class ArrayStore:
     def require_own(self, pattern: str, remedy: str = "name a new one") -> None:
         """Raise where the folder holds a file whose name does not match: it is someone else's."""
         for entry in sorted(self.folder.iterdir()):
-            if not re.fullmatch(pattern, entry.name):
+            if not is_leftover(entry) and not re.fullmatch(pattern, entry.name):
                 raise ValueError(f"'{self.folder}' is a folder with other files in it ({cut(entry.name)}); {remedy}")
 
     def reading(self, name: str) -> AbstractContextManager[None]:
@@ -237,7 +237,6 @@ class PartedArray(ArrayStore):
         present = sum(path.stat().st_size for path in self.folder.glob(f"{self.name}-*.npy"))
         free = shutil.disk_usage(there).free + present
         require_space(f"the {self.what}", self.bytes, free, f"for '{self.folder}'", smaller or self.other)
-        self.folder.mkdir(parents=True, exist_ok=True)
         with self.lock() if share.rank == 0 else nullcontext():
             if share.rank == 0:
                 recover_all(self.folder)  # a note that was being written again, beside the old one of equal contents

@@ -5,6 +5,7 @@ Every limit on size is here. A size that a file declares is trusted only where i
 
 import json
 import os
+import re
 import zipfile
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -27,6 +28,8 @@ MOST_WORDS = 300  # characters quoted from a file in an error
 MOST_RECIPE = 1 << 14
 MOST_WEIGHTS = 1 << 33  # bytes of a .pth: twice the largest that is known, DINOv3 H+
 LONGEST_NAME = 255  # bytes of a file's name, on every common system
+# what Markdown reads as more than text: elements, emphasis, code, cells, links by brackets or bare, and marks of a line
+MARKS = re.compile(r"[<>&`*|~\\]|(?<!\w)_|_(?!\w)|\](?=[(\[:])|://|(?<=www)\.|^[#+=-]")
 DEFLATE = 1032  # bytes that one byte of a deflated stream can become at most
 
 
@@ -39,6 +42,19 @@ def cut(words: object, most: int = MOST_WORDS) -> str:
     """Return words for an error, printable, cut where a file could make them endless."""
     text = str(words)
     return printable(text) if len(text) <= most else f"{printable(text[:most])}... ({len(text):,} letters)"
+
+
+def markdown(words: object, code: bool = False) -> str:
+    """Return text that is nothing but text in Markdown, and in the HTML that is made of it; code: set as code.
+
+    Character references are text wherever Markdown reads marks, so that no element, link, picture, heading or table
+    comes of names from data or models.
+    """
+    text = printable(" ".join(str(words).split()))
+    if code and not set(text) & set("<>&`|"):
+        return f"`{text}`"
+    plain = MARKS.sub(lambda mark: f"&#{ord(mark[0][0])};{mark[0][1:]}", text)
+    return f"<code>{plain}</code>" if code else plain
 
 
 @contextmanager

@@ -157,7 +157,7 @@ def test_version(capsys):
         (["sample", "digits", "--rho", "-1"], "rho=-1"),
         (["sample", "digits", "--rho", "nan"], "rho=nan"),
         (["sample", "digits", "--rho", "inf"], "rho=inf"),
-        (["sample", "digits", "--cfg", "nan"], "cfg=nan must be a finite number"),
+        (["sample", "digits", "--cfg", "nan"], "cfg=nan is out of range"),
         (["sample", "digits", "--interval", "0.8,0.6"], "interval=[0.8, 0.6]"),
         (["sample", "digits", "--cfg", "2", "--interval", "0.8,0.6"], "interval=[0.8, 0.6]"),
         (["sample", "digits", "--interval", "0.6"], "--interval 0.6: two numbers"),

@@ -123,6 +123,9 @@ def test_both_stages_to_a_figure(words, prepared, done, refused, tmp_path):
     done("train", *other, "--out", tmp_path / "other-run")
     shutil.rmtree(first / "rae")
     (tmp_path / "other-run" / "rae").rename(first / "rae")
+    done("sample", second, "--num", "4", "--out", tmp_path / "x.png", "--device", "cpu")  # the run holds its own
+    assert (tmp_path / "x.png").read_bytes() == (tmp_path / "grid.png").read_bytes()
+    (second / "codec").rename(tmp_path / "codec")  # as a run of before
     said = refused("sample", second, "--num", "4", "--out", tmp_path / "x.png", "--device", "cpu")
     assert "was trained in latents of fingerprint" in said
     assert "restore the autoencoder" in said

@@ -79,7 +79,7 @@ def test_a_run(trained, here, done):
         (["digits", "--nfe", "0"], "nfe=0"),
         (["digits", "--rho", "-1"], "rho=-1"),
         (["digits", "--rho", "0,7"], "rho=7.0 is out of range; it must lie in [0, 5.0]"),
-        (["digits", "--cfg", "inf"], "cfg=inf must be a finite number"),
+        (["digits", "--cfg", "inf"], "cfg=inf is out of range"),
         (["digits", "--cfg", "2", "--interval", "0.8"], "--interval 0.8: two numbers"),
         (["digits", "--cfg", "2", "--interval", "0.8,0.6"], "interval=[0.8, 0.6]"),
         (["digits", "--metrics", "fdd"], "metrics='fdd' is unknown"),

@@ -140,9 +140,10 @@ def test_leftovers_of_a_kill_after_the_index_are_swept(images, tmp_path):
     want = contents(tmp_path / "out")
     settings = json.loads(want["index.json"])["settings"]
     (tmp_path / "out/shard-00000.json").write_text(json.dumps({"settings": settings, **NO_SHARD}))
-    (tmp_path / "out/.labels-00000.npy.tmp.npy").touch()
+    (tmp_path / "out/.labels-00000.npy.mvm-0123abcd.tmp").mkdir()
+    (tmp_path / "out/.mine").write_text("notes")
     run(images, tmp_path / "out")
-    assert contents(tmp_path / "out") == want
+    assert contents(tmp_path / "out") == {**want, ".mine": b"notes"}
 
 
 @pytest.mark.parametrize("finished", [True, False])
@@ -180,7 +181,7 @@ def test_a_full_disk_leaves_nothing_half_written(images, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
         run(images, tmp_path / "out")
-    assert contents(tmp_path / "out") == {}
+    assert not (tmp_path / "out").exists()
 
 
 SCRIPT = """
@@ -352,7 +353,7 @@ def test_two_at_a_time(images, tmp_path):
     out.mkdir()
     handle = os.open(out, os.O_RDONLY)
     fcntl.flock(handle, fcntl.LOCK_EX)
-    with pytest.raises(ValueError, match="is in use by another process that writes images"):
+    with pytest.raises(ValueError, match="is in use by another process"):
         run(images, out)
     os.close(handle)
     assert run(images, out).count == 12

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 
 from mvm import checkpoint, cli, demo
 from mvm.data.prepare import prepare
@@ -61,7 +62,8 @@ def _stopped_between_checkpoints(folder: Path) -> None:
     shutil.rmtree(checkpoint.step_folder(folder / "run", STOPPED))
 
 
-def _sources(folder: Path) -> None:
+def sources(folder: Path) -> None:
+    """Write pictures of two classes, folder/source."""
     for number in range(40):
         path = folder / "source" / f"class-{number % 2}" / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -125,8 +127,8 @@ def activities(model: Path, images: int) -> list[Activity]:
         Activity("train", train),
         Activity("train, resumed", lambda folder, again: train(folder, True), _stopped_between_checkpoints),
         Activity("train, average", lambda folder, again: ema(folder)),
-        Activity("data prepare", lambda folder, again: _prepare(folder, 1), _sources),
-        Activity("data prepare, 2 workers", lambda folder, again: _prepare(folder, 2), _sources),
+        Activity("data prepare", lambda folder, again: _prepare(folder, 1), sources),
+        Activity("data prepare, 2 workers", lambda folder, again: _prepare(folder, 2), sources),
         Activity("latents", lambda folder, again: _latents(folder)),
         Activity("sample, one file", lambda folder, again: sample(folder, "out.npz")),
         Activity("sample, a folder", lambda folder, again: sample(folder, "out")),
@@ -174,6 +176,11 @@ def leftovers(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in found)
 
 
+def _read_tensors(path: Path) -> object:
+    """Read tensors: of a checkpoint with its checksums, of a published model as they are."""
+    return checkpoint.load(path.parent, path.stem) if (path.parent / checkpoint.MANIFEST).exists() else load_file(path)
+
+
 def _damage(path: Path) -> str:
     """Return what is wrong with a file that has its final name, or nothing."""
     readers: dict[str, Callable[[Path], object]] = {
@@ -181,7 +188,7 @@ def _damage(path: Path) -> str:
         ".npy": np.load,
         ".npz": lambda p: np.load(p)["arr_0"],
         ".png": lambda p: Image.open(p).load(),
-        ".safetensors": lambda p: checkpoint.load(p.parent, p.stem),
+        ".safetensors": _read_tensors,
     }
     try:
         readers.get(path.suffix, lambda p: None)(path)

@@ -36,7 +36,14 @@ HANG = 120  # seconds after which a command counts as hung
 EAGER = ("torch._dynamo", "torch.utils.tensorboard", "mvm.training.loop", "mvm.evaluation.sweep", "matplotlib.figure")
 
 
-def _child(work: Callable[[], int], log: Path) -> int:
+def import_eagerly() -> None:
+    """Import what children would each import."""
+    torch.set_num_threads(1)
+    for module in EAGER:
+        importlib.import_module(module)
+
+
+def child(work: Callable[[], int], log: Path) -> int:
     """Start work in a process of its own; return its id."""
     sys.stdout.flush()
     if pid := os.fork():
@@ -56,7 +63,7 @@ def _child(work: Callable[[], int], log: Path) -> int:
         os._exit(code)
 
 
-def _end(pid: int, within: float = HANG) -> int | None:
+def end(pid: int, within: float = HANG) -> int | None:
     """Return the exit code of a child, negative for a signal; None, and kill it, where it does not end in time."""
     deadline = time.monotonic() + within
     while time.monotonic() < deadline:
@@ -64,11 +71,11 @@ def _end(pid: int, within: float = HANG) -> int | None:
         if done:
             return os.waitstatus_to_exitcode(status)
         time.sleep(0.002)
-    _kill(pid)
+    kill(pid)
     return None
 
 
-def _kill(pid: int) -> None:
+def kill(pid: int) -> None:
     """kill -9, as the out-of-memory killer does: the one process, not those it started."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
@@ -100,7 +107,7 @@ class Bench:
         begun, folder = self.root / "begun" / activity.name, self.root / "folder"
         if not begun.exists():
             begun.mkdir(parents=True)
-            assert _end(_child(lambda: int(bool(activity.begin(begun))), self.log)) == 0, self.log.read_text()
+            assert end(child(lambda: int(bool(activity.begin(begun))), self.log)) == 0, self.log.read_text()
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(begun, folder)
         self.log.unlink(missing_ok=True)
@@ -119,14 +126,14 @@ class Bench:
                     file.write(str(striker.seen))
                 return code
 
-            assert _end(_child(counted, self.log)) == 0, self.log.read_text()
+            assert end(child(counted, self.log)) == 0, self.log.read_text()
             seconds = time.monotonic() - start
             self.plain[activity.name] = Undisturbed(fingerprint(folder), seconds, int(count.read_text()))
         return self.plain[activity.name]
 
     def again(self, activity: Activity, folder: Path) -> list[str]:
         """Give the command again; return what is not as it should be."""
-        code = _end(_child(lambda: activity.run(folder, True), self.log))
+        code = end(child(lambda: activity.run(folder, True), self.log))
         told = self.log.read_text()[-1500:]
         if code == 2 and any(said in told for said in FINISHED):
             code = 0
@@ -146,7 +153,7 @@ class Bench:
             Striker(kind, at).arm()
             return activity.run(folder, False)
 
-        code = _end(_child(struck, self.log))
+        code = end(child(struck, self.log))
         damage = [f"half written: {told}" for told in half_written(folder)]
         if kind == "full" and (code not in (0, 2) or "Traceback" in self.log.read_text()):
             damage.append(f"not told in words (exit code {code}): {self.log.read_text()[-1500:]}")
@@ -156,9 +163,9 @@ class Bench:
         """Kill a command after some time, give it again; return what is not as it should be."""
         self.undisturbed(activity)
         folder = self.fresh(activity)
-        pid = _child(lambda: activity.run(folder, False), self.log)
+        pid = child(lambda: activity.run(folder, False), self.log)
         time.sleep(seconds)
-        _kill(pid)
+        kill(pid)
         return [f"half written: {told}" for told in half_written(folder)] + self.again(activity, folder)
 
     def jump(self, activity: Activity, days: float) -> list[str]:
@@ -170,7 +177,7 @@ class Bench:
             jump_clock(days)
             return activity.run(folder, False)
 
-        code = _end(_child(jumping, self.log))
+        code = end(child(jumping, self.log))
         now = fingerprint(folder)
         same = now == self.undisturbed(activity).results
         return [] if code == 0 and same else [f"exit code {code}, results {'the same' if same else 'differ'}"]
@@ -233,7 +240,7 @@ def do(job: Job) -> Row:
 def jobs(root: Path, kills: int, seed: int, most: int, only: str) -> list[Job]:
     """Return all jobs; random kills go round the activities."""
     model = root / "model"
-    assert _end(_child(lambda: train(model, False), root / "log.txt")) == 0, (root / "log.txt").read_text()
+    assert end(child(lambda: train(model, False), root / "log.txt")) == 0, (root / "log.txt").read_text()
     names = [activity.name for activity in activities(model / "run", 1) if only in activity.name]
     share = {name: len(range(place, kills, len(names))) for place, name in enumerate(names)}
     # worker processes are out of the reach of replaced functions
@@ -264,7 +271,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    for module in EAGER:
-        importlib.import_module(module)
+    import_eagerly()
     sys.exit(main())

@@ -9,6 +9,7 @@ import fuzz_seeds
 import torch
 from fuzz_format import Format
 from fuzz_kept import KEPT
+from fuzz_models import MODELS
 from fuzz_mutate import spoiled_json, spoiled_npy, spoiled_npz, spoiled_safetensors, spoiled_text
 from fuzz_sources import SOURCES
 
@@ -23,7 +24,7 @@ from mvm.latent.encoder import load_statistics
 from mvm.latent.rae import load_decoder_only
 from mvm.metrics import weights
 from mvm.metrics.moments import load_moments, provenance_of
-from mvm.published import check_tables, open_model, open_stored, read_codec, read_config, read_weights
+from mvm.published import open_model, open_stored
 from mvm.published.write import read_figures
 from mvm.recipes import load_recipe
 from mvm.training import logs, rundir
@@ -286,10 +287,7 @@ class PublishedConfig(Format):
         return [(self.folder / self.file).read_bytes()]
 
     def read(self) -> None:
-        config = read_config(self.folder)
-        read_weights(self.folder, config)
-        read_codec(self.folder, config)
-        check_tables(self.folder, config)
+        open_model(self.folder).open_codec()
 
 
 class PublishedIndex(PublishedConfig):
@@ -322,5 +320,5 @@ FORMATS: tuple[type[Format], ...] = (
     *(Prepared, PreparedImages, PreparedLabels, Sidecar, Latents, LatentShard, Moments),
     *(PreparedTokens, PreparedMask, PreparedCaptions, TextConfig, TextTokenizer),
     *(Samples, SampleCost, SamplePart, *SOURCES),
-    *(PublishedConfig, PublishedIndex, PublishedWeights, Figures, *KEPT),
+    *(PublishedConfig, PublishedIndex, PublishedWeights, Figures, *KEPT, *MODELS),
 )

@@ -16,7 +16,7 @@ SECONDS = 10  # for one case
 USER_ERRORS = (ValueError, FloatingPointError, OSError)  # what mvm.cli turns into one line
 LONGEST = 10_000  # letters of an error
 RUNS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty", "pty.spawn")
-ELSE = ("socket.connect", "pickle.find_class", "ctypes.dlopen", "code.__new__", "webbrowser.open")
+ELSE = ("socket.connect", "socket.getaddrinfo", "pickle.find_class", "ctypes.dlopen", "code.__new__", "webbrowser.open")
 CHANGES = ("os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.chmod", "os.truncate")
 
 
@@ -48,7 +48,8 @@ class Watch:
         elif event in CHANGES or (
             event == "open" and isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
         ):
-            self._place(event, args[0])
+            here = f"/proc/self/fd/{args[1]}/" if event in ("os.remove", "os.rmdir") and args[1] >= 0 else ""
+            self._place(event, f"{here}{os.fspath(args[0])}" if here else args[0])
 
     def _place(self, event: str, path: Any) -> None:
         if isinstance(path, int):

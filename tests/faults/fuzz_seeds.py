@@ -25,7 +25,7 @@ from mvm.latent.rae import DecoderOnly
 from mvm.metrics.moments import Moments, save_moments
 from mvm.published import export
 from mvm.recipes import load_recipe, override
-from mvm.recipes.reading import shipped, to_json
+from mvm.recipes.reading import changed, shipped, to_json
 
 TINY = {"network.depth": "1", "network.heads": "1", "network.width": "8", "network.patch": "8"}
 ORIGIN = Origin("e" * 64, "a small encoder")
@@ -98,17 +98,27 @@ def recipe() -> Any:
     return override(load_recipe("digits"), TINY)
 
 
-def run(folder: Path) -> None:
-    """Write a run directory with one checkpoint and a log."""
+def run(folder: Path, made: Any = None) -> None:
+    """Write a run directory with one checkpoint and a log; made: its recipe."""
     from mvm.network import build_network
 
     torch.manual_seed(0)
-    made = recipe()
+    made = made or recipe()
     network = build_network(made.network, made.sample_shape, 10).state_dict()
     info = {"step": 2, "quality": 0.5, "data": "stamp", "codec": ""}
+    folder.mkdir(parents=True, exist_ok=True)
     checkpoint.save(checkpoint.step_folder(folder, 2), {"ema": network, "model": network}, info)
     (folder / "recipe.json").write_text(to_json(made))
     (folder / "metrics.jsonl").write_text("".join(f'{{"step": {step}, "loss": 1.5}}\n' for step in (1, 2, 3)))
+
+
+def latent_run(folder: Path) -> None:
+    """Write a run of latents with its decoder."""
+    options = {"name": "folder", "path": "x", "channels": 3, "size": 4, "classes": 10}
+    codec = {"kind": "rae", "path": "/nowhere", "channels": 3, "side": 2}
+    changes = {f"data.{name}": value for name, value in options.items()} | {"network.patch": 1}
+    run(folder, changed(recipe(), changes | {f"codec.{name}": value for name, value in codec.items()}))
+    autoencoder(folder / "codec")
 
 
 def published(folder: Path) -> None:

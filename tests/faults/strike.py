@@ -71,3 +71,23 @@ def jump_clock(days: float) -> None:
     """Let the wall clock jump by so many days, there and back, at every look."""
     real, signs = time.time, itertools.cycle((0, 1))
     time.time = lambda: real() + DAY * days * next(signs)
+
+
+class Turns(Striker):
+    """Waits before each rename until it is told to go on: of two processes one runs at a time, as a controller says.
+
+    told: where a byte goes when it waits; go: where one comes when it may go on.
+    """
+
+    def __init__(self, told: int, go: int) -> None:
+        super().__init__("count", 0)
+        self.told, self.go = told, go
+
+    def wait(self) -> None:
+        """Wait for the next turn."""
+        os.write(self.told, b".")
+        os.read(self.go, 1)
+
+    def moment(self, name: str) -> None:
+        if name in ("rename", "replace"):
+            self.wait()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mvm import checkpoint, cli, demo
-from mvm.files import locked
+from mvm.files import claimed, private_beside
 
 WAIT = 60
 TINY = ["--network.depth", "1", "--network.heads", "2", "--network.width", "16", "--train.batch", "4"]
@@ -40,7 +40,7 @@ def test_a_second_training_is_refused_and_a_killed_one_leaves_the_run_free(tmp_p
         start = time.monotonic()
         assert cli.run(train(run, "--resume")) == 2
         assert time.monotonic() - start < 5
-        assert f"mvm: {run} is in use by another process that trains; wait for it" in capsys.readouterr().err
+        assert f"mvm: '{run}' is in use by another process; wait for it" in capsys.readouterr().err
         newest = checkpoint.latest(run)
         assert cli.run(["sample", str(run), "--device", "cpu", "-n", "4", "--out", str(tmp_path / "x.npy")]) == 0
         assert first.poll() is None  # it never noticed
@@ -76,16 +76,16 @@ def test_a_run_begun_by_another_meanwhile_is_left_alone(tmp_path, monkeypatch, c
 @pytest.mark.parametrize("before", ["nothing", "a demo"])
 def test_a_second_demo_is_refused(tmp_path, capsys, before):
     """It used to remove the first one's work below its feet."""
-    out, work = tmp_path / "out", tmp_path / ".out.tmp"
-    out.mkdir()
+    out = tmp_path / "out"
     if before == "a demo":
+        out.mkdir()
         (out / demo.REPORT).write_text("good")
-    (work / "checkpoints").mkdir(parents=True)
-    with locked(out, "taken"):
+    with claimed(out), private_beside(out) as work:
+        work.mkdir()
         assert cli.run(["demo", "--quick", "--out", str(out)]) == 2
-    assert f"mvm: out={out} is in use by another demo" in capsys.readouterr().err
-    assert (work / "checkpoints").is_dir()
-    assert out.is_dir()
+        assert f"mvm: '{out}' is in use by another process" in capsys.readouterr().err
+        assert work.is_dir()
+        assert out.is_dir()
 
 
 def test_a_demo_that_fails_leaves_no_empty_folder(tmp_path, monkeypatch):
@@ -95,7 +95,7 @@ def test_a_demo_that_fails_leaves_no_empty_folder(tmp_path, monkeypatch):
 
 
 def test_a_demo_killed_within_the_swap_comes_back(tmp_path, monkeypatch):
-    old = tmp_path / ".out.old"
+    old = tmp_path / ".out.mvm-0123abcd.old"
     old.mkdir()
     (old / demo.REPORT).write_text("good")
     monkeypatch.setattr(demo, "train", lambda *a, **o: (_ for _ in ()).throw(OSError(28, "No space left on device")))

@@ -103,9 +103,9 @@ def test_a_codec_of_another_run_is_refused(run, tmp_path):
 
 def test_an_autoencoder_that_is_not_the_runs(run, tmp_path):
     """Other statistics than it was trained with: nothing is written."""
-    codec = load_decoder_only(tmp_path / "rae")
+    codec = load_decoder_only(run / "codec")
     codec.statistics.mean += 1
-    codec.save(tmp_path / "rae")
+    codec.save(run / "codec")
     with pytest.raises(ValueError, match="restore the autoencoder it was trained with"):
         export(run, tmp_path / "model")
     assert not (tmp_path / "model").exists()

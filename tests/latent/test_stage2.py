@@ -263,6 +263,18 @@ def test_a_run_is_loaded_with_its_codec(recipe, tmp_path):
     assert model.codec.decode(torch.zeros(2, 16, 4, 4)).shape == (2, 3, 16, 16)
 
 
+def test_a_run_holds_what_decodes_its_samples(recipe, autoencoder, tmp_path):
+    """Moved to where the autoencoder is not, it draws the same."""
+    trained = train(recipe, tmp_path / "runs" / "run", until=2, progress=False)
+    train(recipe, tmp_path / "runs" / "run", resume=True, progress=False)
+    images = load(tmp_path / "runs" / "run").generate(2, progress=False).images
+    shutil.move(tmp_path / "runs" / "run", tmp_path / "elsewhere" / "run")
+    shutil.rmtree(autoencoder)
+    found = load(tmp_path / "elsewhere" / "run")
+    assert found.codec.identity == trained.codec.identity
+    assert torch.equal(found.generate(2, progress=False).images, images)
+
+
 def test_both_halves_are_compiled(recipe, monkeypatch):
     """The compiler takes half a minute here; a stand-in counts what it is given."""
     called = []

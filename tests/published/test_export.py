@@ -142,7 +142,7 @@ def test_figures_of_these_weights_alone(run, tmp_path):
     export(run, folder, figures=file)
     text = (folder / "README.md").read_text()
     sampler = "adams, 4 evaluations, rho 1, cfg 1.5, guided in [0.1, 0.8]"
-    row = f"| fid | 3.142 ± 0.02 | {sampler} | 1,000 | a/b, 2,000 images |"
+    row = f"| fid | 3.142 ± 0.02 | {sampler} | 1,000 | a&#124;b, 2,000 images |"
     assert row in text
     assert "- few images." in text
     file.write_text(json.dumps(evaluation(read_config(folder).sha256)))  # measured on the export
@@ -159,7 +159,7 @@ def test_figures_of_these_weights_alone(run, tmp_path):
     assert row in (folder / "README.md").read_text()  # none of them replaced what was there
 
 
-@pytest.mark.parametrize("stop", ["save_file", "_source", "_card", "check_all", "put_in_place"])
+@pytest.mark.parametrize("stop", ["save_file", "_source", "_card", "check_all", "_edited_card"])
 @pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()])
 def test_an_interrupted_export_leaves_what_was_there(run, tmp_path, monkeypatch, stop, error):
     def fail(*args, **options):
@@ -315,21 +315,68 @@ def test_solvers_that_fit_are_those_of_the_scheduler():
             assert plans.build_solver(name, {}).name == name
 
 
-def test_two_exports_at_once_do_not_lose_one(run, tmp_path):
-    out = tmp_path / "model"
+@pytest.mark.parametrize("before", [True, False])
+def test_of_two_exports_at_once_the_second_is_refused(run, tmp_path, before):
+    """The earlier one, whole by then, was lost: both wrote into one temporary folder."""
+    out, said = tmp_path / "model", []
+    if before:
+        export(run, out)
 
     def other(folder):
-        export(run, out, which="2")  # begins later, ends earlier
+        with pytest.raises(ValueError, match=r"model' is in use by another process; wait for it") as refused:
+            export(run, out, which="2")
+        said.append(refused)
 
-    with pytest.raises(ValueError, match=r"model was written by another process meanwhile and is left so"):
-        export(run, out, draw=other)
-    assert read_config(out).source.step == 2
-    with pytest.raises(ValueError, match="was written by another process meanwhile"):
-        export(run, out, draw=lambda folder: export(run, out, which="2") and None)
+    export(run, out, draw=other)
+    assert said
+    assert read_config(out).source.step == 4
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
-    (tmp_path / ".model.0123abcd.tmp").mkdir()  # of a process that was killed
+
+
+def test_what_an_export_that_was_killed_left_goes_and_files_of_the_users_stay(run, tmp_path):
+    """Hidden names that a user may have chosen were taken for our own, and removed."""
+    (tmp_path / ".model.mvm-0123abcd.tmp" / "model").mkdir(parents=True)
+    for name in (".model.old", ".model.tmp", ".model.0123abcd.tmp"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "thesis.tex").write_text("mine")
+    export(run, tmp_path / "model")
+    export(run, tmp_path / "model", which="2")
+    kept = [".model.0123abcd.tmp", ".model.old", ".model.tmp", "model"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == kept
+    assert all((tmp_path / name / "thesis.tex").read_text() == "mine" for name in kept[:-1])
+
+
+def test_a_card_that_a_person_has_edited_is_kept(run, tmp_path):
+    """It was written over."""
+    out = tmp_path / "model"
+    export(run, out, which="2", words="Generated.")
+    export(run, out)  # as it was written: replaced
+    assert "Generated." not in (out / "README.md").read_text()
+    edited = (out / "README.md").read_text().replace("Not measured.", "I looked at 1,000 of them.")
+    (out / "README.md").write_text(edited)
+    for options in ({"words": "Other."}, {"license": "mit"}):
+        with pytest.raises(ValueError, match=r"README\.md was edited by hand.* and would be lost; move it away"):
+            export(run, out, which="2", **options)
+    assert read_config(out).source.step == 4
+    for _ in range(2):
+        with pytest.warns(UserWarning, match=r"README\.md was edited by hand.* and is kept"):
+            export(run, out, which="2")
+        assert (out / "README.md").read_text() == edited
+        assert read_config(out).source.step == 2
+    (out / "README.md").unlink()
     export(run, out)
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert "Not measured." in (out / "README.md").read_text()
+
+
+@pytest.mark.parametrize("line", ['{"loss": 1.0}', '{"step": 4, "loss": null}', '{"step": "x", "loss": {}}', "[1}"])
+def test_a_damaged_log(run, tmp_path, line):
+    """A line without a step was a KeyError."""
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    with (copy / "metrics.jsonl").open("a") as file:
+        file.write(f"{line}\n")
+    export(copy, tmp_path / "model")
+    assert re.search(r"Last logged loss: \d", (tmp_path / "model" / "README.md").read_text())
 
 
 def test_what_half_precision_cannot_hold(run, tmp_path):

@@ -181,7 +181,7 @@ def test_unknown_recipe_suggests_one():
         ("[sample]\nnfe = 0", r"nfe=0"),
         ("[sample]\nrho = -0.5", r"rho=-0\.5"),
         ("[sample]\nlow = 0.8\nhigh = 0.6", r"interval=\[0\.8, 0\.6\]"),
-        ("[sample]\ncfg = inf", r"cfg=inf must be a finite number"),
+        ("[sample]\ncfg = inf", r"cfg=inf is out of range"),
         ('[train]\nema = "0.9"', r"train\.ema='0\.9' must be of type float"),
         ("[train]\nema = true", r"train\.ema=True must be of type float"),
         ("[train]\nema = [0.9, [0.8]]", r"train\.ema=\[0\.8\] must be of type float"),

@@ -143,8 +143,8 @@ def test_samples_are_read_one_step_ahead():
     read = []
     dataset = ByIndex(lambda i: (read.append(i), X[i])[1])
     mvm.train(nn_of_3(), dataset, steps=2, batch=4, progress=False)
-    # the first sample (its shape), two steps, and the one that was read ahead
-    assert len(read) == 1 + 1 + 4 * 3
+    # the first sample (its shape), two steps, and of the one after them what was read when the training ended
+    assert 1 + 1 + 4 * 2 <= len(read) <= 1 + 1 + 4 * 3
 
 
 class Linear(nn.Linear):
@@ -382,7 +382,7 @@ def test_a_run_that_fails_in_its_first_step_leaves_nothing(there, tmp_path):
         run.mkdir()
     with pytest.raises(ValueError, match="holds NaN or Inf"):
         mvm.train(nn_of_3(), ByIndex(bad.__getitem__), run, **how)
-    assert not run.exists()
+    assert list(run.iterdir()) == [] if there else not run.exists()  # a folder of the user's stays
 
     class PairsAlone(Linear):
         def forward(self, x, t):
@@ -390,7 +390,7 @@ def test_a_run_that_fails_in_its_first_step_leaves_nothing(there, tmp_path):
 
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         mvm.train(nn_of_3(PairsAlone), X, run, **how)
-    assert not run.exists()
+    assert list(run.iterdir()) == [] if there else not run.exists()  # a folder of the user's stays
     mvm.train(nn_of_3(), X, run, until=1, **(how | {"steps": 3}))
     before = sorted(run.rglob("*"))
     with pytest.raises(ValueError, match="holds NaN or Inf"):

@@ -11,6 +11,7 @@ import torch
 from tiny_recipe import NETWORK, recipe_with
 
 from mvm import checkpoint
+from mvm.checkpoint import read_metrics
 from mvm.distributed.processes import Processes
 from mvm.network import multiply_adds
 from mvm.recipes import options
@@ -23,7 +24,6 @@ from mvm.training.logs import (
     keep_metrics,
     matrix_ceiling,
     parse_trackers,
-    read_metrics,
     training_flops,
 )
 from mvm.training.loop import train

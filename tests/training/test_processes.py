@@ -292,7 +292,9 @@ def restored_and_written(self, folder, restore=Trainer.restore):
     """Trainer.restore, which also writes what it has read, to RUN.again."""
     restore(self, folder)
     if (write := self.snapshot()) is not None:
-        write(folder.parents[1].with_suffix(".again"))
+        again = folder.parents[1].with_suffix(".again")
+        again.mkdir()
+        write(again)
 
 
 @pytest.fixture

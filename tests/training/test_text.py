@@ -128,6 +128,9 @@ def test_captions_go_through_the_text_encoder(run, monkeypatch):
     monkeypatch.setitem(sys.modules, "mvm.data.text", SimpleNamespace(TextEncoder=TextEncoder))
     config = replace(model.recipe.condition, encoder="some/folder")
     model.recipe = replace(model.recipe, condition=config)
+    with pytest.raises(ValueError, match=r"condition\.encoder='some/folder', which lies outside"):
+        model.generate(1, captions=["three"], progress=False)
+    model.text_encoder = "some/folder"  # as mvm.load(run, allow_download=True) sets it
     made = model.generate(5, captions=["three", "the digit one"], cfg=2.0, progress=False)
     assert asked == ["some/folder", (["three", "the digit one"], LENGTH)]
     assert made.labels.tolist() == [0, 1, 0, 1, 0]

@@ -145,6 +145,8 @@ def main() -> None:
     share_cores()
     keep_freed_memory()
     warnings.showwarning = _show  # ty: ignore[invalid-assignment]
+    if sys.stdout is not None:  # as it is where the shell has closed it
+        sys.stdout.reconfigure(errors="backslashreplace")  # ty: ignore[missing-union-attribute]  as stderr
     code = run(sys.argv[1:])
     if "TORCHELASTIC_RUN_ID" in os.environ:
         sys.stdout.flush()

@@ -218,17 +218,28 @@ class Weights:
         latest, best (by the previews), or a step number.
     network
         Of a model trained with a network of your own: module:PACKAGE.MODULE:CLASS, which is imported.
+    allow_download
+        Open what the model's files name outside of its folder, by a path or on the hub: encoders, and the autoencoder
+        of a run that holds none.
     """
 
     weights: str = "ema"
     checkpoint: str = "latest"
     network: str | None = None
+    allow_download: Annotated[bool, Parameter(negative="")] = False
 
     def load(self, name: str, encoder: bool = False) -> "Model":
         """Return the model of that name with these weights; encoder: opened now, to encode images."""
         from mvm.model import load
 
-        return load(name, self.weights, self.checkpoint, encoder=encoder, network=self.network)
+        return load(
+            name,
+            self.weights,
+            self.checkpoint,
+            encoder=encoder,
+            network=self.network,
+            allow_download=self.allow_download,
+        )
 
 
 @Parameter(name="*")
@@ -277,7 +288,8 @@ class Drawing(Weights):
 
         model, auto = self.load(name, encoder).to(processes.device), None
         if self.auto:
-            auto = Weights(self.auto_weights, self.auto_checkpoint, self.auto_network).load(self.auto)
+            weights = Weights(self.auto_weights, self.auto_checkpoint, self.auto_network, self.allow_download)
+            auto = weights.load(self.auto)
             auto.network.to(processes.device)  # all that is asked of it
         return Sampler(model, self.precision, compile=self.compile, kernels=self.kernels, auto=auto)
 

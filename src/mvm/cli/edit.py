@@ -239,12 +239,12 @@ def run(
 
     from mvm import __version__
     from mvm.distributed.processes import Processes
-    from mvm.files import atomic, write_text
+    from mvm.files import atomic, claimed, write_text
     from mvm.generate import asked_conditions, class_numbers, cycle_labels, given, solver_record
     from mvm.model import choose_device
     from mvm.options import at_least
     from mvm.pictures import png_bytes, write_images
-    from mvm.samples import check_set, note_beside, read_condition, require_written
+    from mvm.samples import check_set, note_beside, parts_beside, read_condition, require_written
     from mvm.tasks import Restoration, before_and_after, check_task, edited, settings_for
 
     out = editing.out
@@ -290,16 +290,20 @@ def run(
         batch=editing.batch,
     )
     made = result.made
-    out.resolve().parent.mkdir(parents=True, exist_ok=True)
-    if out.suffix.lower() == ".png":
-        with atomic(out) as temporary:
-            temporary.write_bytes(png_bytes(before_and_after(result.before, made.images, editing.num)))
-    else:
-        write_images(out, made.images, made.labels)
-        how = {"settings": asdict(settings), "solver": solver_record(loaded, settings), "restoration": vars(restoring)}
-        how |= sampler.auto_facts(settings)
-        facts = {"mvm": __version__, "origin": loaded.origin, "task": repr(what), "pictures": pictures, **how}
-        write_text(note_beside(out), json.dumps({**facts, "draw": asdict(draw)}, indent=2, default=str) + "\n")
+    with claimed(parts_beside(out)):  # as mvm sample has it: the results, and what made them, are of one command
+        if out.suffix.lower() == ".png":
+            with atomic(out) as temporary:
+                temporary.write_bytes(png_bytes(before_and_after(result.before, made.images, editing.num)))
+        else:
+            write_images(out, made.images, made.labels)
+            how = {
+                "settings": asdict(settings),
+                "solver": solver_record(loaded, settings),
+                "restoration": vars(restoring),
+            }
+            how |= sampler.auto_facts(settings)
+            facts = {"mvm": __version__, "origin": loaded.origin, "task": repr(what), "pictures": pictures, **how}
+            write_text(note_beside(out), json.dumps({**facts, "draw": asdict(draw)}, indent=2, default=str) + "\n")
     products = f" and {result.products} backward passes" * bool(result.products)
     cost = f"{made.nfe} evaluations, {made.passes} network passes{products} each"
     print(f"wrote {count} results of {len(images)} pictures to {out}; {settings.solver}, {cost}")

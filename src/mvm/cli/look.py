@@ -1,10 +1,14 @@
 """Commands that show: demo, verify, recipes, options, report, app, bench."""
 
+import secrets
 import sys
 import textwrap
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from mvm.cli.app import Device, Dotted, JsonFile, SamplerOptions, Whole, app, json_writer, on_device, say_from_first
 from mvm.options import at_least, between, closest, needs
@@ -142,11 +146,13 @@ def report(run: Path, /, *, out: Path | None = None) -> int:
 @app.command(name="app")
 def web(
     *models: str,
-    host: str = "127.0.0.1",
+    host: str | None = None,
     port: Whole | None = None,
+    share_on_network: bool = False,
     queue: Whole = 8,
     device: Device = "auto",
     open: bool = True,
+    allow_download: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
     """Open a local page: pictures by ODE and SDE side by side, and the field on the plane. Needs no network.
 
@@ -155,13 +161,17 @@ def web(
     models
         Run directories, exported models, or folders of them; the shipped models are always offered.
     host
-        Address to listen on; 0.0.0.0 lets other machines in.
+        Address to listen on; 127.0.0.1 when not given, with --share-on-network 0.0.0.0: all of this machine's.
     port
         Port to listen on; the first free one from 7860 on when not given.
+    share_on_network
+        Let other machines in: those that open the address printed, which has a token. Not encrypted.
     queue
         Visitors served at once; more are asked to come again.
     open
         Show the page in the browser of this machine; --no-open only serves it.
+    allow_download
+        Open encoders that the models' files name outside of their folders, by a path or on the hub, to edit pictures.
     """
     from mvm.app.service import Shelf, offered
     from mvm.model import choose_device
@@ -175,7 +185,10 @@ def web(
         if error.name != "gradio":
             raise
         raise ValueError(needs("the page", "gradio", "web")) from None
-    serve(Shelf(offered(models), choose_device(device)), queue, host, port, inbrowser=open)
+    token = secrets.token_urlsafe(16) if share_on_network else ""
+    host = host or ("0.0.0.0" if token else "127.0.0.1")
+    shelf = Shelf(offered(models), choose_device(device), allow_download)
+    serve(shelf, queue, host, port, token=token, inbrowser=open)
     return 0
 
 

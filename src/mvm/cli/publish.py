@@ -1,9 +1,10 @@
 """mvm export, mvm convert, mvm onnx, mvm push, mvm models."""
 
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
@@ -26,6 +27,7 @@ def export(
     card: Path | None = None,
     figures: Path | None = None,
     grid: bool = True,
+    allow_download: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
     """Write a folder that only samples, fit for the hub: model card, config.json, safetensors.
 
@@ -51,6 +53,8 @@ def export(
         JSON of `mvm eval RUN --json FILE`, or results.json of a sweep: must be of these weights.
     grid
         Sample ten images for the card, by the model's own settings; left out where that would take minutes.
+    allow_download
+        Of a run that holds no autoencoder: open the one that it names elsewhere.
     """
     from mvm.published import export as write_export
 
@@ -59,9 +63,11 @@ def export(
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"--card {card} cannot be read ({error}); give a Markdown file") from None
     options = {"weights": weights, "which": which, "dtype": dtype, "license": license}
-    config = write_export(model, out, words=words, figures=figures, draw=_draw if grid else None, **options)
+    how: dict[str, Any] = {"draw": _draw if grid else None, "allow_download": allow_download}
+    config = write_export(model, out, words=words, figures=figures, **how, **options)
     print(f"wrote {out}: {config.source.weights} of step {config.source.step}, {_megabytes(out):.1f} MB; ", end="")
-    print(f"{config.recipe.usage(str(out), True)}; send: mvm push {out} OWNER/NAME")
+    quoted = shlex.quote(str(out))
+    print(f"{config.recipe.usage(quoted, True)}; send: mvm push {quoted} OWNER/NAME")
     return 0
 
 
@@ -122,9 +128,10 @@ def convert(
     """
     from mvm.published import Options, convert_decoder, export, is_decoder, open_foreign, read_tensors
 
+    quoted = shlex.quote(str(out))
     if as_ in ("rae", "raev2") and is_decoder(read_tensors(file, weights)):
         convert_decoder(as_, file, stats=stats, pixels=pixels, encoder=encoder, weights=weights).save(out)
-        print(f"wrote {out}: the decoder of {file.name}; use it with: mvm convert FILE --as {as_} --codec {out}")
+        print(f"wrote {out}: the decoder of {file.name}; use it with: mvm convert FILE --as {as_} --codec {quoted}")
         return 0
     options = Options(heads=heads, classes=classes, inner_block=inner_block, factor=factor)
     opened = open_foreign(as_, file, weights, options=options)
@@ -134,7 +141,7 @@ def convert(
     kind = config.recipe.codec.kind
     print(f"wrote {out}: {config.recipe.network.kind}, {_megabytes(out):.1f} MB; ", end="")
     if kind == "pixels" or codec is not None:
-        print(f"sample: mvm sample {out} --out grid.png")
+        print(f"sample: mvm sample {quoted} --out grid.png")
     else:
         print(f"it makes latents {config.recipe.sample_shape} alone; give their autoencoder with --codec")
     return 0
@@ -246,7 +253,8 @@ def push(
         print(f"{total}; nothing was sent, and name and rights were not checked with the hub")
         return 0
     address = send(folder, name, private=private, revision=revision)
-    print(f"sent {folder} to {address}; anyone who may see it: mvm sample {name}{f'@{revision}' if revision else ''}")
+    sent = shlex.quote(f"{name}@{revision}" if revision else name)
+    print(f"sent {folder} to {address}; anyone who may see it: mvm sample {sent}")
     return 0
 
 

@@ -1,7 +1,10 @@
 """mvm sample."""
 
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from cyclopts import Parameter
 
 from mvm.cli.app import Device, Drawing, Num, SamplerOptions, Whole, app, on_device, say_from_first
 from mvm.files import remove
@@ -24,6 +27,7 @@ def sample(
     caption: list[str] | None = None,
     encoder: str = "",
     out: Path = Path("samples.png"),
+    yes: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
     """Sample images from a run or a shipped model. Settings not given are those of its recipe.
 
@@ -48,8 +52,10 @@ def sample(
     out
         X.png is one grid, a class a row; X.npz and X.npy are uint8 NHWC; X.parquet, X.zip or a folder holds PNG files.
         Float arrays go to X.npz or X.npy, as the data had them.
+    yes
+        Begin also what is estimated to take more than an hour.
     """
-    from mvm.generate import takes_tuned_times
+    from mvm.generate import require_patience, takes_tuned_times
     from mvm.samples import check_set, parts_beside, read_condition, require_written, sample_parts, write_set
 
     check_set(out, num)
@@ -66,12 +72,14 @@ def sample(
             settings = options.settings(loaded.recipe.sample, drawing.auto)
             if settings.nfe >= MANY and settings.takes_nfe:
                 say_from_first(f"mvm: {settings.nfe:,} evaluations an image; planning them takes a while", error=True)
+            require_patience(sampler, num, settings, yes, processes)
             tuned = takes_tuned_times(loaded, settings)
             text: dict[str, Any] = {"captions": caption or (), "encoder": encoder}
             parts = sample_parts(sampler, draw, settings, parts_folder, processes=processes, condition=rows, **text)
         if processes.main:  # the others need not wait
             write_set(parts, out, names=loaded.classes if loaded.labelled else caption or ())
-            remove(parts_folder)
+            with suppress(ValueError):  # another process took them up meanwhile
+                remove(parts_folder)
     except KeyboardInterrupt:
         say_from_first("\nmvm: stopped; the same command goes on", error=True)
         return INTERRUPTED

@@ -185,6 +185,7 @@ def tune(
     long: Annotated[Whole, Parameter(name="--reference-nfe")] = 100,
     seed: int = 0,
     device: str = "auto",
+    allow_download: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
     """Fit the default solver's times to a model, on its own trajectories, and store them with it.
 
@@ -208,11 +209,14 @@ def tune(
         Seed of the images.
     device
         cpu, cuda, or auto: cuda where there is one.
+    allow_download
+        Of a run that holds no autoencoder: open the one that it names elsewhere.
     """
     import torch
     from tqdm import tqdm
 
     from mvm import noise
+    from mvm.files import claimed
     from mvm.generate import cycle_labels
     from mvm.model import choose_device, load
     from mvm.published import is_published
@@ -221,49 +225,50 @@ def tune(
     from mvm.solver import adams, sample
     from mvm.solver.tune import tune as fit
 
-    folder = Path(model)
+    folder, quoted = Path(model), shlex.quote(model)
     if not (folder / RECIPE).is_file() and not is_published(folder):
-        raise ValueError(f"'{model}' is no folder to store times in; first: mvm export {model} --out DIR")
+        raise ValueError(f"'{model}' is no folder to store times in; first: mvm export {quoted} --out DIR")
     counts = [int(part) for part in nfe.split(",") if part.strip().isdigit()]
     if not counts:
         raise ValueError(f"--nfe {nfe}: whole numbers separated by commas are needed, e.g. 5,8,13")
     at_least("num", num, 1)
-    loaded = load(model).to(choose_device(device))
-    settings = loaded.recipe.sample
-    if not settings.unnamed:
-        raise ValueError(
-            f"'{model}' is sampled by '{settings.solver}' with sample.tuned={settings.tuned}, as its recipe says, and "
-            "fitted times are for adams alone; sample it with --solver adams instead"
-        )
-    settings = guidance.settings(settings).canonical()
-    loaded.recipe.require_guidance("cfg", settings.cfg)
-    loaded.require_labels("mvm tune")
-    labels = cycle_labels((), 2 * num, loaded.num_classes).to(loaded.device)
-    x = noise.initial(noise.derive(seed, torch.arange(2 * num)).to(loaded.device), loaded.sample_shape)
-    entries, weights = read_tuned(folder, loaded.origin["sha256"]), loaded.origin["sha256"]
-    for count in counts:
-        how: dict[str, Any] = {"schedule": loaded.schedule, "guidance": settings.guidance()}
-        with tqdm(total=2 + rounds * (count + 4), desc=f"tune, {count} evaluations", unit="run") as bar:
+    with claimed(folder):
+        loaded = load(model, allow_download=allow_download).to(choose_device(device))
+        settings = loaded.recipe.sample
+        if not settings.unnamed:
+            raise ValueError(
+                f"'{model}' is sampled by '{settings.solver}' with sample.tuned={settings.tuned}, as its recipe says, "
+                "and fitted times are for adams alone; sample it with --solver adams instead"
+            )
+        settings = guidance.settings(settings).canonical()
+        loaded.recipe.require_guidance("cfg", settings.cfg)
+        loaded.require_labels("mvm tune")
+        labels = cycle_labels((), 2 * num, loaded.num_classes).to(loaded.device)
+        x = noise.initial(noise.derive(seed, torch.arange(2 * num)).to(loaded.device), loaded.sample_shape)
+        entries, weights = read_tuned(folder, loaded.origin["sha256"]), loaded.origin["sha256"]
+        for count in counts:
+            how: dict[str, Any] = {"schedule": loaded.schedule, "guidance": settings.guidance()}
+            with tqdm(total=2 + rounds * (count + 4), desc=f"tune, {count} evaluations", unit="run") as bar:
 
-            def on_solve(_: int, rmse: float, bar: tqdm = bar) -> None:
-                bar.update()
-                bar.set_postfix_str(f"RMSE {rmse:.4f}")
+                def on_solve(_: int, rmse: float, bar: tqdm = bar) -> None:
+                    bar.update()
+                    bar.set_postfix_str(f"RMSE {rmse:.4f}")
 
-            limits: dict[str, Any] = {"reference_nfe": long, "rounds": rounds}
-            fitted = fit(loaded, x[:num], count, condition=labels[:num], on_solve=on_solve, **limits, **how)
-        cells = ((long, adams()), (count, adams()), (count, fitted.solver))
-        exact, *approximate = (
-            sample(loaded, x[num:], nfe=nfe, solver=solver, condition=labels[num:], **how) for nfe, solver in cells
-        )
-        default, tuned = (float((images - exact).square().mean().sqrt()) for images in approximate)
-        print(f"nfe {count}: RMSE to {long} evaluations, {num} images not fitted to: {default:.4f} -> {tuned:.4f}")
-        if tuned >= default:
-            print(f"nfe {count}: the default is as good; nothing is stored for it")
-            continue
-        entry = Entry(
-            count, settings.cfg, settings.low, settings.high, settings.internal, fitted.solver, default, tuned
-        )
-        entries[entry.key] = entry
-        write_tuned(folder, weights, entries)
-        print(f"stored in {folder / 'tuned.json'}; mvm sample {model} --nfe {count} uses it")
+                limits: dict[str, Any] = {"reference_nfe": long, "rounds": rounds}
+                fitted = fit(loaded, x[:num], count, condition=labels[:num], on_solve=on_solve, **limits, **how)
+            cells = ((long, adams()), (count, adams()), (count, fitted.solver))
+            exact, *approximate = (
+                sample(loaded, x[num:], nfe=nfe, solver=solver, condition=labels[num:], **how) for nfe, solver in cells
+            )
+            default, tuned = (float((images - exact).square().mean().sqrt()) for images in approximate)
+            print(f"nfe {count}: RMSE to {long} evaluations, {num} images not fitted to: {default:.4f} -> {tuned:.4f}")
+            if tuned >= default:
+                print(f"nfe {count}: the default is as good; nothing is stored for it")
+                continue
+            entry = Entry(
+                count, settings.cfg, settings.low, settings.high, settings.internal, fitted.solver, default, tuned
+            )
+            entries[entry.key] = entry
+            write_tuned(folder, weights, entries)
+            print(f"stored in {folder / 'tuned.json'}; mvm sample {quoted} --nfe {count} uses it")
     return 0

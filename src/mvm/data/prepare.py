@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial, reduce
 from math import prod, sqrt
@@ -30,7 +30,7 @@ from mvm.data.shards import CAPTION, DTYPES, Prepared, Shard, StoredCondition, o
 from mvm.data.sources import PART_SIZE, ConditionKeys, DataSource, SourcePart, SourceRecord, open_source
 from mvm.data.sources.arrays import channels_last
 from mvm.data.sources.records import MOST_CLASSES, most_common, natural, numbered, stamp_of
-from mvm.files import atomic, sha256
+from mvm.files import atomic, recover_all, sha256
 from mvm.options import at_least, choose
 from mvm.store import INDEX, ArrayStore, as_json
 from mvm.untrusted import MOST_CAPTION, MOST_LISTED, MOST_PICTURE, cut, plain_name, printable, whole_numbers
@@ -40,7 +40,7 @@ LISTED = 20  # classes in a description
 GOOD = "good"
 MASK = np.dtype(np.bool_)
 
-_OURS = r"(images|labels|condition|mask)-\d{5,}\.npy|(shard|condition)-\d{5,}\.json|index\.json|\..*\.tmp\.\w+"
+_OURS = r"(images|labels|condition|mask)-\d{5,}\.npy|(shard|condition)-\d{5,}\.json|index\.json"
 
 # --- rows: a sample, and its condition: an array, with a mask of tokens; or a text ---------------------------------
 
@@ -351,6 +351,13 @@ def _all_shards(make: Make, parts: Sequence[SourcePart], workers: int, progress:
 # --- the whole set ------------------------------------------------------------------------------------------------
 
 
+def _printable(name: str) -> str:
+    """Return the name of a class as a published model may have it: UTF-8 whatever the locale, what is none escaped."""
+    with suppress(UnicodeEncodeError):
+        name = name.encode(errors="surrogateescape").decode(errors="backslashreplace")
+    return printable(name)
+
+
 def _class_names(source: DataSource, classes: int | None) -> tuple[str, ...]:
     """Return the class names, () where labels decide; `classes` must fit names, and extends numbers.
 
@@ -358,7 +365,7 @@ def _class_names(source: DataSource, classes: int | None) -> tuple[str, ...]:
     """
     if classes is None or classes == len(source.classes):
         known = [IMAGENET.get(name) for name in source.classes]
-        return tuple(name or "" for name in known) if all(known) else source.classes
+        return tuple(name or "" for name in known) if all(known) else tuple(map(_printable, source.classes))
     if source.classes == numbered(len(source.classes)):
         return numbered(classes)
     raise ValueError(f"classes={classes}, but '{source.name}' names {len(source.classes)}; leave it out, or correct it")
@@ -485,9 +492,8 @@ def prepare(
     store = ArrayStore(
         out, "images", "delete this file, and its shard is made again", "choose another --out, or delete the folder"
     )
-    out.mkdir(parents=True, exist_ok=True)
     with store.lock():
-        store.require_own(_OURS, "choose another --out")
+        store.require_own(rf"{_OURS}|\..*", "choose another --out")
         for sidecar in sorted(out.glob("shard-*.json")):
             store.require_same(_read_sidecar(store, sidecar.name)["settings"], settings)
         if (out / INDEX).is_file():  # an earlier call has finished here
@@ -509,8 +515,9 @@ def prepare(
         # what is not part of the finished set goes: sidecars, empty shards, what a killed run left
         finished = {INDEX, *(name for shard in prepared.shards for name in shard.sha256)}
         for entry in sorted(out.iterdir()):
-            if entry.name not in finished:
+            if re.fullmatch(_OURS, entry.name) and entry.name not in finished:
                 entry.unlink()
+        recover_all(out)
     return _accept(prepared, strict)
 
 

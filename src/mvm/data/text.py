@@ -155,7 +155,8 @@ class TextEncoder:
         if not 1 <= length <= (self.limit or length):
             most = self.limit or "any number of"
             raise ValueError(f"condition.length={length}: '{self.folder}' reads 1 to {most} tokens")
-        tokens = [torch.empty(0, length, self.width, device=self.device)]
+        with refusal(f"{OPTION}='{self.folder}' names no width of tokens", "save the whole model again"):
+            tokens = [torch.empty(0, length, self.width, device=self.device)]
         masks = [torch.empty(0, length, dtype=torch.bool, device=self.device)]
         for start in range(0, len(texts), BATCH):
             encoded = self._encoded(texts[start : start + BATCH], length)

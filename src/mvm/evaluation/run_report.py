@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from mvm import checkpoint
+from mvm.checkpoint import METRICS, read_metrics
 from mvm.data import open_prepared
 from mvm.evaluation import report as html
 from mvm.evaluation.images import EMBEDDED
@@ -19,13 +20,11 @@ from mvm.evaluation.report import Curve, Page, PlotAxes, Style
 from mvm.optim.optimizers import FIXED
 from mvm.recipes import FOLDER, RECIPE, DecoderRecipe, Recipe, load_recipe, options, parse_recipe, shipped
 from mvm.recipes import to_json as recipe_text
-from mvm.training.logs import METRICS, read_metrics
 from mvm.training.preview import QUALITY
-from mvm.training.rundir import INIT
+from mvm.training.rundir import CHANGES, INIT, START
 from mvm.untrusted import cut, parse_json, printable, read_text
 
 REPORT = "report.html"  # in a run directory
-START, CHANGES = "start.json", "changes.json"
 MOST_PREVIEWS, PREVIEW_WIDTH = 6, 290  # CSS pixels
 MOST_POINTS, MOST_SMALL = 1_000, 400  # of a curve, of a small one: more only make the page heavy
 MOST_PARTS = 12  # of the loss: as many small plots

@@ -99,16 +99,16 @@ class Sweep:
         """Return the results of the asked cells, computing what is missing; the report has all of the folder."""
         require_plots()
         check_cells(cells, self.model, self.sampler.auto)
-        if self.folder.is_dir() and not (self.folder / SHARED).is_file():  # a run, among whose files a sweep would lie
-            _store(self.folder).require_own(rf"{CELLS}|{WORK}|\..*", "give another --out")
         check_side(self.metrics, self.reference, reference=True)
         check_shapes({"shape": self.model.recipe.data.shape}, self.reference.facts())
         with ExitStack() as stack:
             with self.processes.main_first():
                 networks = self.judge.facts(self.metrics)  # opens them: weights may be missing
                 if self.processes.main:
-                    (self.folder / CELLS).mkdir(parents=True, exist_ok=True)
                     stack.enter_context(_store(self.folder).lock())
+                    if not (self.folder / SHARED).is_file():  # a run, perhaps, among whose files a sweep would lie
+                        _store(self.folder).require_own(rf"{CELLS}|{WORK}|\..*", "give another --out")
+                    (self.folder / CELLS).mkdir(exist_ok=True)
                     for folder in (self.folder, self.folder / CELLS, self.folder / WORK):
                         recover_all(folder)
                     self._check_shared(networks)

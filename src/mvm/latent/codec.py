@@ -22,6 +22,8 @@ DIGITS = 12  # hex digits in messages
 class Codec(ABC):
     """encode: uint8 images (B, C, *space) -> samples; decode: the reverse; latent_shape of one sample.
 
+    decode is two steps: decode_float, and `stored`, which rounds and clips, so that NaN would be black there.
+
     Pixels also encode images between two grey levels, float32 of 0 to 255, as augmentation makes them.
     """
 
@@ -35,7 +37,15 @@ class Codec(ABC):
     @abstractmethod
     def encode(self, images: Tensor) -> Tensor: ...
     @abstractmethod
-    def decode(self, samples: Tensor) -> Tensor: ...
+    def decode_float(self, samples: Tensor) -> Tensor: ...
+
+    def stored(self, values: Tensor) -> Tensor:
+        """Return what decode_float made as images are kept: [-1, 1] as uint8."""
+        return to_uint8(values)
+
+    @torch.no_grad()
+    def decode(self, samples: Tensor) -> Tensor:
+        return self.stored(self.decode_float(samples))
 
     @torch.no_grad()
     def restore(self, images: Tensor) -> Tensor:
@@ -58,7 +68,7 @@ class Undecoded(Codec):
     def encode(self, images: Tensor) -> Tensor:
         self.refuse()
 
-    def decode(self, samples: Tensor) -> Tensor:
+    def decode_float(self, samples: Tensor) -> Tensor:
         self.refuse()
 
 
@@ -71,8 +81,8 @@ class Pixels(Codec):
     def encode(self, images: Tensor) -> Tensor:
         return to_unit(images) * self.scale
 
-    def decode(self, samples: Tensor) -> Tensor:
-        return to_uint8(samples / self.scale)
+    def decode_float(self, samples: Tensor) -> Tensor:
+        return samples / self.scale
 
 
 class Arrays(Codec):
@@ -84,8 +94,11 @@ class Arrays(Codec):
     def encode(self, images: Tensor) -> Tensor:
         return images.float() / self.scale
 
-    def decode(self, samples: Tensor) -> Tensor:
+    def decode_float(self, samples: Tensor) -> Tensor:
         return samples.float() * self.scale
+
+    def stored(self, values: Tensor) -> Tensor:
+        return values
 
 
 def require_unit_scale(codec: Codec, what: str) -> None:

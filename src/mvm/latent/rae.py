@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
 from mvm import noise
-from mvm.files import private_beside, put_in_place, write_text
+from mvm.files import atomic, claimed, write_text
 from mvm.latent.codec import DIGITS, Codec, Origin, fingerprint, require_same, save_tensors
 from mvm.latent.encoder import EncoderConfig, LatentEncoder, Statistics, load_latent_encoder, load_statistics
 from mvm.network.extras import sine_positions
@@ -220,15 +220,8 @@ class LatentDecoder(nn.Module, Codec):
         latents = self._measured.restore(samples)
         return self.decoder(latents.to(self.decoder.head.weight.dtype)).float()
 
-    @torch.no_grad()
-    def decode(self, samples: Tensor) -> Tensor:
-        return to_uint8(self.decode_float(samples))
-
     def save(self, folder: Path) -> None:
         """Write the decoder, the statistics and what they belong to; the encoder's weights stay where they are."""
-        if folder.is_dir() and any(folder.iterdir()) and not (folder / INDEX).is_file():
-            raise ValueError(f"'{folder}' is not empty and holds no autoencoder; give another folder")
-        folder.resolve().parent.mkdir(parents=True, exist_ok=True)
         origin = self.decoder.encoder
         index: dict[str, Any] = {
             "format": FORMAT,
@@ -238,13 +231,15 @@ class LatentDecoder(nn.Module, Codec):
             "decoder": {**asdict(self.decoder.config), "fingerprint": self.decoder.fingerprint},
             "statistics": None,
         }
-        with private_beside(folder) as temporary:
+        with claimed(folder), atomic(folder) as temporary:
+            if any(folder.iterdir()) and not (folder / INDEX).is_file():
+                raise ValueError(f"'{folder}' is not empty and holds no autoencoder; give another folder")
+            temporary.mkdir()
             save_tensors(temporary / DECODER, self.decoder.state_dict(), origin.metadata)
             if self.statistics is not None:
                 self.statistics.save(temporary / STATISTICS)
                 index["statistics"] = {"fingerprint": self.statistics.fingerprint}
             write_text(temporary / INDEX, json.dumps(index, indent=2) + "\n")
-            put_in_place(temporary, folder)
 
 
 class RAE(LatentDecoder):
@@ -260,14 +255,14 @@ class RAE(LatentDecoder):
         return self.encoder(images)
 
     @staticmethod
-    def noised(latents: Tensor, seeds: Tensor, tau: float = TAU) -> Tensor:
+    def noised(latents: Tensor, seeds: Tensor, tau: float = TAU, draw: noise.Normal = noise.normal) -> Tensor:
         """Return raw latents (B, ...) + sigma e, sigma = tau U(0, 1) and e normal, both of the sample's own seed (B,).
 
         So does the published code; the paper says sigma is half-normal, |N(0, tau^2)|. tau = 0: as they are.
         """
         at_least("tau", tau, 0)
         sigma = tau * noise.uniform(seeds, noise.TIME, (1,) * (latents.ndim - 1)).to(latents)
-        return latents + sigma * noise.normal(seeds, noise.TRAIN, latents.shape[1:]).to(latents)
+        return latents + sigma * draw(seeds, noise.TRAIN, latents.shape[1:], torch.float32).to(latents)
 
     def encode(self, images: Tensor) -> Tensor:
         return self._measured.normalise(self.raw(images))
@@ -294,7 +289,10 @@ class DecoderOnly(LatentDecoder):
         """The encoder, opened now; another one than the decoder's is refused."""
         if self.source is None:
             what = f"this autoencoder was opened without its encoder '{self.encoder_config.name}': it decodes alone"
-            raise ValueError(f"{what}; to encode images, open it with load_rae(folder, encoder)")
+            raise ValueError(
+                f"{what}; to encode images, give --allow-download (allow_download=True to mvm.load) if you trust what "
+                "names it, or open it with load_rae(folder, encoder)"
+            )
         config = self.encoder_config
         encoder = load_latent_encoder(replace(config, name=self.source or config.name))
         require_same("autoencoder", self.decoder.encoder, encoder.origin)

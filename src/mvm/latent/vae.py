@@ -19,10 +19,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from mvm import noise
-from mvm.files import write_text
+from mvm.files import atomic, claimed, write_text
 from mvm.latent.codec import Codec, fingerprint, save_tensors
 from mvm.options import choose, needs, quiet_torchao
-from mvm.pixels import to_uint8, to_unit
+from mvm.pixels import to_unit
 from mvm.untrusted import cut, read_json, refusal
 
 CONFIG, WEIGHTS = "config.json", "diffusion_pytorch_model.safetensors"
@@ -96,19 +96,20 @@ class VAE(nn.Module, Codec):
         z = z if self.mean is None else z - self.mean
         return (z - self.shift) * self.scale / (1 if self.deviation is None else self.deviation)
 
-    @torch.no_grad()
-    def decode(self, samples: Tensor) -> Tensor:
+    def decode_float(self, samples: Tensor) -> Tensor:
         network: Any = self.network
         z = samples.float() * (1 if self.deviation is None else self.deviation) / self.scale + self.shift
         z = z if self.mean is None else z + self.mean
-        return to_uint8(network.decode(self._placed(z)).sample)
+        return network.decode(self._placed(z)).sample
 
     def save(self, folder: Path) -> None:
-        """Write what load_vae reads into a folder that is there."""
+        """Write a folder that load_vae reads."""
         network: Any = self.network
         config = {name: value for name, value in network.config.items() if not name.startswith("_")}
-        write_text(folder / CONFIG, json.dumps(config, indent=2) + "\n")
-        save_tensors(folder / WEIGHTS, network.state_dict(), {"format": "pt"})
+        with claimed(folder), atomic(folder) as temporary:
+            temporary.mkdir()
+            write_text(temporary / CONFIG, json.dumps(config, indent=2) + "\n")
+            save_tensors(temporary / WEIGHTS, network.state_dict(), {"format": "pt"})
 
 
 def _plain(value: Any) -> bool:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from mvm.files import put_in_place, sha256, temporary_beside
+from mvm.files import atomic, sha256
 from mvm.metrics.inception import CLASSIFIER, COUNTER, Inception
 from mvm.options import install
 from mvm.untrusted import check_pth, cut, is_named_tensor, plain_name, read_json
@@ -119,15 +119,13 @@ def _needed(problem: str) -> ValueError:
 def _fetch(path: Path) -> None:
     """Download the published file; one with another checksum is removed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = temporary_beside(path)
-    with urllib.request.urlopen(PUBLISHED_AT, timeout=PATIENCE) as answer, temporary.open("wb") as file:
-        length = int(answer.headers.get("Content-Length") or 0) or None
-        with tqdm.wrapattr(answer, "read", total=length, desc=PUBLISHED_NAME) as source:
-            shutil.copyfileobj(source, file, 1 << 20)
-    if (digest := sha256(temporary)) != PUBLISHED_SHA256:
-        temporary.unlink()
-        raise ValueError(f"{PUBLISHED_AT} sent a file of sha256 {digest}, not {PUBLISHED_SHA256}; it was not kept")
-    put_in_place(temporary, path)
+    with atomic(path) as temporary:
+        with urllib.request.urlopen(PUBLISHED_AT, timeout=PATIENCE) as answer, temporary.open("wb") as file:
+            length = int(answer.headers.get("Content-Length") or 0) or None
+            with tqdm.wrapattr(answer, "read", total=length, desc=PUBLISHED_NAME) as source:
+                shutil.copyfileobj(source, file, 1 << 20)
+        if (digest := sha256(temporary)) != PUBLISHED_SHA256:
+            raise ValueError(f"{PUBLISHED_AT} sent a file of sha256 {digest}, not {PUBLISHED_SHA256}; it was not kept")
 
 
 def load_inception(source: str | Path | None = None, *, trust: bool = False) -> Inception:

@@ -4,9 +4,12 @@ The card has a header that the hub reads, then what a person should know; what i
 figures come from what `mvm eval --json` and `mvm sweep` write; those of other weights are refused.
 """
 
+import hashlib
 import json
+import os
 import re
 import shlex
+import warnings
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -16,15 +19,15 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from mvm.checkpoint import METRICS, read_metrics
 from mvm.data import open_prepared
-from mvm.files import flush, private_beside, put_in_place, sha256, write_text
-from mvm.latent import VAE, DecoderOnly, load_decoder_only, load_vae
+from mvm.files import atomic, claimed, require_utf8, sha256, write_text
+from mvm.latent import DecoderOnly
 from mvm.network import OwnConfig, parameters
 from mvm.options import choose
 from mvm.published.diffusers import misfit, tables
 from mvm.published.format import (
     CARD,
-    CODEC,
     CONFIG,
     LIBRARY,
     MOST_JSON,
@@ -34,18 +37,17 @@ from mvm.published.format import (
     WeightsSource,
     check_all,
     check_license,
-    read_codec,
     replaceable,
     version,
+    write_codec,
 )
 from mvm.published.source import Opened, open_model
 from mvm.published.tuned import write_tuned
 from mvm.recipes import FOLDER, OWN_DATA, Recipe, load_recipe, require_field_recipe, shipped
 from mvm.solver import solver_named
-from mvm.untrusted import cut, read_json, read_text
+from mvm.untrusted import cut, markdown, printable, read_json, read_text
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-METRICS = "metrics.jsonl"  # as mvm.training.logs writes it, which stands above this
 Draw = Callable[[Path], bytes | None]
 PIPELINE = "unconditional-image-generation"  # the hub's nearest word for images without a text
 HUB_DATA = {
@@ -72,12 +74,14 @@ def export(
     words: str = "",
     figures: Path | None = None,
     draw: Draw | None = None,
+    allow_download: bool = False,
 ) -> Config:
     """Write a published model of a run's checkpoint, or of another published model; return its config.
 
     model: a name, or opened weights. dtype, license: None is float16 and "unknown" for a run, and what a published
     model has. words: Markdown for the card, under its title. figures: JSON of `mvm eval` or `mvm sweep`, of these very
-    weights. draw: makes the card's picture, a PNG, of the folder that is written, or None.
+    weights. draw: makes the card's picture, a PNG, of the folder that is written, or None. allow_download: as of
+    `mvm.load`, of a run that holds no decoder.
     Of a published model the card's words, figures and other sections are kept as far as they still hold.
     """
     choose("dtype", dtype or "float16", DTYPES)
@@ -86,18 +90,21 @@ def export(
         raise ValueError("the card's own words begin with '---'; its header is made from the run, leave it out")
     if not folder.name:
         raise ValueError(f"--out {folder} is no name of a folder; give one, as in --out ../photos")
-    if not replaceable(folder):
-        raise ValueError(f"--out {folder} exists and is not an exported model alone; give another folder")
+    require_utf8(folder)
+    _require_replaceable(folder)
+    asked = bool(words or figures or license not in (None, "unknown"))
     opened = model if isinstance(model, Opened) else open_model(model, weights, which)
+    opened = opened._replace(outside=opened.outside or allow_download)
     recipe, given = require_field_recipe(opened.recipe, opened.origin["run"]), opened.config
     source = _source(opened, dtype)
     kind = choose("dtype", source.dtype, DTYPES)
     values = {key: value.to(kind) if value.is_floating_point() else value for key, value in opened.weights.items()}
     if bad := [key for key, value in values.items() if not bool(value.isfinite().all())]:
         raise ValueError(f"--dtype {source.dtype} cannot hold {bad[0]} (not finite there); try bfloat16 or float32")
-    folder.resolve().parent.mkdir(parents=True, exist_ok=True)
-    with private_beside(folder) as temporary:
-        before = _identity(folder)
+    with claimed(folder), atomic(folder) as temporary:
+        _require_replaceable(folder)  # another process may have written it meanwhile
+        _edited_card(folder, asked)
+        temporary.mkdir()
         path = temporary / WEIGHTS
         try:
             save_file({name: value.contiguous() for name, value in values.items()}, path, {"format": "pt"})
@@ -109,7 +116,7 @@ def export(
             config = Config(_public(recipe), _class_names(opened), license or "unknown", source, digest)
         else:
             config = replace(given, license=license or given.license, source=source, sha256=digest)
-        encoder = _write_codec(temporary, opened, recipe)
+        encoder = _write_codec(temporary, opened)
         if opened.tuned:
             write_tuned(temporary, digest, opened.tuned)
         write_text(temporary / CONFIG, config.to_json())
@@ -146,22 +153,27 @@ def export(
                 f"the run was trained in latents of fingerprint {source.codec[:12]}, codec.path holds "
                 f"{now[:12]} now; restore the autoencoder it was trained with"
             )
-        if _identity(folder) != before:
-            raise ValueError(f"--out {folder} was written by another process meanwhile and is left so; export again")
-        put_in_place(temporary, folder)
+        if (kept := _edited_card(folder, asked)) is not None:
+            (temporary / CARD).write_bytes(kept)
+            warnings.warn(
+                f"{folder / CARD} was edited by hand, or written by an earlier version, and is kept: it may tell of "
+                "other weights. Remove it and export again for a new one",
+                stacklevel=2,
+            )
     return config
 
 
-def _identity(folder: Path) -> tuple[int, int] | None:
-    """Return what changes when another process replaces a folder; None where there is none."""
-    return (folder.stat().st_ino, folder.stat().st_mtime_ns) if folder.exists() else None
+def _require_replaceable(folder: Path) -> None:
+    if not replaceable(folder):
+        raise ValueError(f"--out {folder} exists and is not an exported model alone; give another folder")
 
 
 def _source(opened: Opened, dtype: str | None) -> WeightsSource:
     """Return where the weights came from; of a published model, where they came from in the first place."""
     if opened.config is not None:
         return replace(opened.config.source, dtype=dtype or opened.config.source.dtype)
-    facts = {name: opened.origin[name] for name in ("run", "step", "weights", "sha256")}
+    facts = {name: opened.origin[name] for name in ("step", "weights", "sha256")}
+    facts["run"] = printable(opened.origin["run"])
     stamp = opened.origin["data_stamp"] or ""
     return WeightsSource(**facts, dtype=dtype or "float16", mvm=version(), data_stamp=stamp, codec=opened.codec)
 
@@ -169,13 +181,14 @@ def _source(opened: Opened, dtype: str | None) -> WeightsSource:
 def _base(name: str) -> str:
     """Return a path's last part; a hub id stays as it is."""
     path = Path(name)
-    local = path.is_absolute() or ".." in path.parts or path.exists() or name.count("/") > 1
+    local = path.is_absolute() or ".." in path.parts or os.path.exists(name) or name.count("/") > 1
     return path.name if local else name
 
 
 def _public(recipe: Recipe) -> Recipe:
     """Return the recipe without the paths of this machine: they would mean nothing on others, and give it away."""
-    data = replace(recipe.data, path=_base(recipe.data.path) if recipe.data.name == FOLDER else "")
+    path = _base(recipe.data.path) if recipe.data.name == FOLDER else ""
+    data = replace(recipe.data, path=path, names=tuple(map(printable, recipe.data.names)))
     codec = replace(recipe.codec, path="", encoder="", latents="")
     if recipe.name in shipped() and load_recipe(recipe.name).data.name != recipe.data.name:
         kinds = ", ".join(data.class_names[:5]) + (", ..." if len(data.class_names) > 5 else "")
@@ -188,42 +201,27 @@ def _public(recipe: Recipe) -> Recipe:
 def _class_names(opened: Opened) -> tuple[str, ...]:
     """Return the names of the classes; of a folder, whose recipe has but numbers, those of its index if it is there."""
     data = opened.recipe.data
-    if data.name == FOLDER and (data.folder / "index.json").is_file():
+    if data.name == FOLDER and opened.reached(data.path) and (data.folder / "index.json").is_file():
         prepared = open_prepared(data.folder)
         if prepared.stamp == opened.origin["data_stamp"]:
-            return prepared.classes
-    return data.class_names
+            return tuple(map(printable, prepared.classes))  # as `mvm data prepare` has long kept them
+    return tuple(map(printable, data.class_names))
 
 
-def _write_codec(folder: Path, opened: Opened, recipe: Recipe) -> str:
+def _write_codec(folder: Path, opened: Opened) -> str:
     """Write the decoder and the statistics of a latent model, or its VAE; return their encoder's name, or ""."""
-    if opened.config is not None:
-        codec = read_codec(opened.folder, opened.config)
-    elif not recipe.codec.path:  # pixels, or converted weights alone
-        return ""
-    elif recipe.codec.kind == "vae":
-        codec = load_vae(recipe.codec.path, recipe.data.shape[-1], recipe.codec.posterior)
-    else:
-        codec = load_decoder_only(Path(recipe.codec.path))
-    encoder = ""
-    if isinstance(codec, VAE):
-        (folder / CODEC).mkdir()
-        codec.save(folder / CODEC)
-    elif isinstance(codec, DecoderOnly):
+    codec, encoder = opened.open_codec(), ""
+    if isinstance(codec, DecoderOnly):
         encoder = _base(codec.encoder_config.name)
-        codec.renamed(encoder).save(folder / CODEC)
-    else:
-        return ""
-    flush(folder / CODEC)
+        codec = codec.renamed(encoder)
+    write_codec(folder, codec)
     return encoder
 
 
 def _last_loss(run: Path, step: int) -> float | None:
-    """Return the loss logged last up to a step; None where there is no log. A crash may have torn its last line."""
-    log = run / METRICS
-    lines = log.read_text(encoding="utf-8").splitlines() if log.is_file() else []
-    points = [json.loads(line) for line in lines if line.endswith("}")]
-    return next((point["loss"] for point in reversed(points) if "loss" in point and point["step"] <= step), None)
+    """Return the loss logged last up to a step; None where there is none."""
+    losses = ((point["step"], point.get("loss")) for point in reversed(read_metrics(run / METRICS)))
+    return next((loss for at, loss in losses if isinstance(loss, float) and at <= step), None)
 
 
 # --- the card -----------------------------------------------------------------------------------------------------
@@ -295,17 +293,41 @@ def _card(config: Config, name: str, words: str, pictured: bool, sections: Mappi
     caption = f"Seeds 0 to {SAMPLES - 1}, not picked: {sampler_words(asdict(config.recipe.sample))}."
     parts = [
         _header(config),
-        f"# {name}\n\n{config.recipe.description or 'An image model.'}",
+        f"# {markdown(name)}\n\n{markdown(config.recipe.description or 'An image model.')}",
         f"{_PICTURED}\\\n{caption}" if pictured else "",
         words.strip(),
         *(f"## {title}\n\n{text}" for title, text in sections.items()),
     ]
-    return "\n\n".join(filter(None, parts)) + "\n"
+    return _sealed("\n\n".join(filter(None, parts)) + "\n\n")
+
+
+SEAL = "<!-- mvm export "
+
+
+def _sealed(text: str) -> str:
+    """Return a card with a last line, which no reader shows, by which it is known whether a person has edited it."""
+    return f"{text}{SEAL}{hashlib.sha256(text.encode()).hexdigest()[:16]} -->\n"
+
+
+def _edited_card(folder: Path, replaced: bool) -> bytes | None:
+    """Return a card that a person has edited, None where there is none; replaced: raise, as it would be lost."""
+    if not (folder / CARD).is_file():
+        return None
+    card = (folder / CARD).read_bytes()
+    text, sealed, _ = card.decode(errors="replace").rpartition(SEAL)
+    if sealed and _sealed(text).encode() == card:
+        return None
+    if replaced:
+        raise ValueError(
+            f"--out {folder}: its {CARD} was edited by hand, or written by an earlier version, and would be lost; move "
+            "it away, or leave out --card, --figures and --license to keep it as it is"
+        )
+    return card
 
 
 def read_card(text: str) -> tuple[str, dict[str, str]]:
     """Return a card's own words, which stand under its title, and its sections by title."""
-    head, *rest = re.split(r"^## ", text, flags=re.MULTILINE)
+    head, *rest = re.split(r"^## ", text.partition(SEAL)[0], flags=re.MULTILINE)
     paragraphs = re.split(r"\n\n+", head.partition("\n# ")[2].strip())[2:]  # after title and description
     sections = (part.partition("\n") for part in rest)
     words = "\n\n".join(text for text in paragraphs if not text.startswith(_PICTURED))
@@ -334,10 +356,10 @@ def _what(config: Config, encoder: str) -> str:
     if recipe.condition.kind != "labels":
         condition = f"Condition: {recipe.condition.words}."
     elif recipe.objective.conditional:
-        names = ", ".join(config.classes[:NAMED]) + (", ..." if len(config.classes) > NAMED else "")
+        names = ", ".join(map(markdown, config.classes[:NAMED])) + (", ..." if len(config.classes) > NAMED else "")
         condition = f"Classes: {len(config.classes)} ({names})."
     if isinstance(recipe.network, OwnConfig):
-        network = f"{recipe.network.described}, which is not part of mvm"
+        network = f"{markdown(recipe.network.described)}, which is not part of mvm"
     else:
         network = f"{recipe.network.kind}, {parameters(*recipe.blueprint) / 1e6:.2f} M parameters"
     end = f", T = {recipe.path.T:g}" if recipe.path.T != 1 else ""
@@ -350,35 +372,37 @@ def _what(config: Config, encoder: str) -> str:
         return lines
     return f"""\
 {lines}
-- Latents: {space}, of the frozen encoder {encoder}. Decoder and statistics are in `codec/`; \
+- Latents: {space}, of the frozen encoder {markdown(encoder)}. Decoder and statistics are in `codec/`; \
 the encoder is not needed to sample and is not included."""
 
 
 def _training(config: Config, loss: float | None) -> str:
     recipe, source, data = config.recipe, config.source, config.recipe.data
+    run, weights, digest = (markdown(text, code=True) for text in (source.run, source.weights, source.sha256[:16]))
+    version = markdown(source.mvm)
     if not source.step:
         return f"""\
-Converted from weights of another project, `{source.run}` (`{source.weights}`, sha256 of the file \
-`{source.sha256[:16]}`) by mvm {source.mvm}; how they were trained, their authors say."""
-    images = {FOLDER: f"a folder of pictures, `{data.path}`", OWN_DATA: "a dataset given in Python"}
-    stamp = f", stamp `{source.data_stamp}`" if source.data_stamp else ""
+Converted from weights of another project, {run} ({weights}, sha256 of the file \
+{digest}) by mvm {version}; how they were trained, their authors say."""
+    images = {FOLDER: f"a folder of pictures, {markdown(data.path, code=True)}", OWN_DATA: "a dataset given in Python"}
+    stamp = f", stamp {markdown(source.data_stamp, code=True)}" if source.data_stamp else ""
     mirror = ", mirrored at random" if data.mirror else ""
     augment = "; warped by augmentation, which samples are not" if data.augment else ""
     return f"""\
 - Data: {images.get(data.name, f"`{data.name}`")}{stamp}{mirror}{augment}.
 - {source.step:,} steps of {recipe.train.batch:,} images: {source.step * recipe.train.batch:,} images shown. \
 Last logged loss: {"not logged" if loss is None else f"{loss:.4g}"}.
-- Recipe `{recipe.name}`, seed {recipe.seed}; every option is in `config.json`.
-- Weights: `{source.weights}` of step {source.step:,}, sha256 `{source.sha256[:16]}` in the run; \
-exported by mvm {source.mvm}."""
+- Recipe {markdown(recipe.name, code=True)}, seed {recipe.seed}; every option is in `config.json`.
+- Weights: {weights} of step {source.step:,}, sha256 {digest} in the run; \
+exported by mvm {version}."""
 
 
 def _figures(figures: Figures) -> str:
     if not figures.rows:
         return "Not measured."
-    table = [["metric", "value", "sampler", "images", "reference"], ["---"] * 5, *figures.rows]
-    lines = ["| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |" for cells in table]
-    return "\n".join([*lines, "", *(f"- {note}." for note in figures.notes)])
+    header = "| metric | value | sampler | images | reference |\n| --- | --- | --- | --- | --- |"
+    lines = ["| " + " | ".join(map(markdown, cells)) + " |" for cells in figures.rows]
+    return "\n".join([header, *lines, "", *(f"- {markdown(note)}." for note in figures.notes)])
 
 
 def _use(config: Config, name: str) -> str:
@@ -387,7 +411,7 @@ def _use(config: Config, name: str) -> str:
     needs = "It needs the package `mean-velocity-matching`. The name is the path of the folder, or the id on the hub."
     if isinstance(config.recipe.network, OwnConfig):
         return f"""\
-{needs} Its network, {config.recipe.network.described}, is not part of that package:
+{needs} Its network, {markdown(config.recipe.network.described)}, is not part of that package:
 make it, as it was given to `mvm.train`, and give it on loading.
 
 ```python

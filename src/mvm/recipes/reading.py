@@ -1,6 +1,7 @@
 """Recipes as text: TOML and JSON into frozen dataclasses and back; unknown keys are errors."""
 
 import json
+import os
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields, is_dataclass
@@ -171,7 +172,7 @@ def _argument(text: str) -> int | float | bool | str:
 def located(recipe: R) -> R:
     """Return the recipe with absolute paths where the files are there; hub ids and names stay as they are."""
     given = {name: value for name, value in options(recipe).items() if name in PATHS and value}
-    return override(recipe, {name: str(Path(v).resolve()) for name, v in given.items() if Path(v).exists()})
+    return override(recipe, {name: str(Path(v).resolve()) for name, v in given.items() if os.path.exists(v)})
 
 
 def require_field_recipe(recipe: AnyRecipe, source: str) -> Recipe:

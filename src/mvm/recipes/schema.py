@@ -22,6 +22,7 @@ RECIPE = "recipe.json"  # in a run directory
 TASK = "task"  # in a recipe: what is trained; without it a field
 DECODER = "decoder"  # the task of stage 1: the decoder of a frozen encoder, together a representation autoencoder
 FOLDER = "folder"  # data.name of a prepared folder that the catalogue does not know
+MOST_CLASSES = 1 << 20  # each has a name and a row of the network's table
 OWN_DATA = "own"  # data.name of a dataset given in Python, of which a recipe has the shape alone
 
 
@@ -61,7 +62,7 @@ class DataConfig:
                 if value := getattr(self, option):
                     raise ValueError(f"data.{option}={value} is not for a dataset in Python, which does that itself")
             return
-        check("data", self, name=(*DATA_SETS, FOLDER), augment=(0, 1), channels=0, size=0, classes=0)
+        check("data", self, name=(*DATA_SETS, FOLDER), augment=(0, 1), channels=0, size=0, classes=(0, MOST_CLASSES))
         for option in ("channels", "size", "space", "classes"):
             if self.name != FOLDER and getattr(self, option):
                 raise ValueError(f"data.{option} belongs to data.name='{FOLDER}'; '{self.name}' is known")

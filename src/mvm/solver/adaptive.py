@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from mvm.options import at_least, needs
+from mvm.options import between, needs
 from mvm.path import Schedule
 from mvm.solver.base import Evaluate, NoiseSource, Plan, Solver, State
 from mvm.solver.onestep import drift
@@ -49,7 +49,7 @@ class Adaptive(Solver):
 
     def __post_init__(self) -> None:
         for option in ("rtol", "atol", "t_min"):
-            at_least(option, getattr(self, option), 1e-12)
+            between(option, getattr(self, option), 1e-12, 1)
         if self.t_min >= 1:
             raise ValueError(f"t_min={self.t_min} must lie below 1: it is a share of the schedule's end")
 
@@ -83,7 +83,13 @@ class Adaptive(Solver):
         # by default torchdiffeq, as the literature counts, steps past the end and interpolates back (the field is
         # evaluated at t_min there); a step that ends exactly there needs fewer evaluations
         options = None if self.joint else {"step_t": ends[1:]}
-        return odeint(velocity, x, ends, rtol=self.rtol, atol=self.atol, method="dopri5", options=options)[-1]
+        try:
+            return odeint(velocity, x, ends, rtol=self.rtol, atol=self.atol, method="dopri5", options=options)[-1]
+        except AssertionError as error:  # torchdiffeq's, of a step that became too small: so it is with NaN
+            raise FloatingPointError(
+                f"solver='{self.name}' found no step that is small enough ({error}): the network's answer is not "
+                "finite, or changes too fast; check the weights, and try another solver, e.g. adams"
+            ) from None
 
 
 def dopri5() -> Adaptive:

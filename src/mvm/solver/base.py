@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
+from mvm.options import MOST_SHIFT
 from mvm.path import MEAN_VELOCITY, Schedule, equal_snr_time
 from mvm.solver.table import TO_DATA, Row
 
@@ -30,6 +31,15 @@ class State:
     history: tuple[Tensor, ...] = ()
     anchor: Tensor | None = None
     kick: Tensor | None = None
+
+
+def require_finite(state: State) -> None:
+    """Raise where a state holds NaN or Inf; waits for the device."""
+    if not bool(state.x.isfinite().all()):
+        raise FloatingPointError(
+            f"after step {state.index} the samples hold NaN or Inf: the network's answer is not finite, or "
+            "guidance drove it out of range; check the weights, and try a smaller scale of guidance, or precision fp32"
+        )
 
 
 @dataclass(frozen=True)
@@ -140,8 +150,9 @@ def start_time(schedule: Schedule) -> float:
 
 def require_shift(shift: float) -> float:
     """Return the shift; one that is out of range is refused."""
-    if not 0 <= shift < np.inf:
-        raise ValueError(f"shift={shift} is out of range; it must be positive and finite, or 0 for the model's own")
+    if not 0 <= shift <= MOST_SHIFT:
+        most = f"at most {MOST_SHIFT:,.0f}"
+        raise ValueError(f"shift={shift} is out of range; it must be positive, {most}, or 0 for the model's own")
     return shift
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from mvm.options import choose, finite
+from mvm.options import MOST_SCALE, between, choose
 from mvm.path import MEAN_VELOCITY, Condition, Field, PairedField, Schedule, as_time, joined_for
 from mvm.path.condition import batched, rows
 from mvm.path.field import on_schedule
@@ -65,7 +65,7 @@ class Guidance(ABC):
     interval: Interval = field(default=ALWAYS, kw_only=True)
 
     def __post_init__(self) -> None:
-        finite("guidance scale", float(self.scale))
+        between("guidance scale", self.scale, -MOST_SCALE, MOST_SCALE)
         if not isinstance(self.interval, Interval):
             raise ValueError(f"interval={self.interval!r} must be an Interval of mvm.solver, e.g. Interval(0.6, 0.8)")
 

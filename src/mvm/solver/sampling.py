@@ -4,18 +4,19 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from mvm import noise as counter_noise
-from mvm.options import DEFAULT_NFE, MAX_RHO, at_least, between
+from mvm.options import DEFAULT_NFE, MAX_RHO, MOST_NFE, between
 from mvm.path import MEAN_VELOCITY, Condition, Field, Schedule, SizedField, full_time, require_schedule
 from mvm.path.condition import rows
 from mvm.path.field import checked_condition
 from mvm.path.schedule import equal_snr_scale, equal_snr_time
 from mvm.solver.adams import adams
-from mvm.solver.base import Evaluate, NoiseSource, Solver, State, run
+from mvm.solver.base import Evaluate, NoiseSource, Solver, State, require_finite, run
 from mvm.solver.guidance import Rules, as_rules, guided_at
 from mvm.solver.meter import Meter, metered
 from mvm.solver.variants import solver_named, warn_of_noise
@@ -37,11 +38,7 @@ def evaluator(meter: Meter, schedule: Schedule, condition: Tensor | None, guidan
     return evaluate
 
 
-# (seeds, key of the step, shape, dtype) -> normal values: mvm.noise.normal, or the same compiled
-Normal = Callable[[Tensor, int, Sequence[int], torch.dtype], Tensor]
-
-
-def step_noise(seeds: Tensor, like: Tensor, draw: Normal = counter_noise.normal) -> NoiseSource:
+def step_noise(seeds: Tensor, like: Tensor, draw: counter_noise.Normal = counter_noise.normal) -> NoiseSource:
     """Return the noise of each solver step: a function of every sample's seed and the step index."""
     return lambda index: draw(seeds, counter_noise.STEP + index, like.shape[1:], like.dtype)
 
@@ -83,7 +80,7 @@ def check_request(field: Field, schedule: Schedule | None, nfe: int, rho: float)
     """Return the schedule; refuse numbers out of range, and another path than the field's own."""
     if not isinstance(nfe, Integral) or isinstance(nfe, bool):
         raise ValueError(f"nfe={nfe!r} must be a whole number, at least 1")
-    at_least("nfe", nfe, 1)
+    between("nfe", int(nfe), 1, MOST_NFE)
     if not isinstance(rho, Real) or not math.isfinite(rho):
         raise ValueError(f"rho={rho!r} must be a finite number, at least 0")
     between("rho", rho, 0, MAX_RHO)
@@ -101,7 +98,7 @@ def integrate(
     rho: float,
     condition: Tensor | None,
     guidance: Rules,
-    draw: Normal = counter_noise.normal,
+    draw: counter_noise.Normal = counter_noise.normal,
     on_step: Callable[[State], None] | None = None,
     grad: bool = False,
 ) -> Solution:
@@ -126,6 +123,18 @@ def integrate(
             evaluations, passes = evaluations + meter.evaluations - plan.uncounted, passes + meter.passes
         x = torch.cat(images) if chosen.per_sample else images[0]
         return Solution(x.to(noise.dtype), -(-evaluations // len(images)), -(-passes // len(images)), seeds)
+
+
+def say_where(again: Callable[[Callable[[State], None]], object]) -> NoReturn:
+    """Raise the error of samples that ended as NaN or Inf: made again, they tell after which step they began to.
+
+    So samples are looked at once a batch, and no device is waited for at every step.
+    """
+    again(require_finite)
+    raise FloatingPointError(
+        "the last step's samples are finite, and what is made of them is not: a decoder's weights hold NaN or Inf, or "
+        "a type is too narrow for the numbers; check the decoder, and try precision fp32"
+    )
 
 
 def solve(
@@ -167,19 +176,11 @@ def solve(
             f"{option}: solver '{chosen.name}' goes by tolerance, with no steps to show and no gradient; use adams"
         )
     warn_of_noise(chosen or adams(), nfe, rho)
-    return integrate(
-        field,
-        noise,
-        chosen,
-        seeds,
-        schedule=schedule,
-        nfe=nfe,
-        rho=rho,
-        condition=condition,
-        guidance=guidance,
-        on_step=on_step,
-        grad=grad,
-    )
+    how: dict[str, Any] = {"schedule": schedule, "nfe": nfe, "rho": rho, "condition": condition, "guidance": guidance}
+    solution = integrate(field, noise, chosen, seeds, on_step=on_step, grad=grad, **how)
+    if not bool(solution.x.isfinite().all()):
+        say_where(lambda look: integrate(field, noise, chosen, seeds, on_step=look, **how))
+    return solution
 
 
 def sample(

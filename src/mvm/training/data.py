@@ -21,6 +21,7 @@ from mvm.recipes import AnyRecipe, DataConfig, Recipe, located
 from mvm.recipes.memory import free_memory
 from mvm.store import ALONE, INDEX, Share
 from mvm.training.logs import warn
+from mvm.untrusted import printable
 
 R = TypeVar("R", bound=AnyRecipe)
 
@@ -196,7 +197,7 @@ def _filled(config: DataConfig, prepared: Prepared) -> DataConfig:
         values = config.values if config.values != DataConfig.values else prepared.values
         config = replace(config, channels=channels, values=values, classes=len(prepared.classes), names=(), **shape)
     if config.classes == len(prepared.classes):  # else it is refused when it is opened
-        config = replace(config, names=prepared.classes)
+        config = replace(config, names=tuple(map(printable, prepared.classes)))  # older folders hold any
     return config
 
 
@@ -210,7 +211,7 @@ def completed(recipe: R) -> R:
         prepared = open_prepared(config.folder) if (config.folder / INDEX).is_file() else None
         classes = prepared.classes if prepared is not None and known.unnamed else ()
         if len(classes) == len(known.classes) and not all(map(str.isdigit, classes)):
-            config = replace(config, names=classes)
+            config = replace(config, names=tuple(map(printable, classes)))
     elif known is None and (incomplete or condition.missing):
         prepared = open_prepared(config.folder)
     facts: dict[str, Any] = {"data": config}

@@ -28,7 +28,7 @@ from mvm.optim.ema import MAIN, Averages
 from mvm.optim.optimizers import optimizers
 from mvm.path import Condition
 from mvm.path.condition import batched, rows
-from mvm.published import Opened
+from mvm.published import Opened, keep_codec
 from mvm.recipes import OWN_DATA, Recipe, options, require_field_recipe
 from mvm.store import Share
 from mvm.training.data import training_latents
@@ -145,6 +145,9 @@ class FieldTrainer(Trainer[Recipe]):
             cache, encoder, store, store.labels, folder=folder, side=side, device=device, share=share, progress=progress
         )
         return cls(recipe, store, processes, teacher)
+
+    def keep_codec(self, run: Path) -> None:
+        keep_codec(run, self.recipe, self.model.codec)
 
     def preview(self, folder: Path) -> FieldPreview:
         preview = FieldPreview(self.recipe.preview, self.model, self.store, folder, self.processes)

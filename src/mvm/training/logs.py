@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 import torch
 from tqdm import tqdm
 
+from mvm.checkpoint import METRICS, parsed_line
 from mvm.distributed.processes import Processes
 from mvm.files import write_text
 from mvm.options import choose, needs
 from mvm.recipes import AnyRecipe, options
 from mvm.recipes.page import training_flops
-from mvm.untrusted import MOST_TEXT, cut, read_json
+from mvm.untrusted import cut, read_json
 
-METRICS = "metrics.jsonl"
 PATIENCE = 3  # steps in a row that may be skipped
 
 AUTO, NONE = "auto", "none"  # of --track
@@ -129,30 +129,12 @@ def warn(text: str) -> None:
     tqdm.write(f"mvm: {text}", file=sys.stderr)
 
 
-def _parsed(line: str) -> dict[str, Any] | None:
-    """Return a log line with its step; None where it is not a whole one: a full disk or a crash cuts lines."""
-    try:
-        entry = json.loads(line)
-        return {**entry, "step": int(entry["step"])}
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        return None
-
-
 def keep_metrics(path: Path, step: int) -> None:
     """Drop log lines past `step`, left by steps that a restart does again; those that a crash cut off go too."""
     if path.is_file():
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-        wanted = [line for line in lines if (entry := _parsed(line)) is not None and entry["step"] <= step]
+        wanted = [line for line in lines if (entry := parsed_line(line)) is not None and entry["step"] <= step]
         write_text(path, "".join(f"{line}\n" for line in wanted))
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the whole lines of a log, oldest first; none where there is no log. Lines may still be added to it."""
-    if not path.is_file():
-        return []
-    with path.open("rb") as file:
-        lines = file.read(MOST_TEXT).decode(errors="replace").splitlines()
-    return [entry for line in lines if (entry := _parsed(line)) is not None]
 
 
 def due(step: int, every: int, last: int) -> bool:

@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, overload
@@ -15,13 +16,13 @@ from tqdm import tqdm
 
 from mvm import checkpoint
 from mvm.distributed.processes import Processes, autocast, determinism, precision, processes
-from mvm.files import write_text
+from mvm.files import Held, claimed, require_utf8, write_text
 from mvm.latent import RAE
 from mvm.model import Model, own_network
 from mvm.network import OwnConfig
 from mvm.network.own import OWN
 from mvm.options import at_least
-from mvm.published import open_model
+from mvm.published import check_recipe, open_model
 from mvm.recipes import RECIPE, AnyRecipe, DecoderRecipe, Recipe, changed, load_recipe, to_json
 from mvm.recipes.memory import Memory, fit_memory
 from mvm.store import Share
@@ -32,12 +33,11 @@ from mvm.training.field_trainer import FieldTrainer
 from mvm.training.interrupt import Request, deferred_interrupt
 from mvm.training.logs import AUTO, NONE, OnLog, StepRecord, due, parse_trackers, warn
 from mvm.training.own import dotted, own_training
-from mvm.training.rundir import INIT, clear, lock_run, note_changes, open_run
+from mvm.training.rundir import INIT, START, clear, note_changes, open_run, require_in_place
 from mvm.training.trainer import Trainer, Write
 from mvm.untrusted import printable
 
 TRAINERS: dict[str, type[Trainer[Any]]] = {Recipe.task: FieldTrainer, DecoderRecipe.task: DecoderTrainer}
-START = "start.json"  # in a run: what was said at its start
 AGREE_EVERY = 5  # steps after which processes ask each other whether to stop: asking costs a message
 
 
@@ -73,11 +73,11 @@ class Saver:
     """Writes checkpoints and snapshots in a thread, one at a time, while training goes on.
 
     A write that fails (a full disk) leaves what was there before; it is reported, and the next one tried. wanted: False
-    writes nothing, of a run whose folder is temporary.
+    writes nothing, of a run whose folder is temporary. held: that folder, in the main process.
     """
 
-    def __init__(self, trainer: Trainer, run: Path, wanted: bool) -> None:
-        self.trainer, self.run, self.wanted = trainer, run, wanted
+    def __init__(self, trainer: Trainer, run: Path, wanted: bool, held: Held | None = None) -> None:
+        self.trainer, self.run, self.wanted, self.held = trainer, run, wanted, held
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self.writing: Future[None] | None = None
         self.last: tuple[int, float | None] = (0, None)  # the step saved last, and its quality
@@ -95,7 +95,15 @@ class Saver:
         """Write in the background once the write before has ended; the main process alone has something to write."""
         if write is not None and self.wanted:
             self.report_failure()
-            self.writing = self.thread.submit(write, self.run)
+            self.writing = self.thread.submit(self._write, write)
+
+    def _write(self, write: Write) -> None:
+        require_in_place(self.held)
+        try:
+            write(self.run)
+        except Exception:
+            require_in_place(self.held)  # which tells more than a path that is not there
+            raise
 
     def failure(self) -> BaseException | None:
         """Wait for the write under way; return why it failed, once, or None."""
@@ -164,16 +172,18 @@ def _describe(trainer: Trainer, need: Memory | None, run: Path, how: RunOptions)
 
 def _start(
     recipe: AnyRecipe, run: Path, how: RunOptions, group: Processes, stack: ExitStack, network: Any, samples: Any
-) -> Trainer:
+) -> tuple[Trainer, Held | None]:
     """Return the trainer at its first step: a new run, another's weights, or the newest checkpoint of an old one.
 
-    stack: locks the run directory against other processes until training ends.
+    And, in the main process, the run directory, which is locked until the stack ends.
     """
-    newest, changes, old = None, [], run.is_dir()
+    newest, changes, old, held = None, [], run.is_dir(), None
+    if isinstance(recipe, Recipe):
+        check_recipe(recipe)  # what a run may not say is refused before it is trained, not when it is read
     with group.main_first():
         if group.main:
             if old:
-                stack.enter_context(lock_run(run))
+                held = stack.enter_context(claimed(run))
             newest, changes = open_run(recipe, run, how.resume, how.allow_change)
             if how.resume and not (run / RECIPE).is_file():
                 warn(f"{run} was stopped before its first step; starting it anew")
@@ -204,21 +214,22 @@ def _start(
         origin = {name: opened.origin[name] for name in ("run", "step", "weights", "sha256")}
     if group.main:
         if not old:  # made only now that all that can be refused was accepted
-            stack.enter_context(lock_run(run))
+            held = stack.enter_context(claimed(run))
             if open_run(recipe, run, how.resume)[0] is not None:
                 raise ValueError(f"{run} was begun by another process meanwhile; give --resume to continue it")
         for change in changes:
             warn(f"from step {change.step} on: {change}")
         note_changes(run, changes)
         write_text(run / RECIPE, to_json(recipe))
+        trainer.keep_codec(run)
         _describe(trainer, need, run, how)
         logs.keep_metrics(run / logs.METRICS, trainer.step)
         if origin is not None:
             write_text(run / INIT, json.dumps(origin, indent=2) + "\n")
-    return trainer
+    return trainer, held
 
 
-def _run(trainer: Trainer, run: Path, how: RunOptions, stop: Request) -> None:
+def _run(trainer: Trainer, run: Path, how: RunOptions, stop: Request, held: Held | None) -> None:
     """Do the steps, with logs, previews and checkpoints; stop and save once `stop` is set."""
     recipe, processes, config = trainer.recipe, trainer.processes, trainer.recipe.train
     last = min(how.until or config.steps, config.steps)
@@ -227,7 +238,8 @@ def _run(trainer: Trainer, run: Path, how: RunOptions, stop: Request) -> None:
     if processes.main:
         log.trackers = [tracker(run, recipe, trainer.step) for tracker in parse_trackers(how.track)]
     preview = trainer.preview(run / "samples")
-    saver = Saver(trainer, run, not how.temporary)
+    preview.before_write = partial(require_in_place, held)
+    saver = Saver(trainer, run, not how.temporary, held)
     read_every_step = processes.device.type == "cpu"  # reading a step's figures is free there
     if processes.broadcast(trainer.step == 0 and (run / INIT).is_file() and checkpoint.latest(run) is None):
         saver.save()  # a run that is stopped before its first checkpoint must not lose what it started from
@@ -240,6 +252,7 @@ def _run(trainer: Trainer, run: Path, how: RunOptions, stop: Request) -> None:
             if (processes.world == 1 or trainer.step % AGREE_EVERY == 0) and processes.any(stop.is_set()):
                 raise KeyboardInterrupt
             trainer.advance()
+            require_in_place(held)
             records: list[StepRecord] = []
             saves = due(trainer.step, config.save_every, last)
             previews = preview.due(trainer.step)
@@ -251,6 +264,7 @@ def _run(trainer: Trainer, run: Path, how: RunOptions, stop: Request) -> None:
             if previews:
                 with meter.paused(), trainer.averages.swapped_in(), autocast(recipe.engine, processes.device):
                     figures = preview(trainer.step)
+                require_in_place(held)
                 log.write({"step": trainer.step, **figures})
                 quality = preview.quality(figures)
             if config.snapshot_every and trainer.step % config.snapshot_every == 0:
@@ -258,7 +272,9 @@ def _run(trainer: Trainer, run: Path, how: RunOptions, stop: Request) -> None:
             if saves:
                 saver.save(quality)
         saver.finish()
+        require_in_place(held)
     except KeyboardInterrupt:
+        require_in_place(held)
         if trainer.between_steps and trainer.step > 0:
             trainer.window = log.add(trainer.read())
             saver.save()
@@ -266,8 +282,11 @@ def _run(trainer: Trainer, run: Path, how: RunOptions, stop: Request) -> None:
         raise
     finally:
         bar.bar.close()
-        saver.report_failure()
-        log.close()
+        if held is None or held.in_place:
+            saver.report_failure()
+            log.close()
+        else:  # trackers would write to a place that is no more
+            saver.failure()
 
 
 def _named_recipe(recipe: AnyRecipe | str | Path, given: dict[str, Any]) -> tuple[AnyRecipe, Any]:
@@ -365,13 +384,14 @@ def train(
             run = Path(stack.enter_context(TemporaryDirectory(prefix="mvm-"))) / chosen.name
             how = how._replace(track=NONE if track == AUTO else track)
         run = Path(run)
+        require_utf8(run)
         begun = (run / RECIPE).is_file()
-        trainer = _start(chosen, run, how, group, stack, own, samples)
+        trainer, held = _start(chosen, run, how, group, stack, own, samples)
         try:
             with deferred_interrupt() as stop:
-                _run(trainer, run, how, stop)
+                _run(trainer, run, how, stop, held)
             return trainer.result(run, how.progress)
         except Exception:
-            if group.main and trainer.step == 0 and not begun:  # e.g. the first batch holds NaN
+            if held is not None and held.in_place and trainer.step == 0 and not begun:  # e.g. the first batch has NaN
                 clear(run)
             raise

@@ -11,7 +11,7 @@ from torch import Tensor
 from mvm import noise
 from mvm.data import Store
 from mvm.distributed.processes import Processes
-from mvm.files import put_in_place, temporary_beside
+from mvm.files import atomic
 from mvm.generate import Sampler, cycle_labels
 from mvm.metrics.distances import Moments, frechet_distance, moments, shrunken_features
 from mvm.metrics.lpips import BACKBONES, load_lpips
@@ -50,6 +50,7 @@ class Preview(ABC):
     def __init__(self, config: PreviewConfig, count: int, folder: Path, processes: Processes) -> None:
         """count: how many images are made."""
         self.config, self.count, self.folder, self.processes = config, count, folder, processes
+        self.before_write: Callable[[], object] = lambda: None  # raises where the folder is no longer to be written to
 
     def due(self, step: int) -> bool:
         """Whether a preview is due after step `step`."""
@@ -65,6 +66,7 @@ class Preview(ABC):
         """Write the grid, in the main process; a full disk is no reason to stop training."""
         try:
             if self.processes.main:
+                self.before_write()
                 write(self.folder / f"step-{step:08d}.png")
         except OSError as error:
             warn(f"the samples of step {step} could not be written ({error}); training goes on")
@@ -95,7 +97,8 @@ class FieldPreview(Preview):
         self.model, self.store, self.stream = model, store, stream_of(store)
         self.as_sampled: Callable[[Tensor], Tensor] = lambda images: images  # the store's samples as the model's are
         self.reference: Moments | None = None  # read when first needed
-        self.sampler = Sampler(model, precision=None)  # what is around a preview decides
+        # what is around a preview decides; weights that are not finite are for the training to refuse
+        self.sampler = Sampler(model, precision=None, finite=False)
         self.labels, self.condition = torch.zeros(config.count, dtype=torch.int64), None
         if model.labelled:
             self.condition = self.labels = cycle_labels((), config.count, model.num_classes)
@@ -207,9 +210,9 @@ class DecoderPreview(Preview):
 
         def write(path: Path) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = temporary_beside(path)
-            temporary.write_bytes(png_bytes(grid(pairs(originals[first], restored[first], columns), columns, gap=2)))
-            put_in_place(temporary, path)
+            with atomic(path) as temporary:
+                picture = grid(pairs(originals[first], restored[first], columns), columns, gap=2)
+                temporary.write_bytes(png_bytes(picture))
 
         self.save(step, write)
         return self._measure(originals, restored)

@@ -1,21 +1,24 @@
 """The run directory: opened for a new run or a resumed one, what may change in between; averages rebuilt from it."""
 
 import json
-from contextlib import AbstractContextManager
+import shlex
+import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mvm import checkpoint
-from mvm.files import is_leftover, locked, recover_all, remove, write_text
+from mvm.files import Held, atomic, claimed, is_leftover, recover, recover_all, remove, require_utf8, write_text
 from mvm.optim import power_ema
 from mvm.optim.ema import MAIN, power_name
 from mvm.optim.optimizers import FIXED
 from mvm.optim.power_ema import Snapshot
-from mvm.published import run_recipe
+from mvm.published import CODEC, check_files, run_recipe
 from mvm.recipes import PATHS, RECIPE, AnyRecipe, located, options, to_json
-from mvm.untrusted import parse_json, read_text
+from mvm.training.logs import METRICS, SESSIONS
+from mvm.untrusted import cut, parse_json, read_text
 
 INIT, CHANGES = "init.json", "changes.json"
+START = "start.json"  # what was said at the start
 WORST_FIT = 0.1  # relative error of a profile beyond which an average is not what was asked for
 
 # May differ when a run goes on: how it is executed, watched and kept, and where frozen weights lie, which are known by
@@ -30,6 +33,10 @@ SCHEDULE = (
     *("train.steps", "train.lr", "train.warmup", "train.decay", "train.final", "train.cooldown"),
     *("train.decay_start", "train.decay_end"),
 )
+MADE = (
+    *(RECIPE, INIT, CHANGES, START, METRICS, SESSIONS, "checkpoints", "snapshots", "samples"),
+    *(CODEC, "tensorboard", "wandb"),
+)
 OWN = ("features",)  # what a run that was stopped before its first step may leave
 
 
@@ -42,7 +49,7 @@ class Change(NamedTuple):
     new: Any
 
     def __str__(self) -> str:
-        return f"{self.option} {self.old} there, {self.new} now"
+        return f"{self.option} {cut(self.old)} there, {cut(self.new)} now"
 
 
 def changes(old: AnyRecipe, new: AnyRecipe, step: int) -> list[Change]:
@@ -56,7 +63,8 @@ def changes(old: AnyRecipe, new: AnyRecipe, step: int) -> list[Change]:
 
 def _refuse(run: Path, changed: list[Change], allowed: bool, constant: bool) -> None:
     """Raise where something changed that may not: more steps always may, the schedule if `allowed`."""
-    remedy = f"They decide its weights: use another --out, with --init-from {run} to start from its weights"
+    start = f"--init-from {shlex.quote(str(run))}"
+    remedy = f"They decide its weights: use another --out, with {start} to start from its weights"
     refused = [change for change in changed if change.option not in SCHEDULE]
     if not refused and not allowed:
         remedy = "--allow-change changes them from here on"
@@ -88,21 +96,20 @@ def open_run(
     return checkpoint.latest(run), changed
 
 
-def lock_run(run: Path) -> AbstractContextManager[None]:
-    """Make the run directory if need be, and lock it: two trainings in one would ruin each other's files."""
-    run.mkdir(parents=True, exist_ok=True)
-    return locked(run, f"{run} is in use by another process that trains; wait for it, or give another --out")
+def require_in_place(held: Held | None) -> None:
+    """Raise where the run directory was moved or removed while it trains; held: the main process has it locked."""
+    if held is None or held.in_place:
+        return
+    now = held.where()
+    there = f"moved to {now}; continue with: mvm train --resume {shlex.quote(now)}" if now else "moved away or removed"
+    raise ValueError(f"{held.folder} was, while it trained, {there}. Nothing was written since")
 
 
 def clear(run: Path) -> None:
     """Remove what a run has written that failed in its first step, so that it can be started again."""
     for entry in run.iterdir():
-        if entry.is_dir() and entry.name not in OWN:
-            remove(entry)
-        elif not entry.is_dir():
-            entry.unlink()
-    if not any(run.iterdir()):
-        run.rmdir()
+        if entry.name in MADE:
+            remove(entry) if entry.is_dir() else entry.unlink()
 
 
 def note_changes(run: Path, changed: list[Change]) -> None:
@@ -130,7 +137,10 @@ def rebuild(run: Path, recipe: AnyRecipe, width: float, step: int) -> tuple[chec
 
 def export_average(run: Path, folder: Path, width: float, step: int | None = None) -> float:
     """Write a run directory that samples from the average of that width; return its relative profile error."""
+    check_files(run, of_run=True)
     recipe = run_recipe(run)
+    require_utf8(folder)
+    recover(folder)  # a crash may have left the tidying up alone to be done
     if (folder / RECIPE).exists():  # the run itself, perhaps: its checkpoint would be replaced by the average alone
         raise ValueError(f"--out {folder} already holds a run; give another folder")
     newest = checkpoint.latest(run)
@@ -147,6 +157,12 @@ def export_average(run: Path, folder: Path, width: float, step: int | None = Non
             f"{100 * WORST_FIT:.0f} % is written); take a width nearer to train.power, or a step with a snapshot"
         )
     info = {"step": at, "recipe": recipe.name, "width": width, "profile_error": error}
-    checkpoint.save(checkpoint.step_folder(folder, at), {MAIN: {k: v.half() for k, v in weights.items()}}, info)
-    write_text(folder / RECIPE, to_json(recipe))
+    with claimed(folder), atomic(folder) as temporary:
+        if any(folder.iterdir()):
+            raise ValueError(f"--out {folder} already holds files; give another folder")
+        temporary.mkdir()
+        checkpoint.save(checkpoint.step_folder(temporary, at), {MAIN: {k: v.half() for k, v in weights.items()}}, info)
+        if (run / CODEC).is_dir():
+            shutil.copytree(run / CODEC, temporary / CODEC)
+        write_text(temporary / RECIPE, to_json(recipe))
     return error

@@ -94,6 +94,9 @@ class Trainer(ABC, Generic[R]):
     def require_provenance(self, folder: Path, manifest: Mapping[str, Any]) -> None:
         """Refuse a checkpoint that was trained with other frozen networks."""
 
+    def keep_codec(self, run: Path) -> None:
+        """Write what samples are decoded by into the run, which then needs nothing from elsewhere to be sampled."""
+
     @abstractmethod
     def preview(self, folder: Path) -> Preview:
         """Return what looks at the averaged weights while they are trained, and writes its pictures to the folder."""

@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -10,14 +11,16 @@ from typing import Any
 
 import diffusers
 import torch
+from diffusers import DiffusionPipeline
 from diffusers.configuration_utils import ConfigMixin, register_to_config
 from diffusers.schedulers.scheduling_utils import SchedulerMixin  # diffusers looks for it here when it loads a pipeline
 from diffusers.utils import BaseOutput
 from diffusers.utils.torch_utils import randn_tensor
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 from mvm.bridge.diffusers import BETA_SCHEDULERS, FLOW_SCHEDULERS, PREDICTIONS, beta_table
 from mvm.bridge.incoming import from_model
+from mvm.integrations.diffusers.transformer import MVMTransformer2DModel
 from mvm.integrations.plans import SchedulePlan, build_solver, plan_on, solver_path, times_on
 from mvm.noise import as_seeds
 from mvm.options import at_least, between, choose
@@ -196,6 +199,20 @@ class SchedulerRun:
         return self.begin + self.states[-1].index
 
 
+def calling_pipeline(scheduler: Any) -> DiffusionPipeline | None:
+    """Return the pipeline that is being called with this scheduler of its, or None.
+
+    No pipeline tells its scheduler: it is found among the callers, each of which names its object self.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, DiffusionPipeline) and any(part is scheduler for part in vars(caller).values()):
+            return caller
+        frame = frame.f_back
+    return None
+
+
 class MVMScheduler(SchedulerMixin, ConfigMixin):
     """A solver of mvm, one evaluation a step.
 
@@ -348,6 +365,21 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
             return plan
         return self._plan_through(self.training.shifted(times, mu), f"mu={mu}: shifted, the times")
 
+    def _check_network(self) -> None:
+        """Raise where a pipeline's network would be told times in [0, 1] that knows training timesteps."""
+        pipe = None if self.training.steps is not None else calling_pipeline(self)
+        if pipe is None:
+            return
+        parts = [part for part in vars(pipe).values() if isinstance(part, nn.Module)]
+        # below wrappers, too: a compiled network is a module around it
+        if any(isinstance(module, MVMTransformer2DModel) for part in parts for module in part.modules()):
+            return
+        said = ", ".join(f"{name}={self.config[name]!r}" for name in ("prediction_type", "schedule"))
+        raise ValueError(
+            f"MVMScheduler({said}) tells times in [0, 1], which networks of mvm take; {type(pipe).__name__} has "
+            "none: give it MVMScheduler.from_config(pipe.scheduler.config) of the scheduler that it came with"
+        )
+
     def set_timesteps(
         self,
         num_inference_steps: int | None = None,
@@ -361,6 +393,7 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
         timesteps: as the network gets them. sigmas: sigma/alpha of a table of betas; those of a flow are shifted, as
         its own scheduler does. mu: the shift of a config with use_dynamic_shifting.
         """
+        self._check_network()
         if sum(given is not None for given in (num_inference_steps, timesteps, sigmas)) != 1:
             raise ValueError("set_timesteps: give one of num_inference_steps, timesteps and sigmas")
         if mu is not None and not self.training.is_flow:
