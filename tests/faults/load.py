@@ -38,7 +38,7 @@ def forms(count: int, nfe: int = 4) -> list[SampleForm]:
 
 
 def client() -> httpx.AsyncClient:
-    """Return a client whose connections rest for 1 s at most: the server ends them after 5, in the middle of a reuse too."""
+    """Return a client that keeps connections for 1 s: the server ends them after 5, perhaps just when one is reused."""
     return httpx.AsyncClient(timeout=1200, limits=httpx.Limits(max_connections=None, keepalive_expiry=1))
 
 
