@@ -11,8 +11,8 @@ help:
 	@echo "make mutants  break one line at a time: fast tests must see each (about ten minutes)"
 	@echo "make verify  check the mathematics on exact oracles (under a minute)"
 	@echo "make lint    style, types, import layers, dependencies, spelling"
-	@echo "make docs    the API reference as HTML, site/index.html"
-	@echo "make licences  docs/licences.md: name, version and licence of every pinned package"
+	@echo "make docs    the documentation site, site/index.html, which opens offline"
+	@echo "make licences  docs/reference/licences.md: name, version and licence of every pinned package"
 	@echo "make sbom    sbom.json: the same as a bill of materials (CycloneDX 1.6)"
 	@echo "make clean   remove .venv and caches; runs/ stays"
 
@@ -54,10 +54,10 @@ lint: $(INSTALLED)
 	$(BIN)/codespell
 
 docs: $(INSTALLED)
-	$(BIN)/python docs/build_api.py site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 licences: $(INSTALLED)
-	$(BIN)/python tools/supply.py licences docs/licences.md
+	$(BIN)/python tools/supply.py licences docs/reference/licences.md
 
 sbom: $(INSTALLED)
 	$(BIN)/python tools/supply.py sbom sbom.json

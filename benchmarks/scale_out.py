@@ -1,4 +1,4 @@
-"""The tables of docs/scale-out.md: what mvm.recipes.estimate computes for some recipes on many GPUs.
+"""The tables of docs/how-to/many-gpus.md: what mvm.recipes.estimate computes for some recipes on many GPUs.
 
     python benchmarks/scale_out.py
 

@@ -20,29 +20,29 @@ from text_encoders import tiny_encoder
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 OWN_TESTS = (
-    "bridge.md",
-    "diffusers.md",
-    "latents.md",
-    "onnx.md",
-    "page.md",
-    "published-checkpoints.md",
+    "how-to/other-libraries.md",
+    "how-to/diffusers.md",
+    "how-to/latents.md",
+    "how-to/onnx.md",
+    "how-to/page.md",
+    "how-to/published-checkpoints.md",
 )  # another file under tests/ runs what these say
-PAGES = {path.name: path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md"))}
+PAGES = {path.relative_to(DOCS).as_posix(): path.read_text(encoding="utf-8") for path in sorted(DOCS.rglob("*.md"))}
 TYPED = {name: text for name, text in PAGES.items() if name not in OWN_TESTS}
-OWN_IMAGES = "train-on-your-own-images.md"
+OWN_IMAGES = "tutorials/own-images.md"
 
 # Commands that are parsed, recipe and options included, but not run: (page, how they begin) -> why.
 PARSED = {
-    ("fine-tune.md", "mvm train cifar10-small --init-from"): "full size; tests/cli/test_init_from.py types small ones",
-    ("fine-tune.md", "mvm sample runs/tuned"): "needs the run before it",
-    ("baselines.md", "mvm train cifar10-ddpm --objective"): "in place of the line before it; one folder is one run",
-    ("edit.md", "mvm edit inpaint cifar10 photo.png"): "needs a photo; tests/cli/test_edit_command.py types it",
-    ("edit.md", "mvm edit deblur cifar10 blurred"): "needs the pictures of the Python lines before it",
-    ("scale-out.md", "mvm train imagenet32-dit-b"): "needs ImageNet and a GPU",
-    ("scale-out.md", "torchrun --standalone --nproc-per-node 8"): "needs ImageNet and 8 GPUs",
-    ("scale-out.md", "torchrun --nnodes 2"): "two terminals at once, in tests/training/test_processes.py",
-    ("share-a-model.md", "mvm push exports"): "sends to the hub",
-    ("share-a-model.md", "mvm sample OWNER/"): "asks the hub",
+    ("how-to/fine-tune.md", "mvm train cifar10-small --init-from"): "full size; tests/cli/test_init_from.py types small ones",
+    ("how-to/fine-tune.md", "mvm sample runs/tuned"): "needs the run before it",
+    ("results/equal-terms.md", "mvm train cifar10-ddpm --objective"): "in place of the line before it; one folder is one run",
+    ("how-to/edit.md", "mvm edit inpaint cifar10 photo.png"): "needs a photo; tests/cli/test_edit_command.py types it",
+    ("how-to/edit.md", "mvm edit deblur cifar10 blurred"): "needs the pictures of the Python lines before it",
+    ("how-to/many-gpus.md", "mvm train imagenet32-dit-b"): "needs ImageNet and a GPU",
+    ("how-to/many-gpus.md", "torchrun --standalone --nproc-per-node 8"): "needs ImageNet and 8 GPUs",
+    ("how-to/many-gpus.md", "torchrun --nnodes 2"): "two terminals at once, in tests/training/test_processes.py",
+    ("how-to/share-a-model.md", "mvm push exports"): "sends to the hub",
+    ("how-to/share-a-model.md", "mvm sample OWNER/"): "asks the hub",
 }
 
 # What a page calls by a word in capitals, and where a command is made short, not other.
@@ -174,7 +174,7 @@ BASH = [
 def test_commands_run(page: str, block: str, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     work = tmp_path / "work"
     shutil.copytree(prepared, work)
-    if page == "share-a-model.md":
+    if page == "how-to/share-a-model.md":
         (work / "runs" / "a").rename(work / "runs" / "photos")
     monkeypatch.chdir(work)
     for words in commands(block):

@@ -113,7 +113,7 @@ def packages() -> list[Package]:
 
 
 def licences_page(found: list[Package]) -> str:
-    """Return docs/licences.md."""
+    """Return docs/reference/licences.md."""
     rows = "".join(f"| {p.name} | {p.version} | {p.licence} |\n" for p in found)
     return HEAD + rows + TAIL + "".join(f"| {name} | {reason} |\n" for name, reason in EXCEPTIONS.items())
 

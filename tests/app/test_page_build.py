@@ -102,7 +102,7 @@ def test_without_gradio_the_command_says_what_to_install(monkeypatch, capsys):
 
 def test_the_document_tells_of_every_option():
     """The page's commands only serve, so that nothing can be typed to its end: options and defaults are compared."""
-    said = (Path(__file__).parents[2] / "docs" / "page.md").read_text(encoding="utf-8")
+    said = (Path(__file__).parents[2] / "docs" / "how-to/page.md").read_text(encoding="utf-8")
     options = signature(web).parameters
     told = {name.removeprefix("no-") for name in re.findall(r"`--([a-z-]+)", said)}
     assert told == {name.replace("_", "-") for name in options} - {"models"}

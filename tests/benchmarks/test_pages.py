@@ -143,7 +143,7 @@ def test_the_page_of_the_solvers_has_the_digits_that_were_measured(study):
 def test_other_pages_quote_the_fids_that_were_measured(study):
     cells = study.read_results([SOLVERS / "fid-cifar10.json"])
     found = {(r.solver, r.settings.nfe): f"{study.value(r):.2f}" for r in cells}
-    page = (ROOT / "docs" / "choose-a-sampler.md").read_text("utf-8")
+    page = (ROOT / "docs" / "how-to/choose-a-sampler.md").read_text("utf-8")
     for solver in {r.solver for r in cells}:
         row = [found[solver, nfe] for nfe in (5, 8, 10, 13, 20, 26)]
         assert f"| `{solver}` | {' | '.join(f'**{v}**' if solver == 'adams' else v for v in row)} |" in page
@@ -227,13 +227,13 @@ def test_the_page_of_preconditioning_says_what_was_measured(preconditioning):
 
 @pytest.mark.parametrize("table", ["scaling_table", "larger_batch_table", "dominance_table", "muon_table"])
 def test_the_page_of_many_gpus_shows_the_tables(table):
-    assert getattr(imported("scale_out"), table)() in (ROOT / "docs" / "scale-out.md").read_text(encoding="utf-8")
+    assert getattr(imported("scale_out"), table)() in (ROOT / "docs" / "how-to/many-gpus.md").read_text(encoding="utf-8")
 
 
 def test_the_page_of_many_gpus_shows_the_fit_of_what_was_measured(capsys):
     host = ("batch-16", "batch-64", "wide-batch-16", "tokens-64")
     command = ["fit", str(RESULTS / "cost-fit.json"), "--hold", "L", "--host", *host]
     imported("cost_fit").main([*command, "--check", str(RESULTS / "training-speed.json")])
-    page = (ROOT / "docs" / "scale-out.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "how-to/many-gpus.md").read_text(encoding="utf-8")
     for part in capsys.readouterr().out.strip().split("\n\n"):
         assert part in page

@@ -1,4 +1,4 @@
-"""Lines of user code: the table of docs/own-network.md is what the programs are, and ours run."""
+"""Lines of user code: the table of docs/tutorials/own-network.md is what the programs are, and ours run."""
 
 import json
 import runpy
@@ -7,7 +7,7 @@ import sys
 import pytest
 from programs import BENCHMARKS, RESULTS, ROOT, imported
 
-PAGE = (ROOT / "docs" / "own-network.md").read_text("utf-8")
+PAGE = (ROOT / "docs" / "tutorials/own-network.md").read_text("utf-8")
 FOUND = json.loads((RESULTS / "user-code.json").read_text("utf-8"))
 COUNTS = FOUND["lines"]
 

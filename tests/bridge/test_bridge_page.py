@@ -1,4 +1,4 @@
-"""docs/bridge.md: its snippets run, its table of errors is computed anew, its list of schedulers is the code's."""
+"""docs/how-to/other-libraries.md: its snippets run, its table of errors is computed anew, its list of schedulers is the code's."""
 
 import re
 from pathlib import Path
@@ -11,14 +11,14 @@ from test_bridge_incoming import MODELS, from_ddpm, native
 from mvm.bridge import SCHEDULERS
 from mvm.solver import sample
 
-PAGE = (Path(__file__).parents[2] / "docs" / "bridge.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to/other-libraries.md").read_text(encoding="utf-8")
 SNIPPETS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 FIELDS = {**MODELS, "scaled_linear eps": lambda **options: from_ddpm("scaled_linear", **options)}
 
 
 def executed(code: str) -> dict:
     names: dict = {}
-    exec(compile(code, "docs/bridge.md", "exec"), names)
+    exec(compile(code, "docs/how-to/other-libraries.md", "exec"), names)
     return names
 
 

@@ -126,7 +126,7 @@ def test_prepared_pictures_and_folders_are_read(photos, prepared, pictures, tmp_
 
 
 def test_signals_are_edited_as_floats(tmp_path, monkeypatch):
-    """By the commands of docs/own-network.md."""
+    """By the commands of docs/tutorials/own-network.md."""
     monkeypatch.chdir(tmp_path)
     signals = noise.normal(torch.arange(16), noise.DATA, (1, 64)).numpy()
     np.save("signals.npy", signals)

@@ -29,7 +29,7 @@ from mvm.published.format import FILES
 from mvm.published.tuned import read_entry, write_tuned
 from mvm.solver import ClassifierFree, Interval, solve
 
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "diffusers.md").read_text()
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "how-to/diffusers.md").read_text()
 OURS = {"prediction_type": "u", "schedule": "mean-velocity"}
 LABELS, SEEDS, NFE = [3, 8, 0], [11, 12, 13], 8
 

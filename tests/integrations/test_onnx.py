@@ -24,7 +24,7 @@ from mvm.solver import solve
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "onnx_sampler.py"
-DOCUMENT = (ROOT / "docs" / "onnx.md").read_text()
+DOCUMENT = (ROOT / "docs" / "how-to/onnx.md").read_text()
 COUNT = 20
 
 

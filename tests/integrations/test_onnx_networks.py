@@ -15,7 +15,7 @@ from mvm.integrations import onnx
 from mvm.model import Model
 from mvm.network import DDTConfig, DiTConfig
 
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "onnx.md").read_text()
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "how-to/onnx.md").read_text()
 
 
 def inputs(model, batch):

@@ -100,7 +100,7 @@ def test_weighting_by_likelihood_is_drawing_lam_uniformly(f):
     ],
 )
 def test_what_an_error_of_x0_weighs_at_equal_log_snr_less_than_u_or_more(schedule, kind, want):
-    """The table of docs/baselines.md: T is the mean-velocity path's time, whatever path the kind is on."""
+    """The table of docs/results/equal-terms.md: T is the mean-velocity path's time, whatever path the kind is on."""
     t = schedule.t_from_lam(MV.lam(T))
     alpha, sigma = schedule.alpha(t), schedule.sigma(t)
     per_x0 = from_pair(kind, Pair(-sigma, alpha), t, schedule) / -sigma

@@ -1,4 +1,4 @@
-"""Prediction kinds: the formulas of the paper and docs/notation.md, every round trip, what is stated of both ends."""
+"""Prediction kinds: the formulas of the paper and docs/reference/notation.md, every round trip, what is stated of both ends."""
 
 import math
 from types import SimpleNamespace
@@ -32,7 +32,7 @@ def state(pair, t, schedule):
 
 
 def by_hand(kind, x0, eps, t, T):
-    """Paper sections 3.2.2 and 3.3 (v, u, score, flow) and docs/notation.md (Kinds), at one t."""
+    """Paper sections 3.2.2 and 3.3 (v, u, score, flow) and docs/reference/notation.md (Kinds), at one t."""
     x = (1 - t / T) * x0 + math.sqrt(t / T) * eps
     v = (x0 - x) / t
     return {

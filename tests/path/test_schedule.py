@@ -1,4 +1,4 @@
-"""Schedules: closed forms of docs/notation.md, inverses, rates by autograd, the reverse SDE's noise rate."""
+"""Schedules: closed forms of docs/reference/notation.md, inverses, rates by autograd, the reverse SDE's noise rate."""
 
 import math
 

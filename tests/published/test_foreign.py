@@ -508,12 +508,12 @@ def test_sizes_of_the_published_networks():
 
 # --- the page -----------------------------------------------------------------------------------------------------
 
-PAGE = (Path(__file__).parents[2] / "docs" / "published-checkpoints.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to/published-checkpoints.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture
 def downloaded(tmp_path, monkeypatch):
-    """The files that docs/published-checkpoints.md names, tiny and random."""
+    """The files that docs/how-to/published-checkpoints.md names, tiny and random."""
     diffusers = pytest.importorskip("diffusers", reason="needs mean-velocity-matching[diffusers]")
     monkeypatch.chdir(tmp_path)
     blocks = {

@@ -173,7 +173,7 @@ def processes(device: torch.device | str = "cpu", timeout: int = PATIENCE) -> Ge
     store, rank, world = next(rendezvous("env://", timeout=timedelta(seconds=PATIENCE)))
     # torchrun keeps one store over its restarts, where the new processes would find the addresses of the dead and wait
     # for them (pytorch#135712): each attempt has its own part of it. The count of restarts is the same in all processes
-    # only on one node; several nodes set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 (docs/scale-out.md).
+    # only on one node; several nodes set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 (docs/how-to/many-gpus.md).
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if os.environ.get("GROUP_WORLD_SIZE") == "1" else "0"
     store = dist.PrefixStore(f"attempt-{attempt}", store)
     # gloo as well as nccl: objects and flags are exchanged on the CPU
