@@ -3,15 +3,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test mutants faults verify lint docs licences sbom clean help
+.PHONY: demo test mutants faults verify lint docs figures licences sbom clean help
 help:
 	@echo "make demo    train on the embedded digits, sample with ODE and SDE, write runs/demo/report.html"
-	@echo "make test    the whole test suite (10 minutes on 2 cores)"
+	@echo "make test    the test suite without slow tests (10 minutes on 2 cores)"
 	@echo "make faults  kill, fill the disk, stop workers, spoil files, crowd the page: nothing is lost (about 15 minutes)"
 	@echo "make mutants  break one line at a time: fast tests must see each (about ten minutes)"
 	@echo "make verify  check the mathematics on exact oracles (under a minute)"
 	@echo "make lint    style, types, import layers, dependencies, spelling"
 	@echo "make docs    the documentation site, site/index.html, which opens offline"
+	@echo "make figures  redraw the plots of docs/assets from stored results"
 	@echo "make licences  docs/reference/licences.md: name, version and licence of every pinned package"
 	@echo "make sbom    sbom.json: the same as a bill of materials (CycloneDX 1.6)"
 	@echo "make clean   remove .venv and caches; runs/ stays"
@@ -55,6 +56,10 @@ lint: $(INSTALLED)
 
 docs: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+figures: $(INSTALLED)
+	$(BIN)/python benchmarks/figures.py --out docs/assets
+	$(BIN)/python benchmarks/method_figures.py --out docs/assets
 
 licences: $(INSTALLED)
 	$(BIN)/python tools/supply.py licences docs/reference/licences.md

@@ -1,9 +1,8 @@
-"""Judges the runs of benchmarks/equal_terms.sh, and makes a table and a figure of what it found.
+"""Judges the runs of benchmarks/equal_terms.sh, and makes tables of what it found; benchmarks/figures.py draws them.
 
     python benchmarks/equal_terms.py judge WORK METHOD SEED --ref REFERENCE --inception WEIGHTS  WORK/METHOD-SEED.json
     python benchmarks/equal_terms.py table WORK
     python benchmarks/equal_terms.py differences WORK [--less METHOD]      by the common sampler, pairs of equal seeds
-    python benchmarks/equal_terms.py figure WORK --out X.png [--only METHOD...]
     python benchmarks/equal_terms.py store WORK --out X.json               all runs in one file, a line each
     python benchmarks/equal_terms.py continue X.json --out WORK            a folder where these are finished, to go on
 
@@ -31,7 +30,6 @@ from equal_terms_runs import (  # beside this file
     Way,
     best_ways,
     differences,
-    figure,
     go_on,
     read_runs,
     store,
@@ -163,14 +161,13 @@ def judge(arguments: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    judging, comparing, drawing, storing, going_on, tabling = (
-        commands.add_parser(name) for name in ("judge", "differences", "figure", "store", "continue", "table")
+    judging, comparing, storing, going_on, tabling = (
+        commands.add_parser(name) for name in ("judge", "differences", "store", "continue", "table")
     )
-    for command in (judging, comparing, drawing, storing, going_on, tabling):
+    for command in (judging, comparing, storing, going_on, tabling):
         command.add_argument("work", type=Path)
     comparing.add_argument("--less", choices=METHODS, default="mvm-u")
-    drawing.add_argument("--only", choices=METHODS, nargs="+", default=tuple(METHODS), metavar="METHOD")
-    for command in (drawing, storing, going_on):
+    for command in (storing, going_on):
         command.add_argument("--out", type=Path, required=True)
     judging.add_argument("method", choices=METHODS)
     judging.add_argument("seed", type=int)
@@ -193,11 +190,8 @@ def main() -> None:
         print(differences(runs, arguments.less))
     elif arguments.command == "store":
         store(read_runs(arguments.work), arguments.out)
-    elif arguments.command == "continue":
-        go_on(read_runs(arguments.work), arguments.out)
     else:
-        runs = read_runs(arguments.work)
-        figure({method: told for method, told in runs.items() if method in arguments.only}, arguments.out)
+        go_on(read_runs(arguments.work), arguments.out)
 
 
 if __name__ == "__main__":

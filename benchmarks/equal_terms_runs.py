@@ -1,4 +1,4 @@
-"""What finished runs of benchmarks/equal_terms.sh say: tables, differences, a figure, all of them in one file."""
+"""What finished runs of benchmarks/equal_terms.sh say: tables, differences, all of them in one file."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,15 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from mvm.evaluation.report import Curve, PlotAxes, figure_of, save_figure
-from mvm.evaluation.sweep_report import WIDTH, Gap, metric_named, scale_of
-from mvm.files import atomic, write_text
+from mvm.evaluation.sweep_report import Gap, metric_named
+from mvm.files import write_text
 from mvm.metrics.distances import student_95
 from mvm.recipes import Recipe, options
 
 NFES = (13, 26, 52)
 COMMON = ("adams", 0.0)
-COMMON_TITLE, BEST_TITLE = "adams, ODE (rho 0), for all", "the best sampler of each"
 METHODS = {
     "mvm-u": "MVM, u",
     "mvm-v": "MVM, unscaled v",
@@ -155,39 +153,6 @@ def differences(runs: Mapping[str, Sequence[Told]], less: str) -> str:
 
 def _over(values: Sequence[float], decimals: int) -> str:
     return f"{sum(values) / len(values):,.{decimals}f}"
-
-
-def _title(runs: Mapping[str, Sequence[Told]]) -> str:
-    return metric_named(next(iter(runs.values()))[0]["metric"]).title
-
-
-def curves_of(runs: Mapping[str, Sequence[Told]], best: bool) -> list[Curve]:
-    """Return a method's figure against NFE, each, by the common sampler or by its best; bars reach over the seeds."""
-    curves = []
-    for method, told in runs.items():
-        ways = chosen_ways(told) if best else dict.fromkeys(NFES, COMMON)
-        found = [over_seeds(told, nfe, ways[nfe]) for nfe in NFES]
-        bars = [[r.mean - min(r.values) for r in found], [max(r.values) - r.mean for r in found]]
-        curves.append(Curve(METHODS[method], NFES, [r.mean for r in found], bars if len(told) > 1 else ()))
-    return curves
-
-
-def panels(runs: Mapping[str, Sequence[Told]]) -> list[tuple[list[Curve], PlotAxes]]:
-    """Return figures by the common sampler and by the best of each method; one where that is the common one for all."""
-    sides = {COMMON_TITLE: curves_of(runs, best=False), BEST_TITLE: curves_of(runs, best=True)}
-    if sides[COMMON_TITLE] == sides[BEST_TITLE]:
-        sides = {f"{COMMON_TITLE}: of each also the best": sides[COMMON_TITLE]}
-    y = scale_of([value for curves in sides.values() for curve in curves for value in curve.y], decades=1)
-    x = scale_of(NFES, 0, exact=True)
-    name, cost = _title(runs), "evaluations of the network per image (NFE)"
-    shared = {"log_x": x.log, "log_y": y.log, "markers": True, "ticks": x.ticks, "range_x": x.range, "ticks_y": y.ticks}
-    return [(curves, PlotAxes(cost, name, **shared, title=side)) for side, curves in sides.items()]
-
-
-def figure(runs: Mapping[str, Sequence[Told]], out: Path) -> None:
-    drawn = panels(runs)
-    with atomic(out) as temporary:
-        save_figure(figure_of(drawn, WIDTH, 3.2), temporary, out.suffix[1:])
 
 
 def rounded(value: Any) -> Any:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Both stages on Imagenette in latents of CLIP at the same time on one GPU, and what they are worth, for docs/how-to/latents.md.
+# Both stages on Imagenette in latents of CLIP at the same time on one GPU, and what they are worth, for docs/explanation/latents.md.
 #
 #   bash benchmarks/imagenette_both.sh ASSETS WORK STEPS1 STEPS2 [PART...]
 #

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Stage 1 on Imagenette in latents of CLIP, for docs/how-to/latents.md: the recipe, and shorter runs of it that change one thing.
+# Stage 1 on Imagenette in latents of CLIP, for docs/explanation/latents.md: the recipe, and shorter runs of it that change one thing.
 #
 #   bash benchmarks/imagenette_stage1.sh ASSETS WORK STEPS RUN...
 #

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Stage 2 on Imagenette in latents of CLIP, for docs/how-to/latents.md: training, then what its samples are worth.
+# Stage 2 on Imagenette in latents of CLIP, for docs/explanation/latents.md: training, then what its samples are worth.
 #
 #   bash benchmarks/imagenette_stage2.sh ASSETS WORK RAE STEPS PART...
 #

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Both stages on Imagenette-224 on one GPU, for docs/how-to/latents.md: reconstruction by averaged layers and by the last one, a DDT in the
+# Both stages on Imagenette-224 on one GPU, for docs/explanation/latents.md: reconstruction by averaged layers and by the last one, a DDT in the
 # latents, the paper's four rows (ODE and SDE, without and with internal guidance, 90 evaluations), scales of internal guidance, sharing.
 #
 #   bash benchmarks/imagenette_study.sh PARQUET ENCODER LPIPS WEIGHTS WORK [STAGE1_STEPS [STAGE2_STEPS]]

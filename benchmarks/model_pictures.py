@@ -1,6 +1,7 @@
 """Pictures of a model.
 
     python benchmarks/model_pictures.py one-noise cifar10 --cfg 3 --interval 0.6,0.8 --out cifar10-one-noise.png
+    python benchmarks/model_pictures.py both cifar10 --cfg 3 --interval 0.6,0.8 --out cifar10-ode-sde.png
     python benchmarks/model_pictures.py by-class cifar10 --cfg 3 --interval 0.6,0.8 --out cifar10-by-class.png
     python benchmarks/model_pictures.py scales cifar10 --out cifar10-scales.png    the same noise, more and more guided
     python benchmarks/model_pictures.py augment cifar10 --cfg 3 --interval 0.6,0.8 --out cifar10-augment.png
@@ -71,6 +72,14 @@ def one_noise(model: mvm.Model, classes: Sequence[int], guided: Mapping[str, flo
     return labelled(body, rows, [f"NFE {nfe}" for nfe in NOISE_NFES])
 
 
+def both(model: mvm.Model, nfe: int, guided: Mapping[str, float]) -> Image.Image:
+    """Return a row of the ODE and one of the SDE, a column for each class; the class's number is its noise's seed."""
+    labels = cycle_labels((), model.num_classes, model.num_classes)
+    every = [SampleConfig(nfe=nfe, rho=rho, **guided) for rho in (0.0, 1.0)]
+    images = [Sampler(model).images(labels, labels, settings).images for settings in every]
+    return labelled(grid(torch.cat(images), model.num_classes, 3, GAP), ["ODE", "SDE"], model.classes)
+
+
 def by_class(model: mvm.Model, columns: int, settings: SampleConfig) -> Image.Image:
     """Return a row for each class; image i in reading order by column has seed i, as `mvm sample` numbers them."""
     count = model.num_classes * columns
@@ -113,7 +122,7 @@ def _guided(arguments: argparse.Namespace) -> dict[str, float]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("one-noise", "by-class", "scales", "augment"):
+    for name in ("one-noise", "both", "by-class", "scales", "augment"):
         command = commands.add_parser(name)
         command.add_argument("model")
         command.add_argument("--cfg", type=float, default=1.0)
@@ -132,6 +141,8 @@ def main() -> None:
         case "one-noise":
             classes = class_numbers(arguments.classes, model.classes)
             picture = one_noise(model, classes, _guided(arguments))
+        case "both":
+            picture = both(model, arguments.nfe, _guided(arguments))
         case "by-class":
             picture = by_class(model, arguments.columns, SampleConfig(nfe=arguments.nfe, **_guided(arguments)))
         case "scales":

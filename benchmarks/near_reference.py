@@ -4,7 +4,6 @@
     python benchmarks/near_reference.py tables near.json ...              every cell as Markdown, with brightness
     python benchmarks/near_reference.py short near.json ...               the rows and NFEs of results/solvers.md
     python benchmarks/near_reference.py standing near.json ...            adams over the least, a row for each file
-    python benchmarks/near_reference.py figure near.json ... --out X.png  a panel for each file
 
 MODEL: a run, an exported or a shipped model. --guided: with the guidance of the model's recipe. Besides the RMSE: the
 error of the std of image brightness (mean of all values of a sample) in percent. The reference is the mean of two long
@@ -22,9 +21,7 @@ import torch
 from tqdm import tqdm
 
 from mvm import noise
-from mvm.evaluation.report import COLOURS, DASHES, MARKERS, Curve, PlotAxes, Style, draw, require_plots, save_figure
-from mvm.evaluation.sweep_report import EVALUATIONS, scale_of
-from mvm.files import atomic, write_text
+from mvm.files import write_text
 from mvm.generate import cycle_labels
 from mvm.model import choose_device, load
 from mvm.network import DDT
@@ -155,37 +152,9 @@ def standing(files: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def figure(files: Sequence[dict[str, Any]], out: Path) -> None:
-    """Write RMSE against NFE, two panels a row, one legend; adams is the thick line."""
-    rows = -(-len(files) // 2)
-    drawn = require_plots().Figure(figsize=(9.6, 3.5 * rows + 0.7), layout="constrained")
-    panels = drawn.subplots(rows, 2, squeeze=False).flat
-    for panel, told in zip(panels, files, strict=False):
-        facts, curves = told["facts"], []
-        for i, name in enumerate(SHORT):
-            cells = sorted((c["nfe"], c["rmse"]) for c in told["cells"] if c["solver"] == name)
-            colour = (*COLOURS, "#888888", "#8B5A2B")[i]
-            look = Style(colour, DASHES[0 if i == 0 else 1 + i % 3], MARKERS[i % len(MARKERS)], filled=i < 2)
-            curves.append(Curve(name, [n for n, _ in cells], [rmse for _, rmse in cells], (), look))
-        x = scale_of([n for curve in curves for n in curve.x], 0.0, exact=True)
-        y = scale_of([*(v for curve in curves for v in curve.y), facts["floor"]], 0.0)
-        draw(
-            panel, curves,
-            PlotAxes(
-                EVALUATIONS.label, "RMSE to a long run", True, True, markers=True, level=("floor", facts["floor"]),
-                ticks=x.ticks, ticks_y=y.ticks, range_x=x.range, range_y=y.range, title=named(facts),
-            ),
-        )  # fmt: skip
-        panel.lines[0].set(linewidth=2.8, zorder=5)
-    handles, labels = drawn.axes[0].get_legend_handles_labels()
-    drawn.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False, fontsize="small")
-    with atomic(out) as temporary:
-        save_figure(drawn, temporary, out.suffix[1:])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", help="a model, or one of the words tables, short, standing, figure")
+    parser.add_argument("model", help="a model, or one of the words tables, short, standing")
     parser.add_argument("files", nargs="*", type=Path)
     parser.add_argument("--out", default="near.json")
     parser.add_argument("--guided", action="store_true")
@@ -205,8 +174,6 @@ def main() -> None:
                 print(f"{named(each['facts'])}; {floor}\n\n{table(each, options.model == 'short')}\n")
         case "standing":
             print(standing(told))
-        case "figure":
-            figure(told, Path(options.out))
         case _:
             measure(options)
 

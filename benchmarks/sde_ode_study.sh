@@ -59,10 +59,10 @@ figures() {
   grids=$(there grid-adams grid-sa) guided=$(there guidance) judged=$(there table table-sa best)
   # shellcheck disable=SC2086
   {
-    [ -z "$grids" ] || python3 "$here/study_figures.py" curves $grids --out "$work/fid-nfe.png"
+    [ -z "$grids" ] || python3 "$here/figures.py" --only cifar10-fid-nfe --of $grids --out "$work"
     [ -z "$grids" ] || python3 "$here/study_figures.py" table $grids > "$work/grid.md"
     [ -z "$grids" ] || python3 "$here/study_figures.py" differences $grids > "$work/differences.md"
-    [ -z "$guided" ] || python3 "$here/study_figures.py" guidance $guided --out "$work/guidance.png"
+    [ -z "$guided" ] || python3 "$here/figures.py" --only cifar10-guidance --of $guided --out "$work"
     [ -z "$guided" ] || python3 "$here/study_figures.py" table $guided > "$work/guidance.md"
     [ -z "$judged" ] || python3 "$here/study_figures.py" table $judged | tee "$work/table.md"
   }

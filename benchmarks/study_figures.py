@@ -1,14 +1,10 @@
-"""Choices, tables and figures of benchmarks/sde_ode_study.sh from the results of its sweeps.
+"""Choices and tables of benchmarks/sde_ode_study.sh from the results of its sweeps; benchmarks/figures.py draws them.
 
     python benchmarks/study_figures.py tmin RESULTS           the t_min at which sa is best
     python benchmarks/study_figures.py best RESULTS...        the best cell, as options of mvm sweep
     python benchmarks/study_figures.py table RESULTS...       every cell as Markdown
     python benchmarks/study_figures.py differences RESULTS... SDE less ODE, adams less sa, other solvers less adams,
                                                               each less itself at 26
-    python benchmarks/study_figures.py curves RESULTS... --out X.png      FID against NFE, ODE and SDE
-    python benchmarks/study_figures.py guidance RESULTS... --out X.png    FID against the scale of guidance
-    python benchmarks/study_figures.py solvers RESULTS... --titles A,B --out X.png   FID against NFE, a panel for each;
-                                                              --seconds: against seconds; --rho 1: those cells alone
 
 RESULTS: a sweep's folder, its results.json or results.csv; what blocks of images tell of a difference is not in CSV.
 """
@@ -21,34 +17,24 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from mvm.evaluation.cells import Result
-from mvm.evaluation.report import COLOURS, DASHES, MARKERS, Curve, PlotAxes, Style, figure_of, save_figure
 from mvm.evaluation.sweep_report import (
-    EVALUATIONS,
-    WIDTH,
     CellKey,
     Gap,
-    PlotCost,
     cell_key,
     gaps_to,
     grouped,
-    guidance_name,
     guidance_of,
     guidance_text,
     in_order,
     in_words,
-    metric_named,
     ode_of,
     reading,
     rho_name,
-    scale_of,
 )
-from mvm.files import atomic
 from mvm.settings import SampleConfig
 from mvm.solver import DEFAULT_NFE
 
 METRIC = "fid"
-SECONDS = PlotCost("seconds of sampling", lambda r: r.seconds)
-FIGURES = (".png", ".svg")
 DRAWN = ("num", "seed", "labels", "classes", "repeats")  # that cells must share to be compared
 TEXT = ("solver", "grid")  # columns of a CSV; the others are numbers
 
@@ -185,111 +171,11 @@ def differences(results: Sequence[Result]) -> dict[str, str]:
     return tables
 
 
-# ---- figures
-
-
-def _look(rhos: Sequence[float]) -> Callable[[Result], Style]:
-    """Colour and marker tell rho, a dashed line and an open marker any solver but adams."""
-
-    def look(result: Result) -> Style:
-        i, ours = rhos.index(result.settings.rho), result.solver == "adams"
-        return Style(COLOURS[i % len(COLOURS)], DASHES[0 if ours else 1], MARKERS[i % len(MARKERS)], filled=ours)
-
-    return look
-
-
-def _curve(label: str, cells: Sequence[Result], of: Callable[[Result], float], look: Style | None) -> Curve:
-    cells = sorted(cells, key=of)
-    found = [reading(r, METRIC) for r in cells]
-    errors = () if all(math.isnan(r.error) for r in found) else [r.error for r in found]
-    return Curve(label, [of(r) for r in cells], [math.nan if r.failed else r.value for r in found], errors, look)
-
-
-def curve_panels(results: Sequence[Result], top: float = math.inf) -> list[tuple[list[Curve], PlotAxes]]:
-    """Return FID against NFE: a panel for each guidance, on common scales, a curve for each solver and rho.
-
-    What is above `top` lies outside the picture: one bad cell would press all others together.
-    """
-    look = _look(sorted({r.settings.rho for r in results}))
-    x = scale_of([r.evaluations for r in results], math.log10(3), exact=True)
-    y = scale_of([min(value(r), top) for r in results], decades=1)
-    panels = []
-    for _, cells in sorted(grouped(results, guidance_of).items()):
-        ways = sorted(grouped(cells, lambda r: (r.solver, r.settings.rho)).items())
-        curves = [_curve(f"{name}, {rho_name(rho)}", way, EVALUATIONS.of, look(way[0])) for (name, rho), way in ways]
-        axes = PlotAxes(
-            EVALUATIONS.label, metric_named(METRIC).title, x.log, y.log, markers=True, ticks=x.ticks, ticks_y=y.ticks,
-            range_x=x.range, range_y=y.range, title=guidance_name(cells[0]),
-        )  # fmt: skip
-        panels.append((curves, axes))
-    return panels
-
-
-def guidance_panels(results: Sequence[Result]) -> list[tuple[list[Curve], PlotAxes]]:
-    """Return FID against the scale: a panel for each rho, a curve for each interval that begins without guidance.
-
-    An interval that was tried at one scale alone is a point.
-    """
-    y, name = scale_of([value(r) for r in results], decades=1), metric_named(METRIC).title
-    panels = []
-    for rho, cells in sorted(grouped(results, lambda r: r.settings.rho).items()):
-        plain = [r for r in cells if r.settings.cfg == 1]
-        guided = (r for r in cells if r.settings.cfg != 1)
-        parts = sorted(grouped(guided, lambda r: (r.settings.low, r.settings.high)).items())
-        shown = [(ends, part if len(part) == 1 else [*plain, *part]) for ends, part in parts]
-        curves = [_curve(f"on [{a:g}, {b:g}]", part, lambda r: r.settings.cfg, None) for (a, b), part in shown]
-        title = f"{cells[0].solver}, {rho_name(rho)}, NFE {cells[0].settings.nfe}"
-        axes = PlotAxes(
-            "guidance scale", name, False, y.log, markers=True, ticks_y=y.ticks, range_y=y.range, title=title
-        )
-        panels.append((curves, axes))
-    return panels
-
-
-def solver_panels(
-    sweeps: Sequence[Sequence[Result]], titles: Sequence[str], cost: PlotCost = EVALUATIONS
-) -> list[tuple[list[Curve], PlotAxes]]:
-    """Return FID against a cost: a panel for each sweep, a curve for each solver, which looks alike in all of them."""
-    names = sorted({r.solver for cells in sweeps for r in cells})
-    y = scale_of([value(r) for cells in sweeps for r in cells], 0.0)
-    ticks = [tick for tick in (5, 7, 10, 12, 14, 17, 20, 25, 30, 35, 50, 70, 100) if y.range[0] < tick < y.range[1]]
-    panels = []
-    for cells, title in zip(sweeps, titles, strict=True):
-        x = scale_of([cost.of(r) for r in cells], 0.0, exact=cost is EVALUATIONS)
-        curves = [
-            _curve(name, way, cost.of, Style(COLOURS[i % 7], DASHES[min(i, 1)], MARKERS[i % 8], filled=i == 0))
-            for i, name in enumerate(names)
-            if (way := [r for r in cells if r.solver == name])
-        ]
-        axes = PlotAxes(
-            cost.label, metric_named(METRIC).title, True, True, markers=True, ticks=x.ticks, ticks_y=ticks,
-            range_x=x.range, range_y=y.range, title=title,
-        )  # fmt: skip
-        panels.append((curves, axes))
-    return panels
-
-
-def write_figure(panels: Sequence[tuple[list[Curve], PlotAxes]], out: Path) -> None:
-    """Write panels side by side, .png or .svg."""
-    with atomic(out) as temporary:
-        save_figure(figure_of(panels, WIDTH, 3.0), temporary, out.suffix[1:])
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("tmin", "best", "table", "differences", "curves", "guidance", "solvers"):
-        command = commands.add_parser(name)
-        command.add_argument("results", type=Path, nargs="+")
-        if name in ("curves", "guidance", "solvers"):
-            command.add_argument("--out", type=Path, required=True)
-        if name == "curves":
-            command.add_argument("--top", type=float, default=math.inf, help="FID at which the axis ends")
-        if name == "solvers":
-            command.add_argument("--titles", type=lambda text: text.split(","), required=True, help="of the panels")
-            command.add_argument("--seconds", action="store_true", help="against seconds, not evaluations")
-            command.add_argument("--rho", type=float, help="the noise of the cells that are drawn; default: all")
-            command.add_argument("--without", default="", help="a solver that is left out")
+    for name in ("tmin", "best", "table", "differences"):
+        commands.add_parser(name).add_argument("results", type=Path, nargs="+")
     return parser
 
 
@@ -298,9 +184,6 @@ def results_asked_for(arguments: argparse.Namespace) -> list[Result]:
     if arguments.command == "differences":
         check_alike(arguments.results)
     found = read_results(arguments.results)
-    out = getattr(arguments, "out", None)
-    if out is not None and out.suffix not in FIGURES:
-        raise ValueError(f"--out {out} must end in {' or '.join(FIGURES)}")
     if not found:
         raise ValueError(f"results: no cell of {', '.join(map(str, arguments.results))} holds {METRIC}")
     return found
@@ -322,22 +205,6 @@ def main() -> None:
             print(table(results))
         case "differences":
             print("\n\n".join(f"{title}\n\n{rows}" for title, rows in differences(results).items()))
-        case "curves":
-            write_figure(curve_panels(results, arguments.top), arguments.out)
-        case "guidance":
-            write_figure(guidance_panels(results), arguments.out)
-        case "solvers":
-            sweeps = [
-                [
-                    r
-                    for r in read_results([path])
-                    if arguments.rho in (None, r.settings.rho) and r.solver != arguments.without
-                ]
-                for path in arguments.results
-            ]
-            write_figure(
-                solver_panels(sweeps, arguments.titles, SECONDS if arguments.seconds else EVALUATIONS), arguments.out
-            )
 
 
 if __name__ == "__main__":

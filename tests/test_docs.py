@@ -1,4 +1,4 @@
-"""What the pages in docs/ tell a user to type, typed; links lead somewhere; every page is reached from the README."""
+"""What README and docs/ tell a user to type, typed; links lead somewhere; every page is reached from the README."""
 
 import os
 import re
@@ -28,14 +28,22 @@ OWN_TESTS = (
     "how-to/published-checkpoints.md",
 )  # another file under tests/ runs what these say
 PAGES = {path.relative_to(DOCS).as_posix(): path.read_text(encoding="utf-8") for path in sorted(DOCS.rglob("*.md"))}
+PAGES["README.md"] = (ROOT / "README.md").read_text(encoding="utf-8")
 TYPED = {name: text for name, text in PAGES.items() if name not in OWN_TESTS}
 OWN_IMAGES = "tutorials/own-images.md"
 
 # Commands that are parsed, recipe and options included, but not run: (page, how they begin) -> why.
 PARSED = {
-    ("how-to/fine-tune.md", "mvm train cifar10-small --init-from"): "full size; tests/cli/test_init_from.py types small ones",
+    ("README.md", "mvm app"): "serves until Ctrl-C; tests/app opens it in a browser",
+    (
+        "how-to/fine-tune.md",
+        "mvm train cifar10-small --init-from",
+    ): "full size; tests/cli/test_init_from.py types small ones",
     ("how-to/fine-tune.md", "mvm sample runs/tuned"): "needs the run before it",
-    ("results/equal-terms.md", "mvm train cifar10-ddpm --objective"): "in place of the line before it; one folder is one run",
+    (
+        "results/equal-terms.md",
+        "mvm train cifar10-ddpm --objective",
+    ): "in place of the line before it; one folder is one run",
     ("how-to/edit.md", "mvm edit inpaint cifar10 photo.png"): "needs a photo; tests/cli/test_edit_command.py types it",
     ("how-to/edit.md", "mvm edit deblur cifar10 blurred"): "needs the pictures of the Python lines before it",
     ("how-to/many-gpus.md", "mvm train imagenet32-dit-b"): "needs ImageNet and a GPU",
@@ -71,9 +79,9 @@ def blocks(text: str, *languages: str) -> list[str]:
 
 
 def commands(block: str) -> list[list[str]]:
-    """Return the command lines of a block as words; pip is not typed, any other program is unknown here."""
+    """Return the command lines of a block as words; what installs is not typed, any other program is unknown here."""
     lines = [shlex.split(line, comments=True) for line in block.replace("\\\n", " ").splitlines()]
-    lines = [words for words in lines if words and words[0] != "pip"]
+    lines = [words for words in lines if words and words[0] not in ("pip", "make", "source")]
     assert all(words[0] in ("mvm", "torchrun") for words in lines), lines
     return lines
 
@@ -176,6 +184,9 @@ def test_commands_run(page: str, block: str, prepared: Path, tmp_path: Path, mon
     shutil.copytree(prepared, work)
     if page == "how-to/share-a-model.md":
         (work / "runs" / "a").rename(work / "runs" / "photos")
+    if page == "README.md":
+        shutil.rmtree(work / "data" / "photos")
+        (work / "pictures").rename(work / "photos")
     monkeypatch.chdir(work)
     for words in commands(block):
         if only_parsed(page, words):
@@ -197,6 +208,11 @@ def test_python_blocks_run(page: str, code: str, tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "wandb", MagicMock())  # a service: nothing is sent from a test
     exec(compile(code, page, "exec"), {})
+
+
+def test_the_readme_has_two_commands_that_need_nothing_else() -> None:
+    first = blocks(PAGES["README.md"], "bash")[0]
+    assert [line.split()[:2] for line in first.splitlines()] == [["make", "demo"], ["make", "test"]]
 
 
 @pytest.mark.parametrize("page", [page for page in OWN_TESTS if page in PAGES])
@@ -258,4 +274,4 @@ def test_every_page_is_reached_from_the_readme() -> None:
         seen.add(page)
         found = {(page.parent / target).resolve() for target in links(page.read_text(encoding="utf-8"))}
         waiting += [path for path in found - seen if path.suffix == ".md" and path.is_file()]
-    assert not [name for name in PAGES if (DOCS / name).resolve() not in seen]
+    assert not [path for path in DOCS.rglob("*.md") if path.resolve() not in seen]

@@ -78,7 +78,8 @@ def test_every_requirement_has_a_lower_bound_that_the_pin_keeps():
 
 
 def test_the_page_of_licences_is_current():
-    assert (ROOT / "docs" / "reference/licences.md").read_text() == supply.licences_page(supply.packages()), "run: make licences"
+    page = (ROOT / "docs" / "reference/licences.md").read_text()
+    assert page == supply.licences_page(supply.packages()), "run: make licences"
 
 
 def test_no_licence_forbids_use():

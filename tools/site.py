@@ -21,7 +21,15 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-OUTSIDE = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/LOG.md", "benchmarks/results/*.md")
+OUTSIDE = (
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "benchmarks/LOG.md",
+    "benchmarks/results/*.md",
+    "src/mvm/models/*/README.md",
+    "src/mvm/data/README.md",
+)
 NOTEBOOK = DOCS / "tutorials/quickstart.ipynb"
 LINK = re.compile(r"(!?\[(?:[^\[\]]|\[[^\]]*\])*\])\(([^)#\s]*)((?:#[^)\s]*)?)\)")  # [words](file#place)
 API = {
@@ -135,11 +143,20 @@ def api_pages() -> dict[str, str]:
 
 
 def command_line() -> str:
-    """Return the page of all commands, from their help."""
+    """Return the page of all commands, from their help: what each takes, by groups, then its examples."""
     from mvm.cli import app
 
-    pages = app.generate_docs(output_format="markdown", recursive=True, include_hidden=False)
-    return re.sub(r"^# .*", "# Command line\n\nMade from the commands' own help.", pages, count=1)
+    page = app.generate_docs(output_format="markdown", recursive=True, include_hidden=False)
+    page = re.sub(r"## Table of Contents\n.*?(?=\*\*)", "", page, count=1, flags=re.DOTALL)  # the margin has one
+    page = re.sub(r"^# .*", "# Command line\n\nMade from the commands' own help.", page, count=1)
+    sections = []
+    for part in re.split(r"(?m)^(?=#{2,3} mvm )", page):
+        command = app
+        for word in re.findall(r"\S+", part.split("\n")[0])[2:] if part.startswith("##") else ():
+            command = command[word]
+        examples = textwrap.dedent((command.help_epilogue or "").partition("\n")[2])
+        sections.append(f"{part.rstrip()}\n\n**Examples**:\n\n```bash\n{examples}\n```\n\n")
+    return "".join(sections)
 
 
 def recipe_options() -> str:
@@ -154,7 +171,12 @@ def recipe_options() -> str:
         "`mvm options WORDS` searches them; `mvm recipes show NAME` explains a recipe's own values.",
     ]
     known: dict[str, Any] = {}
-    for title, name in (("Models", "digits"), ("Autoencoders (stage 1), where they differ", "imagenette-rae-s")):
+    kinds = (
+        ("Models", "digits"),
+        ("Networks of kind ddt, where they differ", "imagenette-ddt-clip"),
+        ("Autoencoders (stage 1), where they differ", "imagenette-rae-s"),
+    )
+    for title, name in kinds:
         recipe = load_recipe(name)
         words, docs = table_docs(recipe), option_docs(recipe)
         docs = {option: doc for option, doc in docs.items() if doc != known.get(option)}

@@ -27,6 +27,7 @@ SPDX = {
     "BSD 2-Clause License": "BSD-2-Clause",
     "ISC License": "ISC",
     "MIT License": "MIT",
+    "Mozilla Public License 2.0 (MPL 2.0)": "MPL-2.0",
 }
 # Packages whose metadata name no licence and whose file has no title: what its text is, read at the pinned version.
 READ = {"torchao": "BSD-3-Clause"}

@@ -266,7 +266,8 @@ def load(
     """Return the model of a run directory, of a folder that `mvm export` wrote, shipped in the package, or on the hub.
 
     Lookup order: local folder, bundled model, hub (OWNER/NAME or OWNER/NAME@REVISION). FORMAT:FILE is a checkpoint of
-    another project, as in "sit:SiT-XL-2-256x256.pt" (docs/how-to/published-checkpoints.md). Nothing is executed or unpickled.
+    another project, as in "sit:SiT-XL-2-256x256.pt" (docs/how-to/published-checkpoints.md). Nothing is executed or
+    unpickled.
     weights: "ema" (default), "model" (the raw weights), or another average the run keeps ("ema-0.999", "power-0.1").
     which: the checkpoint: "latest", "best" (by previews), or a step number. An exported model has one set of weights,
     of one step. encoder: of a latent run, open the frozen encoder now; else when images are first encoded: to sample,

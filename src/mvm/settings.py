@@ -22,33 +22,32 @@ class SampleConfig:
     """Solver of the reverse process. One of: adams, adams-power, sa, heun, euler, euler-maruyama, adaptive, dopri5,
     dpm++2m, dpm++3m, unipc, deis, ipndm, sde-dpm++2m, sde-dpm++3m, sa-official, er-sde, seeds2, seeds3, edm-churn."""
     nfe: int = DEFAULT_NFE
-    """Number of function evaluations: how often the solver evaluates the network per image (sampling steps)."""
+    """Number of function evaluations (NFE): how often the solver evaluates the network per image (sampling steps)."""
     rho: float = 0.0
-    """Noise of the reverse process: 0 is the probability-flow ODE, 1 the reverse SDE of the paper, 0.75 its best."""
+    """Noise of the reverse process: 0 is the probability-flow ODE, 1 the reverse SDE; the paper's SDE has 0.75."""
     cfg: float = 1.0
     """Classifier-free guidance scale; 1: no guidance."""
     low: float = 0.0
-    """Start of the interval in which guidance acts, in log-SNR progress from 0 (noise) to 1 (image)."""
+    """Start of the guidance interval, in log-SNR progress from 0 (noise) to 1 (image)."""
     high: float = 1.0
-    """End of the interval in which guidance acts, in log-SNR progress from 0 (noise) to 1 (image)."""
+    """End of the guidance interval, in log-SNR progress from 0 (noise) to 1 (image)."""
     tolerance: float = 1e-5
-    """Error tolerance per step of the solvers adaptive and dopri5, which take it in place of nfe."""
+    """Error tolerance per step of the adaptive solvers (adaptive, dopri5), which take it instead of NFE."""
     internal: float = 1.0
-    """Scale of internal guidance, by the network's inner head (network.inner_block); 1: none."""
+    """Scale of internal guidance, by the network's inner head (network.inner_block); 1: no guidance."""
     auto_scale: float = 1.0
-    """Scale of autoguidance, by the weaker model that --auto names, away from it; 1: none. Recipes name no such model.
-    """
+    """Autoguidance scale, away from the weaker model that --auto names; 1: no guidance. In a recipe it must be 1."""
     share: float = 0.0
     """Fraction of the evaluations that reuse the backbone output of an earlier one, at steps chosen by similarity; for
     network.kind ddt. 0: none."""
     t_min: float = DEFAULT_T_MIN
-    """Last time at which the solver sa evaluates the network; the other solvers do not use it."""
+    """Last time at which the solver sa evaluates the network; for sa alone."""
     tuned: bool = True
-    """Whether times that mvm tune fitted to the model replace those of adams, where it has some for the number of
-    evaluations and the guidance. A solver that a command names is used as given."""
+    """Use the time steps of adams that `mvm tune` fitted to the model, if it has some for this NFE and guidance. A
+    solver that a command names keeps its own time steps."""
     shift: float = 0.0
-    """Factor of sigma/alpha by which a solver's times move to more noise, its first and last staying; the shift of SD3
-    and RAE. 0: the model's, as its timestep distribution was shifted (path.law.shift_dimension). 1: none."""
+    """Timestep shift: factor of sigma/alpha at the solver's times except the first and the last; above 1 puts more
+    steps at high noise, as in SD3 and RAE. 0: the model's own (path.law.shift_dimension). 1: none."""
 
     def __post_init__(self) -> None:
         from mvm.solver import SOLVERS, Interval

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
 from programs import BENCHMARKS, RESULTS, imported
 
 pytest.importorskip("matplotlib", reason="figures are drawn with matplotlib")
@@ -168,11 +167,10 @@ def test_a_reference_is_known_by_what_it_is_made_of(terms, tmp_path):
     assert told[0] == told[1] != told[2]
 
 
-def test_distances_of_pixels_have_three_digits(terms, told_runs, tmp_path):
+def test_distances_of_pixels_have_three_digits(terms, tmp_path):
     write_runs(tmp_path, told(metric="fd-pixels"), told(seed=1, shift=0.5, metric="fd-pixels"))
     runs = terms.read_runs(tmp_path)
     assert terms.table(runs).splitlines()[4].startswith("| MVM, u | 2 | 30.250 [30.000, 30.500] |")
-    assert told_runs.panels(runs)[0][1].y == "FD-pixels (lower is better)"
 
 
 def test_differences_are_of_pairs_of_seeds(terms, told_runs, tmp_path):
@@ -212,38 +210,6 @@ def test_seeds_go_on_from_stored_runs(terms, tmp_path, monkeypatch):
     assert runs["flow"] == terms.read_runs(tmp_path / "all.json")["flow"]
     assert [run["cells"] for run in runs["mvm-u"]] == [told()["cells"], told(seed=1, shift=5.0)["cells"]]
     assert terms.ways_to_judge(work, "flow", 2)  # seed 0, which chooses them, is there
-
-
-def test_a_figure_of_some_methods(terms, tmp_path, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(terms, "figure", lambda runs, out: drawn.append(list(runs)))
-    write_runs(tmp_path, told("flow"), told(), told("vp-v"))
-    for only in ([], ["--only", "vp-v", "mvm-u"]):
-        monkeypatch.setattr(sys, "argv", ["equal_terms.py", "figure", str(tmp_path), "--out", "x.png", *only])
-        terms.main()
-    assert drawn == [["mvm-u", "flow", "vp-v"], ["mvm-u", "vp-v"]]
-
-
-def test_the_figure_has_bars_over_seeds(terms, told_runs, tmp_path):
-    write_runs(tmp_path, told("flow"), told(), told(seed=1, shift=2.0))
-    runs = terms.read_runs(tmp_path)
-    common, best = told_runs.panels(runs)
-    assert [curve.label for curve in common[0]] == ["MVM, u", "flow matching, linear"]
-    assert common[0][0].y == [31.0, 21.0, 11.0]
-    assert best[0][0].y == [31.0, 20.0, 10.0]
-    assert common[0][0].errors == [[1.0] * 3, [1.0] * 3]
-    assert common[0][1].errors == ()
-    terms.figure(runs, tmp_path / "x.png")
-    assert Image.open(tmp_path / "x.png").width > 1000
-
-
-def test_one_panel_where_the_common_sampler_is_the_best(told_runs):
-    runs = {"mvm-u": [told()]}
-    common = [cell for cell in told()["cells"] if (cell["solver"], cell["rho"]) == told_runs.COMMON]
-    ((curves, axes),) = told_runs.panels({"mvm-u": [{**told(), "cells": common}]})
-    assert [curve.label for curve in curves] == ["MVM, u"]
-    assert axes.title == "adams, ODE (rho 0), for all: of each also the best"
-    assert [axes.title for _, axes in told_runs.panels(runs)] == [told_runs.COMMON_TITLE, told_runs.BEST_TITLE]
 
 
 def test_runs_are_judged_in_turn(terms, tmp_path):

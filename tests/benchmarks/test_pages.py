@@ -1,4 +1,4 @@
-"""Pages of results, the README and docs/ say what the files under benchmarks/results hold: every figure by its file."""
+"""Pages of results and docs/ say what the files under benchmarks/results hold: every figure by its file."""
 
 import json
 from pathlib import Path
@@ -148,9 +148,12 @@ def test_other_pages_quote_the_fids_that_were_measured(study):
         row = [found[solver, nfe] for nfe in (5, 8, 10, 13, 20, 26)]
         assert f"| `{solver}` | {' | '.join(f'**{v}**' if solver == 'adams' else v for v in row)} |" in page
     assert f"FID {found['adams', 13]}, {found['adams', 10]} and {found['adams', 8]} " in page
-    promise = next(line for line in (ROOT / "README.md").read_text("utf-8").splitlines() if "| accurate |" in line)
+    summary, samplers = ((ROOT / "docs/results" / name).read_text("utf-8") for name in ("index.md", "samplers.md"))
     for solver in ("adams", "adams-power", "unipc"):
-        assert f"{found[solver, 8]} / {found[solver, 13]} / {found[solver, 26]}" in promise
+        assert f"| `{solver}` | {' | '.join(found[solver, nfe] for nfe in (8, 13, 26))} |" in summary
+    for solver in ("adams", "adams-power", "unipc", "dpm++2m", "deis", "sa"):
+        row = next(line for line in samplers.splitlines() if line.startswith(f"| `{solver}`"))
+        assert row.endswith(f" | {' | '.join(found[solver, nfe] for nfe in (5, 8, 10, 13, 26))} |")
 
 
 def test_the_page_of_the_solvers_has_what_was_explored():
@@ -180,6 +183,32 @@ def test_the_page_of_equal_terms_says_what_was_measured(terms, name):
     assert set(figures) <= set(said)
     if "mvm-u" in runs:
         assert set(terms.differences(runs, "mvm-u").splitlines()) <= set(said)
+
+
+@pytest.mark.parametrize(("name", "most"), [("digits", 6), ("cifar10", 7)])
+def test_the_short_page_of_equal_terms_has_the_same_means(terms, name, most):
+    told_runs = imported("equal_terms_runs")
+    runs = terms.read_runs(RESULTS / "equal-terms" / f"{name}.json")
+    page = (ROOT / "docs/results/equal-terms.md").read_text("utf-8")
+    several = [told for told in runs.values() if len(told) > 1]
+    assert len(several) == most
+    for told in several:
+        found = " | ".join(str(told_runs.over_seeds(told, nfe, told_runs.COMMON)) for nfe in told_runs.NFES)
+        assert f" | {found} | " in page
+
+
+@pytest.mark.parametrize(("name", "process"), [("adams", "ODE"), ("adams", "SDE"), ("sa", "ODE"), ("sa", "SDE")])
+def test_the_page_of_the_paper_has_the_curves_of_the_study(study, name, process):
+    cells = study.read_results([RESULTS / "sde-ode" / file for file in GRID])
+    rho = {"ODE": 0.0, "SDE": 0.75}[process]
+    row = [
+        f"{study.value(r):.2f}"
+        for r in sorted(cells, key=lambda r: r.settings.nfe)
+        if (r.settings.solver, r.settings.rho, r.settings.cfg) == (name, rho, 1.2)
+    ]
+    shown = {"adams": "adams-power", "sa": "sa"}[name]
+    page = (ROOT / "docs/results/reproduce.md").read_text("utf-8")
+    assert f"| {process}, CIFAR-10, `{shown}` | {' | '.join(row)} |" in page
 
 
 def test_the_page_of_small_data_says_what_was_measured():
@@ -227,7 +256,9 @@ def test_the_page_of_preconditioning_says_what_was_measured(preconditioning):
 
 @pytest.mark.parametrize("table", ["scaling_table", "larger_batch_table", "dominance_table", "muon_table"])
 def test_the_page_of_many_gpus_shows_the_tables(table):
-    assert getattr(imported("scale_out"), table)() in (ROOT / "docs" / "how-to/many-gpus.md").read_text(encoding="utf-8")
+    assert getattr(imported("scale_out"), table)() in (ROOT / "docs" / "how-to/many-gpus.md").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_the_page_of_many_gpus_shows_the_fit_of_what_was_measured(capsys):

@@ -1,4 +1,4 @@
-"""benchmarks/study_figures.py and model_pictures.py: what they read, choose and draw."""
+"""benchmarks/study_figures.py and model_pictures.py: what they read, choose and draw; figures: test_headline.py."""
 
 import json
 import math
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from programs import SOLVERS, imported
+from programs import imported
 
 pytest.importorskip("matplotlib", reason="figures are drawn with matplotlib")
 
@@ -45,20 +45,6 @@ def test_results_come_back_from_csv(study, tmp_path):
     assert study.table(found).splitlines()[-1] == (
         "| sa, t_min 0.0001 | SDE (rho 0.75) | 1.2 on [0.6, 0.8] | 13 | 18 | 4.50 ± 0.25 | 2.5 |"
     )
-
-
-def test_figures_of_the_solvers(study, tmp_path):
-    near = imported("near_reference")
-    cells = [cell("adams", nfe, fid=20.0 - nfe / 2) for nfe in (8, 13)] + [cell("unipc", 8, fid=30.0)]
-    panels = study.solver_panels([cells, cells[:1] + cells[2:]], ["a", "b"])
-    assert [[curve.label for curve in curves] for curves, _ in panels] == [["adams", "unipc"]] * 2
-    assert panels[0][0][1].style == panels[1][0][1].style != panels[0][0][0].style
-    assert [axes.title for _, axes in panels] == ["a", "b"]
-    ((curves, axes),) = study.solver_panels([cells], ["a"], study.SECONDS)
-    assert axes.x == study.SECONDS.label
-    assert list(curves[0].x) == [r.seconds for r in cells[:2]]
-    near.figure([json.loads((SOLVERS / "near-latent.json").read_text("utf-8"))], tmp_path / "x.png")
-    assert Image.open(tmp_path / "x.png").width > 1000
 
 
 def test_adams_over_the_least_is_bold_up_to_3_percent_and_marked_near_the_floor():
@@ -146,47 +132,6 @@ def test_the_best_cell_as_options(study):
     )
 
 
-def test_curves_tell_solver_by_dash_and_rho_by_colour(study, tmp_path):
-    guided = {"cfg": 1.2, "low": 0.6, "high": 0.8}
-    cells = [
-        cell(solver, nfe, rho, 5 + rho + nfe / 100, **way)
-        for way in ({}, guided)
-        for solver in ("adams", "sa, t_min 0.0001")
-        for rho in (0.0, 1.0)
-        for nfe in (26, 13)
-    ]
-    panels = study.curve_panels(cells)
-    assert [axes.title for _, axes in panels] == ["no guidance", "guidance 1.2 on [0.6, 0.8]"]
-    assert panels[0][1].range_y == panels[1][1].range_y
-    curves = panels[0][0]
-    assert [curve.label for curve in curves] == [
-        f"{solver}, {name}" for solver in ("adams", "sa, t_min 0.0001") for name in ("ODE (rho 0)", "SDE (rho 1)")
-    ]
-    assert [curve.style.dash for curve in curves] == ["-", "-", "--", "--"]
-    assert curves[0].style.colour == curves[2].style.colour != curves[1].style.colour
-    assert (curves[1].x, curves[1].y) == ([13, 26], [6.13, 6.26])
-    study.write_figure(panels, tmp_path / "x.png")
-    assert Image.open(tmp_path / "x.png").width > 1000
-
-
-def test_a_figure_may_end_below_its_worst_cell(study):
-    cells = [cell(fid=3.0), cell(nfe=13, fid=4.0), cell("sa", 13, fid=90.0), cell("sa", fid=3.5)]
-    [(curves, axes)] = study.curve_panels(cells, top=5.0)
-    assert axes.range_y[1] < 10 < study.curve_panels(cells)[0][1].range_y[1]
-    assert max(curves[1].y) == 90.0  # the line goes there
-
-
-def test_a_figure_of_another_kind_is_refused(study, tmp_path, monkeypatch, capsys):
-    from mvm.evaluation.sweep_report import csv_text
-
-    monkeypatch.chdir(tmp_path)
-    Path("x.csv").write_text(csv_text([cell()]))
-    monkeypatch.setattr("sys.argv", ["study_figures.py", "curves", "x.csv", "--out", "x.xyz"])
-    with pytest.raises(SystemExit, match="2"):
-        study.main()
-    assert "--out x.xyz must end in .png or .svg" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("written", "told"), [(None, "No such file or directory: 'x.csv'"), ("solver,nfe\n", "no cell of x.csv holds fid")]
 )
@@ -198,21 +143,6 @@ def test_misuse_is_answered_in_a_line(study, written, told, tmp_path, monkeypatc
     with pytest.raises(SystemExit, match="2"):
         study.main()
     assert told in capsys.readouterr().err
-
-
-def test_every_interval_begins_without_guidance(study):
-    cells = [cell(fid=9.0), *(cell(fid=s, cfg=s, low=low) for low in (0.0, 0.3) for s in (3.0, 2.0))]
-    ((curves, axes),) = study.guidance_panels(cells)
-    assert [(curve.label, curve.x, curve.y) for curve in curves] == [
-        (f"on [{low}, 1]", [1.0, 2.0, 3.0], [9.0, 2.0, 3.0]) for low in ("0", "0.3")
-    ]
-    assert axes.title == "adams, ODE (rho 0), NFE 26"
-
-
-def test_an_interval_of_one_scale_is_a_point(study):
-    cells = [cell(fid=9.0), *(cell(fid=s, cfg=s) for s in (2.0, 3.0)), cell(fid=5.0, cfg=4.0, low=0.3)]
-    ((curves, _),) = study.guidance_panels(cells)
-    assert [(curve.x, curve.y) for curve in curves] == [([1.0, 2.0, 3.0], [9.0, 2.0, 3.0]), ([4.0], [5.0])]
 
 
 # ---- model_pictures

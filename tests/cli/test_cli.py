@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -123,7 +124,7 @@ def test_version(capsys):
         (["sample", "digits", "--sample.nfe", "3"], "unknown option '--sample.nfe'"),
         (["verify", "--train.lr", "3"], "unknown option '--train.lr'"),
         (["recipes", "digit"], "did you mean 'digits'"),
-        (["recipes", "show"], "mvm recipes show: which one?"),
+        (["recipes", "show"], "mvm recipes show needs a name"),
         (["recipes", "show", "digit"], "did you mean 'digits'"),
         (["recipes", "digits", "cifar10"], "one recipe at a time"),
         (["recipes", "show", "digits", "cifar10"], "one recipe at a time"),
@@ -273,7 +274,7 @@ def test_divergence_is_a_message(tmp_path, refused, small):
 def test_an_output_that_cannot_be_made_is_a_message(command, tmp_path, monkeypatch, small, averaged, pictures):
     """A file stands where a folder is needed: like a full disk or a folder without permission, no traceback."""
     monkeypatch.setattr(verify, "ALL", (verify.theorems.check_score,))
-    monkeypatch.setattr(demo, "QUICK", demo.DemoSize(1, 100, (2,), 1, 2))
+    monkeypatch.setattr(demo, "QUICK", replace(demo.QUICK, steps=1, nfes=(2,), likelihood_images=1, likelihood_steps=2))
     (tmp_path / "file").write_text("mine")
     out = tmp_path / "file" / "x"
     tokens = {
@@ -302,8 +303,11 @@ def test_an_output_that_cannot_be_made_is_a_message(command, tmp_path, monkeypat
         (NotADirectoryError(20, "Not a directory", "x/y"), "'x/y': Not a directory; a file is in the way; name"),
         (IsADirectoryError(21, "Is a directory", "x"), "'x': Is a directory; a folder is in the way; name another"),
         (FileNotFoundError(2, "No such file or directory", "x"), "'x': No such file or directory; check the path"),
-        (PermissionError(13, "Permission denied", "x"), "'x': Permission denied; name another path, or ask"),
-        (OSError(28, "No space left on device", "x"), "'x': No space left on device; make room, and run it again"),
+        (PermissionError(13, "Permission denied", "x"), "'x': Permission denied; name another path, or get"),
+        (
+            OSError(28, "No space left on device", "x"),
+            "'x': No space left on device; free some space, and run",
+        ),
         (OSError(30, "Read-only file system", "x"), "'x': Read-only file system; name another path"),
         (OSError(5, "Input/output error", "x"), "'x': Input/output error"),
         (OSError("torn"), "torn"),

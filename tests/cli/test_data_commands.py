@@ -139,7 +139,7 @@ def test_info_names_a_damaged_file(prepared, tmp_path, capsys):
     ("tokens", "words"),
     [
         ([], "--size"),
-        (["--size", "1.5"], "'1.5' is not a whole number"),
+        (["--size", "1.5"], "'1.5' is not a size; give a side or HEIGHTxWIDTH"),
         (["--size", "0"], "size=0"),
         (["--size", "8", "--classes", "7"], "classes=7, but 'photos' names 10"),
         (["--size", "8", "--classes", "ten"], "'ten' is not a whole number"),

@@ -148,12 +148,12 @@ BOX = ("--box", "2,2,6,6")
 @pytest.mark.parametrize(
     ("tokens", "words"),
     [
-        (("inpaint", "PHOTO"), "needs one of --box LEFT,TOP,RIGHT,BOTTOM and --mask FILE"),
+        (("inpaint", "PHOTO"), "needs the part to fill: either --box LEFT,TOP,RIGHT,BOTTOM or --mask FILE"),
         (("inpaint", "PHOTO", "--box", "2,2,9,6"), "--box 2,2,9,6: LEFT,TOP,RIGHT,BOTTOM in pixels are needed, within"),
         (("inpaint", "PHOTO", "--box", "2,2"), "--box 2,2: LEFT"),
         (("inpaint", "PHOTO", "--mask", "WIDE"), "is 8x10, and the pictures are 8x8; give one of their size"),
         (("inpaint", "PHOTO", "--mask", "BLACK"), "mask marks nothing to make anew"),
-        (("inpaint", "PHOTO", "--mask", "NAN"), "nan.npy holds NaN; give 1 where to make anew, 0 elsewhere"),
+        (("inpaint", "PHOTO", "--mask", "NAN"), "nan.npy holds NaN; give 1 in the part to fill, 0 elsewhere"),
         (("inpaint", "PHOTO", "--mask", "TEXT"), "cannot be read (not an image); give a black and white PNG"),
         (
             ("inpaint", "WIDE", *BOX),
@@ -162,8 +162,8 @@ BOX = ("--box", "2,2,6,6")
         (("inpaint", "TEXT", *BOX), "'text.png' cannot be read (not an image); give a PNG"),
         (("inpaint", "nowhere.png", *BOX), "nowhere.png"),
         (("inpaint", "data:digits", *BOX), "more than 1024 pictures; choose some, e.g. --index 0-7"),
-        (("inpaint", "data:digits", *BOX, "--index", "3,x"), "--index 3,x: pictures by number and range"),
-        (("inpaint", "PHOTO", *BOX, "--index", "1"), "has 1 pictures, and no number 1"),
+        (("inpaint", "data:digits", *BOX, "--index", "3,x"), "--index 3,x: numbers and ranges from 0 are needed"),
+        (("inpaint", "PHOTO", *BOX, "--index", "1"), "has 1 pictures from 0 on, no number 1"),
         (("inpaint", "PHOTO", *BOX, "--classes", "12"), "classes=12 out of range"),
         (
             ("inpaint", "PHOTO", *BOX, "--classes", "1,2,3", "-n", "2"),
@@ -205,10 +205,10 @@ def test_help_says_what_seed_and_classes_are_here(capsys):
     """Not what they are in `mvm sample`, of which Drawing speaks."""
     assert run(["edit", "inpaint", "--help"]) == 0
     words = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "Result k of picture i has seed SEED + NUM i + k." in words
-    assert "The null class when empty." in words
-    assert "go round or to draw from" not in words
-    assert "whatever the number of images" not in words
+    assert "Result k of image i uses seed SEED + NUM i + k." in words
+    assert "Default: the null class." in words
+    assert "Default: all classes." not in words
+    assert "depend on the batch size" not in words
 
 
 def test_a_model_of_latents_takes_image_to_image_alone():

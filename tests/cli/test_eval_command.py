@@ -221,7 +221,7 @@ def test_stats_do_not_replace_the_images(here):
         (["a.npy", "--ref", "b.npz", "--metrics", ","], "--metrics ',' names none"),
         (
             ["a.npy", "--ref", "b.npz", *FD, "--num", "5"],
-            "--num 5 says how a run is sampled, and 'a.npy' is no run; leave it out",
+            "--num 5 is for sampling a run, and 'a.npy' is not a run; leave it out",
         ),
         (["a.npy", "--ref", "nothing", *FD], "source='nothing' does not exist"),
         (["nothing", "--ref", "a.npy", *FD], "source='nothing' does not exist"),
@@ -249,7 +249,7 @@ def test_mistakes(here, tokens, words, refused):
     ("tokens", "words"),
     [
         (["a.npy", "--ref", "b.npz", *FD, "--batch", "0"], "batch=0"),
-        (["a.npy", "--ref", "b.npz", *FD, "--jackknife", "-3"], "jackknife=-3"),
+        (["a.npy", "--ref", "b.npz", *FD, "--jackknife", "-3"], "--jackknife -3"),
         (["a.npy", "--ref", "b.npz", *FD, "--jackknife", "1"], "jackknife"),
         (["data:digits", "--ref", "data:digits", "--split", "held-out", *FD], "split"),
         (["digts", "--ref", "data:digits", *FD], "did you mean 'digits'"),
@@ -318,4 +318,4 @@ def test_a_run_is_not_sampled_50_000_times_on_a_cpu_unasked(pictures, refused):
     """Neither as what is judged nor as the reference."""
     for sides in (["digits"], [pictures, "--ref", "digits", "--size", "8", "--channels", "1"]):
         said = refused("eval", *sides, "--metrics", "fd-pixels", "--device", "cpu")
-        assert "'digits' would sample 50,000 images on a CPU, for hours; say how many, e.g. --num 1000" in said
+        assert "'digits' would sample 50,000 images on a CPU, for hours; give a number, e.g. --num 1000" in said

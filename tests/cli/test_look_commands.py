@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+from dataclasses import replace
 
 import pytest
 
@@ -71,7 +72,7 @@ def test_demo_leaves_a_run_to_sample_from(quick_demo, tmp_path):
 
 
 def test_demo_replaces_a_demo_and_nothing_else(tmp_path, monkeypatch, refused):
-    monkeypatch.setattr(demo, "QUICK", demo.DemoSize(1, 100, (2,), 1, 2))
+    monkeypatch.setattr(demo, "QUICK", replace(demo.QUICK, steps=1, nfes=(2,), likelihood_images=1, likelihood_steps=2))
     monkeypatch.setattr(demo, "others_shipped", dict)
     out = tmp_path / "out"
     out.mkdir()

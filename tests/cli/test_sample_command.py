@@ -119,7 +119,7 @@ def test_the_same_command_goes_on_after_a_stop(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Sampler, "launch", stop)
     out = tmp_path / "stopped" / "x.npz"
     assert run(["sample", "digits", "--nfe", "4", "--out", str(out), *tokens]) == 130
-    assert "mvm: stopped; the same command goes on" in capsys.readouterr().err
+    assert "mvm: stopped; the same command continues" in capsys.readouterr().err
     assert [path.name for path in out.parent.iterdir()] == [".x.npz.parts"]
     assert run(["sample", "digits", "--nfe", "5", "--out", str(out), *tokens]) == 2
     assert "other values of settings.nfe (4, now 5)" in capsys.readouterr().err

@@ -83,7 +83,10 @@ class TestEveryCommand:
         [
             (["--interval", "0.6,0.8"], "--interval 0.6,0.8 acts on guidance; give its scale too, e.g. --cfg 1.5"),
             (["--cfg", "2", "--interval", "0.8"], "--interval 0.8: two numbers in [0, 1] are needed"),
-            (["--nfe", "9", "--solver", "dopri5"], "--nfe 9: the dopri5 solver takes --tolerance and reports"),
+            (
+                ["--nfe", "9", "--solver", "dopri5"],
+                "--nfe 9 has no effect with --solver dopri5, which is adaptive; give",
+            ),
             (["--tolerance", "0.01"], "--tolerance 0.01 belongs to --solver adaptive or dopri5"),
             (["--t-min", "0.01"], "--t-min 0.01 belongs to --solver sa"),
             (["--solver", "adam"], "solver='adam' is unknown (did you mean 'adams'?)"),
@@ -168,4 +171,4 @@ def test_both_runs_of_an_evaluation_take_them(tmp_path, done):
 def test_stored_images_take_none(refused, tokens):
     said = refused("eval", "data:digits", "--ref", "data:digits:held-out", *tokens)
     assert said.startswith(f"mvm: {tokens[0]} ")
-    assert said.endswith("says how a run is sampled, and 'data:digits' is no run; leave it out")
+    assert said.endswith("is for sampling a run, and 'data:digits' is not a run; leave it out")

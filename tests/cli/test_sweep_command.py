@@ -86,7 +86,7 @@ def test_a_run(trained, here, done):
         (["digits", "--num", "1"], "num=1 is out of range; it must be at least 2"),
         (["digits", "--batch", "0"], "batch=0"),
         (["digits", "--repeats", "0"], "repeats=0"),
-        (["digits", "--jackknife", "-1"], "jackknife=-1"),
+        (["digits", "--jackknife", "-1"], "--jackknife -1"),
         (["digits", "--labels", "some"], "labels='some' is unknown"),
         (["digits", "--weights", "best"], "weights='best'"),
         (["digits", "--ref", "nothing"], "source='nothing' does not exist"),

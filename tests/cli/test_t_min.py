@@ -59,7 +59,7 @@ def test_a_sample_with_it(tmp_path, done):
         (["sweep", "digits", "--t-min", "1e-4"], "--t-min 1e-4 belongs to --solver sa"),
         (
             ["sample", "digits", "--solver", "adaptive", "--shift", "8"],
-            "--shift 8.0 moves the times of a solver, and adaptive",
+            "--shift 8.0 has no effect with --solver adaptive, which is adaptive; leave it out",
         ),
         (["sample", "digits", "--shift", "-2"], "shift=-2.0 is out of range"),
         (["sweep", "digits", "--solvers", "sa", "--t-min", "1e-4,x"], "--t-min 1e-4,x: values separated by commas"),

@@ -55,12 +55,14 @@ def test_what_cannot_be_resumed_is_told(trained, tmp_path, monkeypatch, small, r
     monkeypatch.chdir(tmp_path)
     assert "--resume: 'runs/typo' does not exist; give the folder that" in refused("train", "--resume", "runs/typo")
     assert "is no run directory (no recipe.json in it)" in refused("train", "--resume", trained / "checkpoints")
-    assert "knows its recipe: mvm train --resume RUN" in refused("train", "digits", "--resume", trained)
+    assert "name the run alone, which holds its recipe: mvm train --resume" in refused(
+        "train", "digits", "--resume", trained
+    )
     assert "is already at step 10; give more steps" in refused("train", "--resume", trained, "--train.steps", "3")
     assert "there is no run in runs/digits; check the path, or leave --resume out" in refused(
         "train", "digits", "--resume", *small
     )
-    assert "which recipe? See: mvm recipes" in refused("train")
+    assert "mvm train needs a RECIPE; for the names see: mvm recipes" in refused("train")
     assert "no run is named; give a run directory" in refused("train", "--resume")
     assert f"{trained} is a run; continue it with: mvm train --resume {trained}" in refused("train", trained)
     assert "--allow-change belongs to --resume" in refused("train", "digits", "--allow-change")

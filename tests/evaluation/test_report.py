@@ -4,6 +4,7 @@ import base64
 import io
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from mvm.evaluation.report import (
     provenance,
     table,
 )
+from test_demo import without_conclusion
 
 NASTY = "<script>alert('x')</script> & \"quoted\" {title} ² \\1"
 
@@ -77,6 +79,26 @@ def read(text):
     reader.feed(text)
     assert reader.open == []
     return reader
+
+
+def test_a_plot_or_table_without_conclusion_is_found():
+    told, svg = report.finding("It falls."), "<svg></svg>"
+    assert (
+        without_conclusion(f"<h2>a</h2>{told}{svg}{table(['x'], [[1]])}{report.exhibit('b', 'It rises.', svg)}") == []
+    )
+    assert without_conclusion(f"<h2>a</h2>{told}<h3>b</h3>{svg}<h2>c</h2>{table(['x'], [[1]])}") == ["b", "c"]
+
+
+def test_the_box_of_next_steps(tmp_path):
+    page = Page("title", "lead")
+    page.next_steps([])
+    assert page.parts == []
+    page.next_steps([("Do <this>.", report.command("sample", "a b", "--out", "x\x1b.png"))])
+    box = read("".join(page.parts))
+    assert box.of("h2") == ["Next steps"]
+    assert box.of("p") == ["Do <this>."]
+    assert box.of("pre") == [r"mvm sample 'a b' --out 'x\x1b.png'"]
+    assert report.path_word(Path("-x")) == "./-x"
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """The report of a run: exact facts, whatever a run directory has or lacks; one file that needs nothing else."""
 
 import json
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from mvm.cli import app, run, split_overrides
 from mvm.data import DATA_SETS
 from mvm.evaluation.run_report import _rise, _thinned, smoothed, write_run_report
 from mvm.recipes import FOLDER, DecoderRecipe, load_recipe, override, to_json
+from test_demo import without_conclusion
 
 NASTY = "<script>alert('x')</script> & `tick` \x1b[31m"
 IMAGES = len(DATA_SETS["digits"].load("train").labels)
@@ -46,7 +48,9 @@ def make(folder, recipe=None, lines=(), checkpoints=(), previews=(), tail=""):
 
 
 def report(folder):
-    return read(write_run_report(folder).read_text(encoding="utf-8"))
+    text = write_run_report(folder).read_text(encoding="utf-8")
+    assert without_conclusion(text) == []
+    return read(text)
 
 
 @pytest.fixture
@@ -64,23 +68,42 @@ def test_facts_of_a_finished_run(finished):
     epochs = f"28,800 images seen ({300 * 96 / IMAGES:.3g} epochs of {IMAGES:,})"
     told = f"{epochs}, 5 minutes in training steps, loss 0.25, median throughput 96 images/s."
     assert page.of("p")[0] == f"8x8 handwritten digits on a CPU: the demo. {told}"
-    assert page.of("li") == [
-        "The loss fell from 1 (step 100) to 0.25 (step 300).",
-        "fd_pixels went from 9.5 (step 100) to 5.5 (step 300); its best so far.",
-        "No step was skipped.",
-    ]
+    assert page.of("p")[1] == "fd_pixels went from 9.5 (step 100) to 5.5 (step 300); its best so far."
+    assert "The loss fell from 1 (step 100) to 0.25 (step 300)." in page.of("p")
+    assert "Each point is a mean over 50 steps. No step was skipped." in page.of("p")
+    assert re.search(r" 3 of \d+ options differ\.", page.text)
     assert page.of("figcaption") == [f"step {n}, fd_pixels {v}" for n, v in ((100, 9.5), (200, 7.25), (300, 5.5))]
     cells = page.of("td")
     assert cells[:9] == ["--train.steps", "300", "1500", "--preview.every", "100", "0", "--preview.count", "64", "1024"]
     assert cells[9:] == ["200", "2.0 MB", "7.25", "300", "2.0 MB", "5.5", "newest, best preview"]
-    assert json.loads(page.of("pre")[0]) == json.loads((finished / "recipe.json").read_text())
+    assert json.loads(page.of("pre")[-1]) == json.loads((finished / "recipe.json").read_text())
     assert page.of("h2") == [
-        "Loss", "Learning rate, gradients, throughput", "Previews", "Settings", "Checkpoints kept", "What to do next",
+        "Previews", "Loss", "Learning rate, gradients, throughput", "Next steps", "Settings", "Checkpoints kept",
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("losses", "looks", "loss", "preview", "norm"),
+    [
+        ((1.0, 0.5, 0.25), (9.5, 7.25, 5.5), "The loss fell from 1 (step 100) to 0.25 (step 300).",
+         "fd_pixels went from 9.5 (step 100) to 5.5 (step 300); its best so far.", "Constant at 1."),
+        ((0.25, 0.5, 1.0), (5.5, 7.25, 9.5),
+         "The loss went from 0.25 (step 100) to 1 (step 300), after a lowest of 0.25: it rises.",
+         "fd_pixels went from 5.5 (step 100) to 9.5 (step 300); best: 5.5 (step 100).",
+         "It went from 1 (step 100) to 3 (step 300); highest 4 (step 200)."),
+    ],
+)  # fmt: skip
+def test_conclusions_follow_the_data(tmp_path, losses, looks, loss, preview, norm):
+    norms = (1.0, 1.0, 1.0) if losses[0] == 1 else (1.0, 4.0, 3.0)
+    lines = [line(100 * i, x, grad_norm=n) for i, (x, n) in enumerate(zip(losses, norms, strict=True), 1)]
+    lines += [{"step": 100 * i, "fd_pixels": x} for i, x in enumerate(looks, 1)]
+    folder = make(tmp_path / "run", recipe_of(train_steps="300"), lines, [(300, looks[-1])])
+    said = report(folder).of("p")
+    assert {loss, preview, norm} <= set(said)
+
+
 def test_commands_of_a_finished_run_are_understood(finished):
-    typed = report(finished).of("pre")[1:]
+    typed = report(finished).of("pre")[:-1]
     where = str(finished)
     assert typed == [
         f"mvm sample {where} --classes 0,1 --out mine.png",
@@ -138,7 +161,7 @@ def test_a_paused_run(tmp_path):
     assert page.of("h1") == ["run: step 73 of 500, paused"]
     assert page.of("li")[0] == "Not finished, 427 steps to go. Continue from step 73:"
     assert [text.split()[1] for text in page.of("pre") if text.startswith("mvm")] == [
-        "train", "train", "sample", "sample", "eval", "export", "train", "train",
+        "train", "train", "sample", "sample", "eval", "export", "train",
     ]  # fmt: skip
 
 
@@ -205,7 +228,9 @@ def test_parts_of_the_loss_and_a_recipe_of_ones_own(tmp_path):
     (folder / "recipe.json").write_text(json.dumps({**stored, "name": "mine"}))
     page = report(folder)
     assert "Further parts of the loss" in page.of("h2")
-    assert page.of("h3")[0] == "What differs from the default"
+    assert page.of("h3")[0] == "repa"
+    assert "It fell from -0.2 (step 50) to -0.3 (step 100); highest -0.2 (step 50)." in page.of("p")
+    assert "What differs from the default" in page.of("h3")
     assert page.of("td")[:3] == ["--network.size", "tiny", "S"]
 
 
@@ -231,7 +256,7 @@ def test_data_of_ones_own_that_are_not_here(tmp_path):
     recipe = override(load_recipe("digits"), {**data, "train.steps": "10"})
     page = report(make(tmp_path / "run", recipe, [line(10, 1.0)], [(10, None)]))
     assert "960 images seen, 10 seconds in training steps, loss 1" in page.of("p")[0]  # epochs are not known
-    assert page.of("pre")[-1].endswith(
+    assert page.of("pre")[-2].endswith(
         "--data.path data/mine --train.lr 0.0002 --out runs/run-tuned"
     )  # its shape is read again
 

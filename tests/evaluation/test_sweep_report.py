@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import math
 import re
+import shlex
 import warnings
 
 import numpy as np
@@ -12,10 +13,12 @@ import scipy.stats
 from PIL import Image
 from test_report import outside_requests, read
 
+from mvm.cli import app
 from mvm.evaluation import sweep_report as findings
 from mvm.evaluation.cells import Result
 from mvm.evaluation.sweep_report import curves_figure, file_names, flatten, scale_of, write_report
 from mvm.settings import SampleConfig
+from test_demo import without_conclusion
 
 NASTY = "<script>alert('x')</script> & $\\frac{$ \"q\""
 NFES = (5, 9, 19, 39, 79)
@@ -87,7 +90,7 @@ def test_lead_names_best_and_crossover_and_the_caution():
     assert lead == (
         "FID is best, 2.50 ± 0.10, with adams, SDE (rho 1), NFE 79, no guidance. With adams and no guidance, the SDE "
         "(rho 1) is below the ODE from NFE 39 on and above it up to NFE 19. Cells are level where the 95 % interval of "
-        "their difference holds zero."
+        "their difference contains zero."
     )
 
 
@@ -162,6 +165,53 @@ def test_the_page_tells_how_far_sde_and_ode_are_apart(tmp_path):
     assert "Errors are added in quadrature" in text
     write_report(tmp_path, curves(ODE, (20.0, 9.0, 4.5, 3.5, 2.5), error=None), {})
     assert "SDE less ODE" not in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("sde", "best_cell", "sides"),
+    [
+        ((20.0, 9.0, 4.5, 3.0, 2.5), "adams, SDE (rho 1), NFE 79, no guidance", (2, 3)),
+        ((20.0, 9.0, 4.9, 4.5, 4.4), "adams, ODE (rho 0), NFE 79, no guidance", (0, 5)),
+    ],
+)
+def test_conclusions_follow_the_cells(tmp_path, sde, best_cell, sides):
+    write_report(tmp_path, curves(ODE, sde), {})
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    said = read(text).of("p")
+    assert without_conclusion(text) == []
+    assert f"The best cell is {best_cell}." in said
+    assert any(one.startswith(f"FID is best, {min(*sde, *ODE):.2f} ± 0.10, with {best_cell}.") for one in said)
+    below, above = sides
+    assert f"The SDE is significantly below its ODE in {below} and above it in {above} of 5 comparisons." in said
+
+
+def test_the_fewest_passes_level_with_the_best():
+    results = [cell(39, fid=3.0, error=0.3), cell(9, fid=3.2, error=0.3), cell(5, fid=9.0, error=0.3)]
+    assert "NFE 9, no guidance, takes the fewest passes: 9." in findings._cheapest(results, "fid")
+    results[1] = cell(9, fid=6.0, error=0.3)
+    assert "NFE 39, no guidance, takes the fewest passes: 39." in findings._cheapest(results, "fid")
+
+
+@pytest.mark.parametrize(
+    ("typed", "name", "model"),
+    [
+        ("mvm sweep runs/a --nfe 5", "a", "runs/a"), ("mvm sweep digits", "digits", "digits"),
+        ("mvm sweep --nfe 5 runs/a", "a", "MODEL"), ("mvm sweep my runs/a", "a", "MODEL"), ("", "a", "MODEL"),
+    ],
+)  # fmt: skip
+def test_next_steps_name_the_best_cell_and_are_understood(tmp_path, typed, name, model):
+    better = cell(19, 0.75, fid=2.0, cfg=1.5, low=0.6, high=0.8)
+    results = [cell(5, fid=3.0), better, cell(9, fid=4.0, solver="sa")]
+    write_report(tmp_path, results, {"command": typed, "name": name})
+    box = read((tmp_path / "report.html").read_text(encoding="utf-8")).of("pre")
+    assert 4 <= len(box) <= 6
+    how = "--solver adams --nfe 19 --rho 0.75 --cfg 1.5 --interval 0.6,0.8"
+    assert box[0] == f"mvm sample {model} {how} --num 64 --out best.png"
+    assert box[1] == f"mvm eval {model} {how} -n 10000 --json best.json"
+    for text in box:
+        app.parse_args(shlex.split(text)[1:], exit_on_error=False, print_error=False)
+    tuned = dataclasses.replace(better, tuned=True)  # a solver that is named has not the model's own times
+    assert "--solver" not in findings.next_steps([tuned], {})[0][1]
 
 
 def test_best_follows_the_direction_and_unknown_metrics_have_none():
@@ -246,6 +296,7 @@ def test_page(sweep):
         write_report(folder, results, FACTS)
     text = (folder / "report.html").read_text(encoding="utf-8")
     assert outside_requests(text) == []
+    assert without_conclusion(text) == []
     reader = read(text)
     assert "script" not in reader.seen
     assert f"Warning: {NASTY}" in reader.texts

@@ -35,7 +35,7 @@ def model():
 
 def typed(language):
     """The lines of a document's blocks, but for those that install."""
-    blocks = re.findall(rf"```{language}\n(.*?)```", DOCUMENT, re.DOTALL)
+    blocks = re.findall(rf"```{language}\n(.*?)```", DOCUMENT.replace("\\\n", " "), re.DOTALL)
     return [shlex.split(line) for block in blocks for line in block.splitlines() if line and "pip" not in line]
 
 

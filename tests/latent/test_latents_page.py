@@ -18,7 +18,7 @@ from mvm.metrics.extractors import EXTRACTORS, Extractor
 from mvm.metrics.lpips import BACKBONES, LPIPS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to/latents.md").read_text(encoding="utf-8")
-BLOCKS = "".join(re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL))  # left to this file by tests/test_docs.py
+BLOCKS = "".join(re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)).replace("\\\n", " ")  # typed here alone
 COMMANDS = [shlex.split(line, comments=True) for line in BLOCKS.splitlines()]
 SIDE, PATCH, WIDTH = 224, 56, 16  # of images, and of an encoder with 4 x 4 latents
 

@@ -1,4 +1,4 @@
-"""Prediction kinds: the formulas of the paper and docs/reference/notation.md, every round trip, what is stated of both ends."""
+"""Prediction kinds: the formulas of the paper and docs/reference/notation.md, every round trip, and both ends."""
 
 import math
 from types import SimpleNamespace

@@ -1,6 +1,6 @@
 """The estimate of a step's memory, against what was measured on an H200.
 
-The figures are in benchmarks/results/training-speed.md, docs/how-to/latents.md and benchmarks/LOG.md.
+The figures are in benchmarks/results/training-speed.md, docs/explanation/latents.md and benchmarks/LOG.md.
 """
 
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Step coefficients against scipy: quadrature of docs/reference/notation.md's weight, and the SDE's own moment equations."""
+"""Step coefficients against scipy: quadrature of the weight (docs/explanation/solver.md), and the SDE's moments."""
 
 import math
 from itertools import pairwise
@@ -37,7 +37,7 @@ def basis(variable, times, j, r):
 
 
 def by_weight(s, t, rho, variable, times, j):
-    """INT_t^s t^a [a r^(-a-1) + (1-a) r^(-a)] L_j(r) dr (docs/reference/notation.md, Solvers); in log r, for precision."""
+    """INT_t^s t^a [a r^(-a-1) + (1-a) r^(-a)] L_j(r) dr (docs/explanation/solver.md); in log r, for precision."""
     a = (1 + rho**2) / 2
 
     def integrand(y):

@@ -46,10 +46,10 @@ FEWER = "try a smaller --batch"
 REMEDIES = {
     **dict.fromkeys((errno.EEXIST, errno.ENOTDIR), "a file is in the way; name another path"),
     errno.EISDIR: "a folder is in the way; name another path",
-    errno.ENOENT: "check the path, and that files can be made there",
-    **dict.fromkeys((errno.EACCES, errno.EPERM), "name another path, or ask for the right to use it"),
+    errno.ENOENT: "check the path, and that files can be created there",
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "name another path, or get permission for this one"),
     errno.EROFS: "name another path",
-    errno.ENOSPC: "make room, and run it again",
+    errno.ENOSPC: "free some space, and run the command again",
 }
 
 
@@ -69,7 +69,7 @@ def _message(error: Exception, command: str) -> str:
     if isinstance(error, UnknownOptionError):
         return _unknown((error.token.keyword or error.token.value).split("=")[0], command) or str(error)
     if isinstance(error, UnusedCliTokensError) and command == "train":
-        return f"{error} A run that is resumed knows its recipe: mvm train --resume RUN"
+        return f"{error} To resume, name the run alone, which holds its recipe: mvm train --resume RUN"
     if not isinstance(error, OSError) or error.filename is None:
         return str(error)
     remedy = REMEDIES.get(error.errno or 0, "")
@@ -117,7 +117,7 @@ def run(tokens: list[str]) -> int:
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and not OUT_OF_MEMORY.search(str(error)):
             raise
-        first = next(iter(str(error).splitlines()), "") or "the host has no more"
+        first = next(iter(str(error).splitlines()), "") or "no host memory is left"
         print(f"mvm: out of memory ({first}); {LESS_MEMORY.get(tokens[0], FEWER)}", file=sys.stderr)
         return USAGE_ERROR
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -9,7 +10,7 @@ from dataclasses import dataclass, fields, make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from cyclopts import App, Parameter, Token
+from cyclopts import App, Group, Parameter, Token
 
 import mvm
 from mvm.files import write_text
@@ -18,19 +19,113 @@ from mvm.process import INTERRUPTED as INTERRUPTED
 from mvm.settings import NEEDS, OPTIONS, SampleConfig
 
 if TYPE_CHECKING:
+    from cyclopts.help import HelpPanel
+    from rich.console import Console, ConsoleOptions, RenderableType
+
     from mvm.distributed.processes import Processes
     from mvm.generate import Draw, Sampler
     from mvm.model import Model
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., int])
 USAGE_ERROR = 2
+
+# What a command is for, in the order of `mvm --help`.
+START, TRAIN, SAMPLE, JUDGE, SHARE, OTHER = (
+    Group(name, sort_key=place)
+    for place, name in enumerate(("Start", "Train", "Sample", "Evaluate", "Share", "Other options"))
+)
+# What an option is about, in the order of every command's help. Each option has one: Annotated[int, IMAGES].
+TRAINING, INPUT, EDITING, IMAGES, SAMPLING, GUIDANCE, MEASUREMENT, FEATURES, MODEL, OUTPUT, SERVER, HARDWARE = (
+    Parameter(group=Group(name, sort_key=place))
+    for place, name in enumerate(
+        (
+            "Training",
+            "Input",
+            "Editing",
+            "Images",
+            "Sampling",
+            "Guidance",
+            "Measurement",
+            "Features",
+            "Model",
+            "Output",
+            "Server",
+            "Hardware",
+        )
+    )
+)
+
+
+def _default(value: object) -> str | None:
+    """Return a default as the help shows it; None where there is nothing to show."""
+    if value is None or value is False or value == "":
+        return None
+    return "on" if value is True else str(value)
+
+
+DEFAULTS = Parameter(show_default=_default)  # of every App, as the pages of the site do not inherit it
+
+
+def _flowed(text: str) -> str:
+    """Return a text whose lines flow within a paragraph; those of a list stay."""
+    return re.sub(r"(?<!\n)\n(?!\n|- | )", " ", text)
+
+
+class Flowing:
+    """The look of help: cyclopts' own, but paragraphs fill the terminal, whatever the lines of the source."""
+
+    def __call__(self, console: "Console", options: "ConsoleOptions", panel: "HelpPanel") -> None:
+        from cyclopts.help import DefaultFormatter
+
+        entries = [entry.copy(description=self._flow(entry.description)) for entry in panel.entries]
+        DefaultFormatter()(console, options, panel.copy(entries=entries))
+
+    def render_usage(self, console: "Console", options: "ConsoleOptions", usage: Any) -> None:
+        from cyclopts.help import DefaultFormatter
+
+        DefaultFormatter().render_usage(console, options, usage)
+
+    def render_description(
+        self, console: "Console", options: "ConsoleOptions", description: "RenderableType | None"
+    ) -> None:
+        console.print(self._flow(description))
+
+    def _flow(self, shown: Any) -> Any:
+        text: Any = getattr(shown, "primary_renderable", None)
+        if hasattr(text, "plain"):  # rich's Text
+            text.plain = _flowed(text.plain)
+        return shown
+
+
+def examples(*lines: str) -> str:
+    """Return the last part of a command's help: lines `mvm ...  # what it does`, aligned."""
+    pairs = [line.split("  # ") for line in lines]
+    width = max(len(command) for command, _ in pairs)
+    return "\n".join(["Examples:", *(f"  {command:{width}}  # {what}" for command, what in pairs)])
+
 
 app = App(
     name="mvm",
     version=mvm.__version__,
-    help="Mean Velocity Matching: train, sample and compare generative models that are ODE and SDE at once.",
+    help="Mean Velocity Matching: train, sample and evaluate generative models that are ODE and SDE at once.",
     help_format="plaintext",
+    help_formatter=Flowing(),
+    help_epilogue=examples(
+        "mvm demo  # train, sample, report: 4 minutes",
+        "mvm sample cifar10 --out grid.png  # sample a shipped model",
+        "mvm train digits  # train a recipe; see mvm recipes",
+        "mvm sample --help  # the options of a command",
+    ),
+    default_parameter=DEFAULTS,
 )
+for flags in (*app.help_flags, *app.version_flags):
+    app[flags].group = OTHER
+
+
+def command(group: Group, *lines: str, name: str | None = None) -> Callable[[F], F]:
+    """Return a decorator that adds a command to a group of `mvm --help`; lines: its examples."""
+    return app.command(name=name, group=group, help_epilogue=examples(*lines))
 
 
 def _whole(kind: type, tokens: Sequence[Token]) -> int:
@@ -42,9 +137,12 @@ def _whole(kind: type, tokens: Sequence[Token]) -> int:
 
 
 Whole = Annotated[int, Parameter(converter=_whole)]
-Num = Annotated[Whole, Parameter(alias="-n")]
-Device = Annotated[str, Parameter(help="cpu, cuda, or auto: cuda where there is one.")]
-JsonFile = Annotated[Path | None, Parameter(name="--json", help="Write the figures there as well.")]
+Num = Annotated[Whole, Parameter(alias="-n"), IMAGES]
+Batch = Annotated[Whole, HARDWARE]
+Device = Annotated[str, Parameter(help="Device: cpu, cuda, or auto (cuda if there is a GPU)."), HARDWARE]
+JsonFile = Annotated[Path | None, Parameter(name="--json", help="Also write the results to this JSON file."), OUTPUT]
+_ELSEWHERE = "Let the model open encoders and autoencoders that it names outside its folder, by a path or on the Hub."
+Download = Annotated[bool, Parameter(negative="", help=_ELSEWHERE), MODEL]
 
 # dotted options such as --train.lr, taken off the command line before it is parsed
 Overrides = dict[str, str]
@@ -93,18 +191,27 @@ def parse_interval(text: str) -> tuple[float, float]:
 
 KINDS: dict[str, Any] = {entry.name: entry.type for entry in fields(SampleConfig)} | {"interval": str}
 _HELP = meanings(SampleConfig) | {
-    "interval": "Where guidance acts, LOW,HIGH in log-SNR progress (0 noise, 1 image), e.g. 0.6,0.8."
+    "interval": "Where guidance acts: LOW,HIGH in log-SNR progress from 0 (noise) to 1 (image), e.g. 0.6,0.8."
 }
-_HELP["solver"] += " One that is named has its own times; else those of mvm tune are used where the model has some."
+_HELP["solver"] += " Without --solver, time steps fitted by `mvm tune` are used if the model has them."
+_GUIDES = ("cfg", "interval", "internal", "auto_scale")  # options of guidance, in the order of the help
 
 
-def with_sampler_options(kinds: Mapping[str, Any]) -> Callable[[type[T]], type[T]]:
-    """Return a decorator that adds options for sampler settings, of these kinds; one that is not given is None."""
+def with_sampler_options(
+    kinds: Mapping[str, Any], defaults: Mapping[str, str] | None = None
+) -> Callable[[type[T]], type[T]]:
+    """Return a decorator that adds options for sampler settings, of these kinds; one that is not given is None.
+
+    defaults: what that stands for, as the help shows it; by default the model's own.
+    """
 
     def add(cls: type[T]) -> type[T]:
         options: list[Any] = []
-        for name in filter(kinds.__contains__, OPTIONS):
-            kind: Any = Annotated[kinds[name] | None, Parameter(help=_HELP[name])]  # ty: ignore[invalid-type-form]
+        sampling = [name for name in OPTIONS if name not in _GUIDES]
+        for name in filter(kinds.__contains__, (*sampling, *_GUIDES)):
+            shown = "the model's" if defaults is None else defaults.get(name)
+            words, group = Parameter(help=_HELP[name], show_default=shown), GUIDANCE if name in _GUIDES else SAMPLING
+            kind: Any = Annotated[kinds[name] | None, words, group]  # ty: ignore[invalid-type-form]
             options.append((name, kind, None))
         module = {"__module__": cls.__module__}
         made: Any = make_dataclass(cls.__name__, options, bases=(cls,), frozen=True, namespace=module)
@@ -113,12 +220,12 @@ def with_sampler_options(kinds: Mapping[str, Any]) -> Callable[[type[T]], type[T
     return add
 
 
-_UNUSED = {  # what is said of an option without effect
+_UNUSED = {  # the message on an option without effect
     "interval": "--interval {value} acts on guidance; give its scale too, e.g. --cfg 1.5",
-    "nfe": "--nfe {value}: the {solver} solver takes --tolerance and reports what it used",
-    "tolerance": "--tolerance {value} belongs to --solver adaptive or dopri5",
-    "t_min": "--t-min {value} belongs to --solver sa",
-    "shift": "--shift {value} moves the times of a solver, and {solver} chooses its own by --tolerance",
+    "nfe": "--nfe {value} has no effect with --solver {solver}, which is adaptive; give --tolerance instead",
+    "tolerance": "--tolerance {value} belongs to --solver adaptive or dopri5; add one of them, or give --nfe instead",
+    "t_min": "--t-min {value} belongs to --solver sa; add it, or leave --t-min out",
+    "shift": "--shift {value} has no effect with --solver {solver}, which is adaptive; leave it out",
 }
 
 
@@ -139,7 +246,7 @@ class GivenOptions:
         return {name: value for name, value in vars(self).items() if value is not None}
 
     def settings(self, recipes: SampleConfig, auto: str = "") -> SampleConfig:
-        """Return the recipe's settings with what was asked for; an option that would have no effect is an error.
+        """Return the recipe's settings with the given options; one that would have no effect is an error.
 
         auto: the weaker model of autoguidance, where one is named.
         """
@@ -150,13 +257,13 @@ class GivenOptions:
         return settings
 
 
-@Parameter(name="*", group="Sampler")
+@Parameter(name="*")
 @with_sampler_options(KINDS | {"nfe": Whole})
 class SamplerOptions(GivenOptions):
     """All of them."""
 
 
-@Parameter(name="*", group="Sampler")
+@Parameter(name="*")
 @with_sampler_options({name: KINDS[name] for name in ("cfg", "interval")})
 class GuidanceOptions(GivenOptions):
     """The options of guidance."""
@@ -179,8 +286,8 @@ _AXES = dict.fromkeys(OPTIONS, str) | {
 }
 
 
-@Parameter(name="*", group="Sampler")
-@with_sampler_options(_AXES)
+@Parameter(name="*")
+@with_sampler_options(_AXES, {"solver": "adams", "nfe": "8,13,26", "rho": "0,1"})
 class SweepAxes(GivenOptions):
     """The axes of a sweep: of each sampler option the values that are tried, None where the sweep's own are."""
 
@@ -213,20 +320,18 @@ class Weights:
     Parameters
     ----------
     weights
-        ema, model (the raw weights), or another average that the run keeps, e.g. ema-0.999 or power-0.1.
+        Weights to use: ema (exponential moving average), model (the raw weights), or another average that the run
+        keeps, e.g. ema-0.999 or power-0.1.
     checkpoint
-        latest, best (by the previews), or a step number.
+        Checkpoint to use: latest, best (by the previews), or a step number.
     network
-        Of a model trained with a network of your own: module:PACKAGE.MODULE:CLASS, which is imported.
-    allow_download
-        Open what the model's files name outside of its folder, by a path or on the hub: encoders, and the autoencoder
-        of a run that holds none.
+        Class of your own network, module:PACKAGE.MODULE:CLASS, if the model has one. The module is imported.
     """
 
-    weights: str = "ema"
-    checkpoint: str = "latest"
-    network: str | None = None
-    allow_download: Annotated[bool, Parameter(negative="")] = False
+    weights: Annotated[str, MODEL] = "ema"
+    checkpoint: Annotated[str, MODEL] = "latest"
+    network: Annotated[str | None, MODEL] = None
+    allow_download: Download = False
 
     def load(self, name: str, encoder: bool = False) -> "Model":
         """Return the model of that name with these weights; encoder: opened now, to encode images."""
@@ -250,37 +355,38 @@ class Drawing(Weights):
     Parameters
     ----------
     seed
-        Image i has seed SEED + i: the same picture whatever the number of images and the batch.
+        Image i uses seed SEED + i, so an image does not depend on the batch size or the number of images.
     labels
-        balanced goes round the classes; random draws one for each image, from its seed.
+        How classes are chosen: balanced cycles through them, random draws one for each image from its seed.
     classes
-        Classes to go round or to draw from, by number or name, e.g. 3,5 or "english springer,tench"; all when empty.
+        Classes to sample, by number or name, e.g. 3,5 or "english springer,tench". Default: all classes.
     precision
-        Of sampling: fp32, or on a GPU tf32 or bf16, on a CPU int8: faster, but bf16 and int8 move figures such as FID.
+        Precision of sampling: fp32, on a GPU also tf32 or bf16, on a CPU also int8. The others are faster, but bf16
+        and int8 change figures such as FID.
     compile
-        Compile the network first: on a GPU, for many images.
+        Compile the network before sampling: useful on a GPU, for many images.
     kernels
-        With --compile on a GPU in bf16: kernels written by hand.
+        Use the GPU kernels of this package, with --compile in bf16 on a GPU.
     auto
-        A weaker model of the same data, smaller or trained less, that guides by --auto-scale: named as the model is.
+        Weaker model for autoguidance, of the same data: smaller or trained less. Named like MODEL; needs --auto-scale.
     auto_weights
-        Its weights, as --weights.
+        Weights of the weaker model, as in --weights.
     auto_checkpoint
-        Its checkpoint, as --checkpoint: one of few steps of the model's own run is a weaker model, too.
+        Checkpoint of the weaker model, as in --checkpoint. An early checkpoint of the same run serves too.
     auto_network
-        Its network, as --network.
+        Network class of the weaker model, as in --network.
     """
 
-    seed: Whole = 0
-    labels: str = "balanced"
-    classes: str = ""
-    precision: str = "fp32"
-    compile: bool = False
-    kernels: bool = True
-    auto: str = ""
-    auto_weights: str = "ema"
-    auto_checkpoint: str = "latest"
-    auto_network: str | None = None
+    seed: Annotated[Whole, IMAGES] = 0
+    labels: Annotated[str, IMAGES] = "balanced"
+    classes: Annotated[str, IMAGES] = ""
+    precision: Annotated[str, HARDWARE] = "fp32"
+    compile: Annotated[bool, HARDWARE] = False
+    kernels: Annotated[bool, HARDWARE] = True
+    auto: Annotated[str, GUIDANCE] = ""
+    auto_weights: Annotated[str, GUIDANCE] = "ema"
+    auto_checkpoint: Annotated[str, GUIDANCE] = "latest"
+    auto_network: Annotated[str | None, GUIDANCE] = None
 
     def open(self, name: str, processes: "Processes", encoder: bool = False) -> "Sampler":
         """Return what draws from a model, on its device, compiled if that is asked for."""

@@ -8,9 +8,18 @@ from typing import Annotated
 
 from cyclopts import App, Parameter, Token
 
-from mvm.cli.app import Whole, app
+from mvm.cli.app import DEFAULTS, HARDWARE, INPUT, OUTPUT, TRAIN, Whole, app, examples
 
-data = App(name="data", help="Prepare images for training, and look at what was prepared.", help_format="plaintext")
+data = App(
+    name="data",
+    help="Prepare images for training, inspect them, and compute reference statistics.",
+    group=TRAIN,
+    default_parameter=DEFAULTS,
+    help_epilogue=examples(
+        "mvm data prepare photos --out data/photos --size 32  # to train on",
+        "mvm data info data/photos  # what the folder holds",
+    ),
+)
 app.command(data)
 
 
@@ -20,13 +29,13 @@ def _size(kind: type, tokens: Sequence[Token]) -> int | tuple[int, int]:
     try:
         sides = tuple(map(int, text.split("x")))
     except ValueError:
-        raise ValueError(f"'{text}' is not a whole number, or two as HEIGHTxWIDTH") from None
+        raise ValueError(f"'{text}' is not a size; give a side or HEIGHTxWIDTH, e.g. 32 or 32x64") from None
     if len(sides) > 2:
-        raise ValueError(f"'{text}' has {len(sides)} sides; pictures have HEIGHTxWIDTH")
+        raise ValueError(f"'{text}' has {len(sides)} sides; give one, or HEIGHTxWIDTH, e.g. 32x64")
     return sides if len(sides) == 2 else sides[0]
 
 
-Pixels = Annotated[int | tuple[int, int] | None, Parameter(converter=_size, n_tokens=1)]
+Pixels = Annotated[int | tuple[int, int] | None, Parameter(converter=_size, n_tokens=1, metavar="INT|INTxINT")]
 
 
 @Parameter(name="*")
@@ -37,50 +46,56 @@ class Preparation:
     Parameters
     ----------
     size
-        Pixels: the side of square images, or HEIGHTxWIDTH. Without it the rows of an .npz or .npy are kept.
+        Size in pixels: the side of square images, or HEIGHTxWIDTH. Without it, rows of an .npz or .npy keep theirs.
     resize
-        box: the whole picture squashed, as published ImageNet-32; centre-crop: halved, then bicubic, then cut;
-        none: sizes must match; auto: box up to 64 pixels, centre-crop above.
+        How images are resized. box: the whole image is squashed, as in published ImageNet-32; centre-crop: halved,
+        then bicubic, then cropped; none: sizes must match; auto: box up to 64 pixels, centre-crop above.
     channels
-        3, or 1 for grey; of arrays that are kept: as many as they have.
+        Channels: 3 for colour, 1 for grey. Default for arrays of another kind: as many as they have.
     values
-        Of arrays that are kept: uint8 (images) or float; by default as their type says.
+        Type of values in arrays: uint8 (images) or float. Default: the arrays' own.
     condition
-        What samples are conditioned on beside their labels: vector:KEY, tokens:KEY or tokens:KEY,MASK, image:KEY or
-        caption:KEY. KEY is an array of the .npz (KEY.npy beside an .npy), a parquet column, or the suffix of captions
-        in a webdataset.
+        Condition besides the labels: vector:KEY, tokens:KEY, tokens:KEY,MASK, image:KEY or caption:KEY.
+        KEY is an array of the .npz (KEY.npy beside an .npy), a parquet column, or the file suffix in a webdataset.
     split
-        Which split, where the source has several (train, test, ...).
+        Which split to read (train, test, ...), if the source has several.
     classes
-        How many classes there must be: a label outside is an error.
+        Number of classes; a label out of this range is an error.
     workers
-        Processes; default: as many as there are cores.
+        Number of worker processes. Default: one for each core.
     strict
-        A picture that cannot be read, or a class without images, is an error; else it is named and left out.
+        Raise an error for an unreadable image or a class without images. By default these are reported and skipped.
     """
 
-    size: Pixels = None
-    resize: str = "auto"
-    channels: Whole | None = None
-    values: str = ""
-    condition: str = ""
-    split: str = ""
-    classes: Whole | None = None
-    workers: Whole | None = None
-    strict: bool = False
+    size: Annotated[Pixels, INPUT] = None
+    resize: Annotated[str, INPUT] = "auto"
+    channels: Annotated[Whole | None, INPUT] = None
+    values: Annotated[str, INPUT] = ""
+    condition: Annotated[str, INPUT] = ""
+    split: Annotated[str, INPUT] = ""
+    classes: Annotated[Whole | None, INPUT] = None
+    workers: Annotated[Whole | None, HARDWARE] = None
+    strict: Annotated[bool, INPUT] = False
 
 
-@data.command
-def prepare(source: Path, /, *, out: Path, options: Preparation = Preparation()) -> int:
-    """Read images of any common kind, resize them, write shards that training reads; restarts where it was stopped.
+@data.command(
+    help_epilogue=examples(
+        "mvm data prepare photos --out data/photos --size 32  # class folders",
+        "mvm data prepare signals.npz --out data/signals  # arrays",
+        "mvm data prepare a.tar --size 64x32 --out data/a  # a webdataset",
+    )
+)
+def prepare(source: Path, /, *, out: Annotated[Path, OUTPUT], options: Preparation = Preparation()) -> int:
+    """Read images in any common format, resize them, and write shards for training.
 
-    Arrays (N, C, *space) of other things, such as signals and volumes, are kept as they are.
+    The same command continues after an interruption. Arrays (N, C, *space) of other data, such as signals and volumes,
+    keep their values and size.
 
     Parameters
     ----------
     source
-        A folder of images, a zip or a tar of it, parquet files (hub layout), webdataset tars, .npz or .npy arrays, or
-        the published CIFAR and downsampled-ImageNet batches. HEIC pictures need pillow-heif.
+        A folder of images, a zip or tar of one, parquet files (Hub layout), webdataset tars, or .npz and .npy arrays.
+        Also the published CIFAR and downsampled-ImageNet batches. HEIC images need pillow-heif.
     out
         Folder to write.
     """
@@ -96,14 +111,14 @@ def prepare(source: Path, /, *, out: Path, options: Preparation = Preparation())
     return 0
 
 
-@data.command
+@data.command(help_epilogue=examples("mvm data info data/photos  # count, classes, checksums"))
 def info(folder: Path, /) -> int:
-    """Show what a prepared folder holds, and check its files.
+    """Show what a prepared folder holds, and verify its files.
 
     Parameters
     ----------
     folder
-        What `mvm data prepare` wrote.
+        Folder that `mvm data prepare` wrote.
     """
     from mvm.data.prepare import describe
 

@@ -8,7 +8,22 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from mvm.cli.app import Device, Drawing, SamplerOptions, Whole, app
+from mvm.cli.app import (
+    DEFAULTS,
+    EDITING,
+    IMAGES,
+    INPUT,
+    OUTPUT,
+    SAMPLE,
+    Batch,
+    Device,
+    Drawing,
+    Num,
+    SamplerOptions,
+    Whole,
+    app,
+    examples,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,8 +36,14 @@ MOST_READ = 1024  # pictures at once
 
 edit = App(
     name="edit",
-    help="Edit and restore pictures with a model of their kind; nothing is trained.",
-    help_format="plaintext",
+    help="Edit and restore images with a model of such images, without training.",
+    group=SAMPLE,
+    default_parameter=DEFAULTS,
+    help_epilogue=examples(
+        "mvm edit inpaint cifar10 photo.png --box 8,8,24,24  # fill a box",
+        "mvm edit upscale cifar10 small.png  # twice as large",
+        "mvm edit inpaint --help  # the options of a task",
+    ),
 )
 app.command(edit)
 
@@ -30,38 +51,38 @@ app.command(edit)
 @Parameter(name="*")
 @dataclass(frozen=True)
 class Editing:
-    """Which pictures are edited, and where the results go.
+    """Which images are edited, and where the results go.
 
     Parameters
     ----------
     num
-        Results of each picture, with other noise. Result k of picture i has seed SEED + NUM i + k.
+        Number of results for each image, with different noise.
     index
-        Which of several pictures, from 0 on, e.g. 3 or 0,2,5-8; all when empty.
+        Which images of PICTURES to edit, counted from 0, e.g. 3 or 0,2,5-8. Default: all.
     resize
-        Of pictures of another size: none refuses them; box squashes the whole picture, centre-crop takes its middle.
+        Images of another size: none refuses them, box squashes the whole image, centre-crop cuts out its centre.
     condition
-        Of a model with another condition than class labels: X.npy, or X.npz with an array of each name.
+        Conditions of a model that is not conditioned on class labels: X.npy, or X.npz with one array for each name.
     caption
-        Of a model of text: what the results show.
+        Caption of the results, for a text-to-image model.
     encoder
-        Folder of the text encoder that embeds captions, where it is not where it was in training.
+        Folder of the text encoder that embeds captions. Default: where it was in training.
     batch
-        Results computed together.
+        Batch size.
     out
-        X.png is a grid: on the left what was given, on the right the results. X.npz, X.npy, X.parquet, X.zip and a
+        X.png is a grid: the given images on the left, the results on the right. X.npz, X.npy, X.parquet, X.zip and a
         folder of PNG files hold the results alone.
     """
 
-    num: Annotated[Whole, Parameter(alias="-n")] = 1
-    index: str = ""
-    resize: str = "none"
-    condition: Path | None = None
-    caption: list[str] | None = None
-    encoder: str = ""
-    batch: Whole = 64
+    num: Num = 1
+    index: Annotated[str, INPUT] = ""
+    resize: Annotated[str, INPUT] = "none"
+    condition: Annotated[Path | None, IMAGES] = None
+    caption: Annotated[list[str] | None, IMAGES] = None
+    encoder: Annotated[str, IMAGES] = ""
+    batch: Batch = 64
     device: Device = "auto"
-    out: Path = Path("edited.png")
+    out: Annotated[Path, OUTPUT] = Path("edited.png")
 
 
 @Parameter(name="*")
@@ -72,40 +93,40 @@ class EditDrawing(Drawing):
     Parameters
     ----------
     seed
-        Result k of picture i has seed SEED + NUM i + k.
+        Result k of image i uses seed SEED + NUM i + k.
     labels
-        Of several classes: balanced goes round them; random draws one for each result, from its seed.
+        How CLASSES are given to the results: balanced cycles through them, random draws one for each from its seed.
     classes
-        What the results show, by number or name, e.g. 3,5 or "english springer,tench"; they go round several, picture
-        by picture. The null class when empty.
+        Classes of the results, by number or name, e.g. 3,5 or "english springer,tench". Default: the null class.
     """
 
-    seed: Whole = 0
-    labels: str = "balanced"
-    classes: str = ""
+    seed: Annotated[Whole, IMAGES] = 0
+    labels: Annotated[str, IMAGES] = "balanced"
+    classes: Annotated[str, IMAGES] = ""
 
 
 @Parameter(name="*")
 @dataclass(frozen=True)
 class Restoring:
-    """How a picture is restored from what is known of it.
+    """How an image is restored from what is known of it.
 
     Parameters
     ----------
     particles
-        Of each result, weighted and resampled: costs as many times as much, and comes nearer to the posterior.
+        Weighted and resampled particles for each result. More are nearer to the posterior; the cost is proportional.
     method
-        moments, or projection: no gradient of the network, one forward pass an evaluation, less exact.
+        moments, or projection: cheaper and less exact, without a gradient of the network.
     iterations
-        Of conjugate gradients at every evaluation, a backward pass each.
+        Iterations of conjugate gradients at every evaluation, each with a backward pass.
     noise
-        Std of the errors of what is known, where pixels are in [-1, 1]. At 0 the results agree with it.
+        Standard deviation of the noise in the given pixels, which lie in [-1, 1]. At 0 the results
+        agree with these pixels.
     """
 
-    particles: Whole = 1
-    method: str = "moments"
-    iterations: Whole = 3
-    noise: float | None = None
+    particles: Annotated[Whole, EDITING] = 1
+    method: Annotated[str, EDITING] = "moments"
+    iterations: Annotated[Whole, EDITING] = 3
+    noise: Annotated[float | None, EDITING] = None
 
 
 def numbers(option: str, text: str, form: str) -> list[int]:
@@ -118,7 +139,7 @@ def numbers(option: str, text: str, form: str) -> list[int]:
 
 def indices(text: str) -> list[int]:
     """Return the numbers of "0,2,5-8"."""
-    form, chosen = "pictures by number and range are needed, from 0 on, e.g. 3 or 0,2,5-8", list[int]()
+    form, chosen = "numbers and ranges from 0 are needed, e.g. 3 or 0,2,5-8", list[int]()
     for part in text.split(","):
         try:
             first, *last = map(int, part.split("-", 1))
@@ -175,12 +196,12 @@ def read_pictures(source: str, shape: "Shape", values: str, resize: str, index: 
         if asked and count > max(asked):
             break
     if missing := [i for i in asked if i not in pictures]:
-        raise ValueError(f"--index {index}: '{source}' has {count} pictures, and no number {missing[0]}")
+        raise ValueError(f"--index {index}: '{source}' has {count} pictures from 0 on, no number {missing[0]}")
     return torch.stack([pictures[i] for i in asked] if asked else list(pictures.values()))
 
 
 def read_mask(path: Path | None, box: str, shape: "Shape") -> "Tensor":
-    """Return what is to be made anew of samples (C, *space): white in a picture, not 0 in X.npy, or a box of pixels."""
+    """Return the part to fill of samples (C, *space): white in a picture, not 0 in X.npy, or a box of pixels."""
     import numpy as np
     import torch
 
@@ -189,7 +210,7 @@ def read_mask(path: Path | None, box: str, shape: "Shape") -> "Tensor":
     from mvm.untrusted import MOST_PICTURE, map_npy, refusal
 
     if (path is None) == (not box):
-        raise ValueError("inpaint needs one of --box LEFT,TOP,RIGHT,BOTTOM and --mask FILE: what is to be made anew")
+        raise ValueError("inpaint needs the part to fill: either --box LEFT,TOP,RIGHT,BOTTOM or --mask FILE")
     if path is None:
         height, width = shape[-2:] if len(shape) == 3 else (0, 0)
         middle = f"{width // 4},{height // 4},{3 * width // 4},{3 * height // 4}"
@@ -205,7 +226,7 @@ def read_mask(path: Path | None, box: str, shape: "Shape") -> "Tensor":
             values = map_npy(path)
             undefined, mask = bool(np.isnan(values).any()), torch.from_numpy(values != 0)
         if undefined:
-            raise ValueError(f"--mask {path} holds NaN; give 1 where to make anew, 0 elsewhere")
+            raise ValueError(f"--mask {path} holds NaN; give 1 in the part to fill, 0 elsewhere")
     else:
         try:
             with path.open("rb") as file:
@@ -263,7 +284,7 @@ def run(
     draw = drawing.draw(count, editing.batch, loaded.classes)
     if loaded.labelled and not drawing.classes:  # what the pictures show is not known
         if not loaded.recipe.objective.has_null:
-            raise ValueError(f"--classes is needed, what the results show: '{model}' learned no null class")
+            raise ValueError(f"--classes is needed, because '{model}' has no null class; give the class of the results")
         labels, conditions = None, None
         if vars(options)["cfg"] is None:
             settings = replace(settings, cfg=1.0)  # which has nothing to guide towards
@@ -310,70 +331,81 @@ def run(
     return 0
 
 
-@edit.command(name="image-to-image")
+@edit.command(
+    name="image-to-image",
+    help_epilogue=examples(
+        "mvm edit image-to-image cifar10 photo.png -n 4  # variations",
+        "mvm edit image-to-image cifar10 photo.png --classes dog  # a dog",
+    ),
+)
 def image_to_image(
     model: str,
     pictures: str,
     /,
     *,
-    strength: float = 0.5,
-    inversion: bool = False,
-    source: str = "",
+    strength: Annotated[float, EDITING] = 0.5,
+    inversion: Annotated[bool, EDITING] = False,
+    source: Annotated[str, EDITING] = "",
     editing: Editing = Editing(),
     options: SamplerOptions = SamplerOptions(),
     drawing: EditDrawing = EditDrawing(),
 ) -> int:
-    """Make other versions of pictures: noise is added up to t = STRENGTH, and taken off again.
+    """Make variations of images: add noise up to t = STRENGTH, then sample from there.
 
-    --classes says what the results show; without it the model is given its null class.
+    --classes sets the class of the results. Without it the model uses its null class.
 
     Parameters
     ----------
     model
-        A run directory, an exported folder, the name of a shipped model (mvm models), or OWNER/NAME on the hub.
+        A run directory, an exported folder, a shipped model (see `mvm models`), or OWNER/NAME on the Hub.
     pictures
-        A picture, a folder of them, a zip, prepared data, an .npz or .npy, or data:digits.
+        An image, a folder or zip of images, prepared data, an .npz or .npy, or data:digits.
     strength
-        t of the noisiest state, in (0, 1]; at 1 nothing of the picture is left.
+        Time t from which sampling starts, in (0, 1]. At 1 nothing of the image remains.
     inversion
-        Carry pictures to t by the ODE instead of noise: another class then keeps more of them. Costs as much again.
+        Reach t by the ODE instead of by noise, which keeps more of the image under another class. Doubles the cost.
     source
-        With --inversion: the classes that the pictures show.
+        With --inversion: the classes of the given images.
     """
     from mvm.tasks import ImageToImage
 
     if source and not inversion:
-        raise ValueError(f"--source {source} belongs to --inversion; add that, or give --classes alone")
+        raise ValueError(f"--source {source} belongs to --inversion; add it, or give --classes alone")
     return run(lambda _: ImageToImage(strength, inversion), model, pictures, editing, options, drawing, source=source)
 
 
-@edit.command
+@edit.command(
+    help_epilogue=examples(
+        "mvm edit inpaint cifar10 photo.png --box 8,8,24,24  # fill a box",
+        "mvm edit inpaint cifar10 photo.png --mask m.png -n 4  # four results",
+    )
+)
 def inpaint(
     model: str,
     pictures: str,
     /,
     *,
-    box: str = "",
-    mask: Path | None = None,
+    box: Annotated[str, EDITING] = "",
+    mask: Annotated[Path | None, EDITING] = None,
     editing: Editing = Editing(),
     options: SamplerOptions = SamplerOptions(),
     drawing: EditDrawing = EditDrawing(),
     restoring: Restoring = Restoring(),
 ) -> int:
-    """Make a part of pictures anew, a box or what a mask marks; the rest stays as it is.
+    """Fill a part of images, given by a box or a mask, and keep the rest.
 
-    --classes says what the results show; without it the model is given its null class.
+    --classes sets the class of the results. Without it the model uses its null class.
 
     Parameters
     ----------
     model
-        A run directory, an exported folder, the name of a shipped model (mvm models), or OWNER/NAME on the hub.
+        A run directory, an exported folder, a shipped model (see `mvm models`), or OWNER/NAME on the Hub.
     pictures
-        A picture, a folder of them, a zip, prepared data, an .npz or .npy, or data:digits.
+        An image, a folder or zip of images, prepared data, an .npz or .npy, or data:digits.
     box
-        LEFT,TOP,RIGHT,BOTTOM of the part, in pixels from the upper left corner, e.g. 8,8,24,24.
+        Box to fill: LEFT,TOP,RIGHT,BOTTOM in pixels from the upper left corner, e.g. 8,8,24,24.
     mask
-        A picture of the same size, white where to make anew; or X.npy, not 0 there.
+        Mask of the part to fill: an image of the same size, white there; or X.npy, nonzero there.
     """
     from mvm.tasks import Inpaint
 
@@ -382,90 +414,90 @@ def inpaint(
     )
 
 
-@edit.command
+@edit.command(help_epilogue=examples("mvm edit outpaint cifar10 photo.png --resize box --margin 4  # extend"))
 def outpaint(
     model: str,
     pictures: str,
     /,
     *,
-    margin: Whole = 4,
+    margin: Annotated[Whole, EDITING] = 4,
     editing: Editing = Editing(),
     options: SamplerOptions = SamplerOptions(),
     drawing: EditDrawing = EditDrawing(),
     restoring: Restoring = Restoring(),
 ) -> int:
-    """Make a margin around pictures that are smaller than the model's by twice the margin.
+    """Extend images by a margin on every side; with it they have the size of the model's images.
 
-    --classes says what the results show; without it the model is given its null class.
+    --classes sets the class of the results. Without it the model uses its null class.
 
     Parameters
     ----------
     model
-        A run directory, an exported folder, the name of a shipped model (mvm models), or OWNER/NAME on the hub.
+        A run directory, an exported folder, a shipped model (see `mvm models`), or OWNER/NAME on the Hub.
     pictures
-        A picture, a folder of them, a zip, prepared data, an .npz or .npy. With --resize box of any size.
+        An image, a folder or zip of images, prepared data, an .npz or .npy. With --resize box, of any size.
     margin
-        Pixels on each side.
+        Width of the margin in pixels, on each side.
     """
     from mvm.tasks import Outpaint
 
     return run(lambda _: Outpaint(margin), model, pictures, editing, options, drawing, restoring)
 
 
-@edit.command
+@edit.command(help_epilogue=examples("mvm edit upscale cifar10 small.png --factor 2  # 16 to 32 pixels"))
 def upscale(
     model: str,
     pictures: str,
     /,
     *,
-    factor: Whole = 2,
+    factor: Annotated[Whole, EDITING] = 2,
     editing: Editing = Editing(),
     options: SamplerOptions = SamplerOptions(),
     drawing: EditDrawing = EditDrawing(),
     restoring: Restoring = Restoring(),
 ) -> int:
-    """Make pictures FACTOR times as large: those whose means over blocks of pixels are the given ones.
+    """Enlarge images by FACTOR (super-resolution); block means of the results are the given pixels.
 
-    --classes says what the results show; without it the model is given its null class.
+    --classes sets the class of the results. Without it the model uses its null class.
 
     Parameters
     ----------
     model
-        A run directory, an exported folder, the name of a shipped model (mvm models), or OWNER/NAME on the hub.
+        A run directory, an exported folder, a shipped model (see `mvm models`), or OWNER/NAME on the Hub.
     pictures
-        A picture, a folder of them, a zip, prepared data, an .npz or .npy. With --resize box of any size.
+        An image, a folder or zip of images, prepared data, an .npz or .npy. With --resize box, of any size.
     factor
-        Along each axis; it divides the size of the model's samples.
+        Scale factor along each axis. It must divide the size of the model's images.
     """
     from mvm.tasks import Upscale
 
     return run(lambda _: Upscale(factor), model, pictures, editing, options, drawing, restoring)
 
 
-@edit.command
+@edit.command(help_epilogue=examples("mvm edit deblur cifar10 blurred.png --std 1.5  # a blur of 1.5 pixels"))
 def deblur(
     model: str,
     pictures: str,
     /,
     *,
-    std: float = 1.0,
+    std: Annotated[float, EDITING] = 1.0,
     editing: Editing = Editing(),
     options: SamplerOptions = SamplerOptions(),
     drawing: EditDrawing = EditDrawing(),
     restoring: Restoring = Restoring(),
 ) -> int:
-    """Undo a Gaussian blur of pictures.
+    """Remove a Gaussian blur from images.
 
-    --classes says what the results show; without it the model is given its null class.
+    --classes sets the class of the results. Without it the model uses its null class.
 
     Parameters
     ----------
     model
-        A run directory, an exported folder, the name of a shipped model (mvm models), or OWNER/NAME on the hub.
+        A run directory, an exported folder, a shipped model (see `mvm models`), or OWNER/NAME on the Hub.
     pictures
-        A picture, a folder of them, a zip, prepared data, an .npz or .npy.
+        An image, a folder or zip of images, prepared data, an .npz or .npy.
     std
-        Of the blur, in pixels.
+        Standard deviation of the blur, in pixels.
     """
     from mvm.tasks import Deblur
 

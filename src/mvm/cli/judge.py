@@ -3,12 +3,18 @@
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from mvm.cli.app import (
+    FEATURES,
+    INPUT,
     INTERRUPTED,
+    JUDGE,
+    MEASUREMENT,
+    OUTPUT,
+    Batch,
     Device,
     Drawing,
     JsonFile,
@@ -16,7 +22,8 @@ from mvm.cli.app import (
     SamplerOptions,
     SweepAxes,
     Whole,
-    app,
+    command,
+    examples,
     json_writer,
     on_device,
     say_from_first,
@@ -39,22 +46,22 @@ class FeatureOptions:
     Parameters
     ----------
     inception
-        Weights of the FID network: a file or a folder; default: the cache, or a download.
+        Weights of the Inception network of FID: a file or folder. Default: the cache, or a download.
     encoder
-        For fd-dino: a hub name or folder of DINOv2 or DINOv3; default facebook/dinov2-large.
+        Encoder of fd-dino: a Hub name or folder of DINOv2 or DINOv3. Default: facebook/dinov2-large.
     clip
-        For fd-clip: a hub name or folder of CLIP or SigLIP; default openai/clip-vit-large-patch14.
+        Encoder of fd-clip: a Hub name or folder of CLIP or SigLIP. Default: openai/clip-vit-large-patch14.
     lpips
-        For lpips: weights of LPIPS with AlexNet, a file or a folder; default: the cache.
+        Weights of lpips (AlexNet): a file or folder. Default: the cache.
     lpips_vgg
-        For lpips-vgg: those with VGG16.
+        Weights of lpips-vgg (VGG16): a file or folder. Default: the cache.
     """
 
-    inception: str = ""
-    encoder: str = ""
-    clip: str = ""
-    lpips: str = ""
-    lpips_vgg: str = ""
+    inception: Annotated[str, FEATURES] = ""
+    encoder: Annotated[str, FEATURES] = ""
+    clip: Annotated[str, FEATURES] = ""
+    lpips: Annotated[str, FEATURES] = ""
+    lpips_vgg: Annotated[str, FEATURES] = ""
 
     def judge(self, processes: "Processes", batch: int, **how: Any) -> "Judge":
         """Return what gathers the features."""
@@ -68,21 +75,21 @@ class FeatureOptions:
 @Parameter(name="*")
 @dataclass(frozen=True)
 class Judging(FeatureOptions):
-    """The figures, and what images are compared with.
+    """The metrics, and what images are compared with.
 
     Parameters
     ----------
     ref
-        What images are compared with (see: mvm eval); default, for a run: the images it was trained on.
+        Reference that images are compared with (see `mvm eval --help`). Default for a run: its training images.
     metrics
-        Separated by commas: fid, sfid, kid, precision, recall, density, coverage, is (FID's Inception network);
-        fd-dino, kd-dino (DINO); fd-clip, kd-clip (CLIP); fd-effnet, kd-effnet (EfficientNet-Lite0, never an FID);
-        fd-pixels, kd-pixels. Of each image and its original, mvm eval alone: psnr, ssim, lpips, lpips-vgg.
-        Default: fid for colour images, fd-pixels for grey ones; of restored ones also psnr, ssim and lpips.
+        Metrics, separated by commas. Inception: fid, sfid, kid, precision, recall, density, coverage, is. DINO:
+        fd-dino, kd-dino. CLIP: fd-clip, kd-clip. EfficientNet-Lite0: fd-effnet, kd-effnet. Pixels: fd-pixels,
+        kd-pixels. Of images and their originals, in `mvm eval` alone: psnr, ssim, lpips, lpips-vgg.
+        Default: fid for colour images, fd-pixels for grey ones; for restored images also psnr, ssim and lpips.
     """
 
-    ref: str = ""
-    metrics: str = ""
+    ref: Annotated[str, MEASUREMENT] = ""
+    metrics: Annotated[str, MEASUREMENT] = ""
 
     def names(self, channels: int, paired: bool = False) -> tuple[str, ...]:
         """Return the figures, the usual one for images of so many channels where none is named.
@@ -117,24 +124,24 @@ def training_side(model: "Model") -> "ComparedSet":
 @Parameter(name="*")
 @dataclass(frozen=True)
 class PictureOptions:
-    """How stored pictures are read.
+    """How stored images are read.
 
     Parameters
     ----------
     size
-        Resize pictures to this side first; else all must have one size.
+        Resize images to this side. 0: all images must have one size.
     resize
-        How: box, centre-crop, none, or auto (box up to 64 pixels, centre-crop above).
+        How images are resized: box, centre-crop, none, or auto (box up to 64 pixels, centre-crop above).
     channels
-        1 or 3; default: what the first picture has.
+        Channels: 1 or 3. 0: those of the first image.
     split
-        Which split, where files hold several.
+        Which split to read, if the files hold several.
     """
 
-    size: Whole = 0
-    resize: str = "auto"
-    channels: Whole = 0
-    split: str = ""
+    size: Annotated[Whole, INPUT] = 0
+    resize: Annotated[str, INPUT] = "auto"
+    channels: Annotated[Whole, INPUT] = 0
+    split: Annotated[str, INPUT] = ""
 
     def side(self, name: str) -> "ComparedSet":
         """Return stored images or moments."""
@@ -177,45 +184,55 @@ def _judged(images: str, reconstruct: str, ref: str) -> tuple[str, str]:
     return images, reconstruct
 
 
-@app.command(name="eval")
+@command(
+    JUDGE,
+    "mvm eval runs/a -n 10000  # to its training images",
+    "mvm eval a.npz --ref ref.npz --metrics fid,kid  # stored images",
+    "mvm eval digits --ref data:digits:held-out -n 1000  # to held-out images",
+    name="eval",
+)
 def evaluate(
     images: str = "",
     /,
     *,
-    reconstruct: str = "",
+    reconstruct: Annotated[str, MEASUREMENT] = "",
     judging: Judging = Judging(),
     num: Num | None = None,
     sampler: SamplerOptions = SamplerOptions(),
     drawing: Drawing = Drawing(),
     pictures: PictureOptions = PictureOptions(),
-    jackknife: Whole = 0,
-    kid_size: Whole = 1000,
-    batch: Whole = 250,
+    jackknife: Annotated[Whole, MEASUREMENT] = 0,
+    kid_size: Annotated[Whole, MEASUREMENT] = 1000,
+    batch: Batch = 250,
     device: Device = "auto",
     json_file: JsonFile = None,
 ) -> int:
-    """Compare images with a reference: FID, KID and others, with everything that made the figures.
+    """Measure images against a reference: FID, KID and others, with a record of how they were computed.
 
-    IMAGES and REF are each a run or shipped model (sampled now, as its recipe and the options of the sampler say), a
-    folder or zip of pictures, parquet, webdataset tars, an .npz or .npy of uint8 images, what `mvm data prepare` wrote,
-    a file of moments (`mvm data stats`, ADM, EDM, pytorch-fid), or data:digits. With --reconstruct it is IMAGES (REF's
-    own, if there are none) as an autoencoder restores them that are judged, against REF (IMAGES themselves, if there is
-    none): rFID, PSNR, SSIM and LPIPS. Under torchrun the processes share the work. Features are always float32.
+    IMAGES and REF are each one of these:
+
+    - a run or a shipped model, which is sampled by its recipe and the options below
+    - a folder or zip of images, parquet, webdataset tars, or an .npz or .npy of uint8 images
+    - a folder that `mvm data prepare` wrote, or data:digits
+    - a file of moments: from `mvm data stats`, ADM, EDM or pytorch-fid
+
+    With --reconstruct an autoencoder restores IMAGES (by default REF's), and they are compared with the originals or
+    REF: rFID, PSNR, SSIM and LPIPS. Under torchrun the processes share the work. Features are always float32.
 
     Parameters
     ----------
     images
-        What is judged. An autoencoder here stands for REF's images restored by it.
+        What is measured. An autoencoder here restores the images of REF.
     reconstruct
-        An autoencoder: RUN/rae of stage 1, or the folder of a VAE in diffusers' format.
+        Autoencoder: RUN/rae of a stage 1 training, or the folder of a VAE in diffusers' format.
     num
-        How many images a run samples; default 50000.
+        Number of images sampled from a run. Default: 50000.
     jackknife
-        Blocks to estimate the error of Frechet distances with, e.g. 20; 0: no error.
+        Number of blocks for the jackknife error of Frechet distances, e.g. 20. 0: no error.
     kid_size
-        Images in each of the 100 subsets of KID.
+        Number of images in each of the 100 subsets of KID.
     batch
-        Images at a time.
+        Batch size of each process.
     """
     from mvm.evaluation.evaluate import ComparedSet
     from mvm.evaluation.evaluate import evaluate as run_evaluation
@@ -235,9 +252,9 @@ def evaluate(
     for name, value in {"num": num, **vars(sampler), **vars(drawing)}.items():
         if value != usual[name] and not (is_model(images) or is_model(ref)):
             option = f"--{name.replace('_', '-')} {value}"
-            raise ValueError(f"{option} says how a run is sampled, and '{images}' is no run; leave it out")
+            raise ValueError(f"{option} is for sampling a run, and '{images}' is not a run; leave it out")
     if pictures.size and is_model(images) and (not ref or is_model(ref)):
-        raise ValueError(f"--size {pictures.size} is for pictures in files; runs sample at their own size")
+        raise ValueError(f"--size {pictures.size} is for stored images; a run is sampled at its own size: leave it out")
     choose("precision", drawing.precision, PRECISIONS)
     write = json_writer(json_file)
     with on_device(device) as processes:
@@ -252,10 +269,10 @@ def evaluate(
                 return pictures.side(name)
             if num is None and processes.device.type == "cpu":
                 raise ValueError(
-                    f"'{name}' would sample {count:,} images on a CPU, for hours; say how many, e.g. --num 1000"
+                    f"'{name}' would sample {count:,} images on a CPU, for hours; give a number, e.g. --num 1000"
                 )
             if num is None:
-                warn_from_first(f"'{name}' samples {count:,} images; -n asks for fewer")
+                warn_from_first(f"'{name}' samples {count:,} images; -n sets another number")
             base, opened = Path(name).name, drawing.open(name, processes)
             draw, settings = drawing.draw(count, batch, opened.model.classes), opened.model.recipe.sample
             draw, settings = replace(draw, seed=draw.seed + skipped), sampler.settings(settings, drawing.auto)
@@ -267,7 +284,7 @@ def evaluate(
         if reconstruct:
             folder, reference = Path(reconstruct), judged if ref == images else side(ref, skipped=count)
             if (originals := judged.images) is None:
-                raise ValueError(f"'{images}' holds moments alone; give images to restore")
+                raise ValueError(f"'{images}' holds moments, and only images can be restored; name images")
             codec = load_rae(folder) if is_rae(folder) else load_vae(folder, originals.shape[-1])
             judged = ComparedSet(folder.name, of_restored(codec.to(processes.device), originals, folder.name))
             if not judging.metrics:
@@ -290,34 +307,39 @@ def evaluate(
 def jackknife_blocks(asked: int) -> int:
     """Return the blocks of a jackknife; 0 stands for none."""
     if asked < 0 or asked == 1:
-        raise ValueError(f"jackknife={asked}: give 0 for no error, or 2 blocks or more, e.g. 20")
+        raise ValueError(f"--jackknife {asked}: give 0 for no error, or 2 blocks or more, e.g. 20")
     return asked or 1
 
 
-@data.command
+@data.command(
+    help_epilogue=examples(
+        "mvm data stats data/cifar10 --out ref.npz  # for FID",
+        "mvm data stats photos --features dino --out dino.npz  # for fd-dino",
+    )
+)
 def stats(
     source: str,
     /,
     *,
-    out: Path,
-    features: str = "inception",
+    out: Annotated[Path, OUTPUT],
+    features: Annotated[str, FEATURES] = "inception",
     networks: FeatureOptions = FeatureOptions(),
     pictures: PictureOptions = PictureOptions(),
-    batch: Whole = 250,
+    batch: Batch = 250,
     device: Device = "auto",
 ) -> int:
-    """Write mean and covariance of a data set's features: a reference for `mvm eval` that says how it was made.
+    """Write mean and covariance of a data set's features, as a reference for `mvm eval` with its provenance.
 
     Parameters
     ----------
     source
-        Images: what `mvm eval` takes, but for runs.
+        Stored images, as `mvm eval` takes them.
     out
-        The .npz to write; EDM's and pytorch-fid's tools read it too.
+        The .npz file to write. The tools of EDM and pytorch-fid read it too.
     features
-        inception (for FID and sFID), dino, clip, effnet or pixels.
+        Features: inception (for fid and sfid), dino, clip, effnet or pixels.
     batch
-        Images at a time.
+        Batch size of each process.
     """
     from mvm.evaluation.evaluate import write_statistics
     from mvm.model import is_model
@@ -325,9 +347,9 @@ def stats(
     if out.suffix != ".npz":
         raise ValueError(f"--out {out}: moments are kept in an .npz file; end the name with .npz")
     if is_model(source):
-        raise ValueError(f"'{source}' is a run or a shipped model; moments are made of stored images, e.g. data:digits")
+        raise ValueError(f"'{source}' is a run or a shipped model; moments need stored images, e.g. data:digits")
     if out.resolve() == Path(source).resolve():
-        raise ValueError(f"--out {out} is the source; its images would be lost: give another name")
+        raise ValueError(f"--out {out} is also the source, whose images would be lost; give another name")
     with on_device(device) as processes:
         facts = write_statistics(networks.judge(processes, batch), pictures.side(source), features, out)
     if facts["warning"]:
@@ -337,7 +359,12 @@ def stats(
     return 0
 
 
-@app.command
+@command(
+    JUDGE,
+    "mvm sweep runs/a  # ODE and SDE, 3 NFE",
+    "mvm sweep runs/a --solvers adams,heun --nfe 10,20  # two solvers",
+    "mvm sweep cifar10 --cfg 1,1.5,2 --interval 0.6,0.8  # guidance scales",
+)
 def sweep(
     model: str,
     /,
@@ -346,38 +373,38 @@ def sweep(
     drawing: Drawing = Drawing(),
     judging: Judging = Judging(),
     num: Num = 1000,
-    repeats: Whole = 1,
-    jackknife: Whole = 0,
-    batch: Whole = 250,
-    keep_images: bool = False,
+    repeats: Annotated[Whole, MEASUREMENT] = 1,
+    jackknife: Annotated[Whole, MEASUREMENT] = 0,
+    batch: Batch = 250,
+    keep_images: Annotated[bool, OUTPUT] = False,
     device: Device = "auto",
-    out: Path | None = None,
+    out: Annotated[Path | None, OUTPUT] = None,
 ) -> int:
-    """Sample a model by many samplers on common seeds and labels, judge every cell, write one report.
+    """Compare samplers of one model on the same seeds and labels, and write a report.
 
-    Sampler options are lists of values, e.g. --nfe 13,26 --rho 0,0.75,1; --interval can be given several times. A cell
-    is a combination; not given: adams at --nfe 8,13,26 --rho 0,1 without guidance, with the times of mvm tune where the
-    model has some. Where --rho has 0, solvers of the ODE alone have cells of 0 alone.
+    Options of sampling and guidance take lists of values, e.g. --nfe 13,26 --rho 0,0.75,1; --interval can be repeated.
+    The sweep has a cell for every combination that makes sense: ODE solvers have cells of rho 0 alone.
 
-    Made again after an interruption it goes on where it was; cells already computed are not computed again, so that
-    axes and metrics can be added to an old sweep. Under torchrun the processes share the work.
+    After an interruption the same command continues. Finished cells are reused, so axes and metrics can be added to an
+    old sweep. Under torchrun the processes share the work.
 
     Parameters
     ----------
     model
-        A run directory, or the name of a shipped model.
+        A run directory or a shipped model.
     num
-        Images in each cell.
+        Number of images in each cell.
     repeats
-        Sample every cell so many times on seeds of their own: the mean, and its error.
+        Number of times each cell is sampled, with different seeds. The report has the mean and its error.
     jackknife
-        Blocks to estimate the error of Frechet distances with, and of differences between cells, e.g. 20; 0: no error.
+        Number of blocks for the jackknife error of Frechet distances and of differences between cells, e.g. 20.
+        0: no error.
     batch
-        Images at a time: what an interruption loses.
+        Batch size of each process. An interruption loses at most one batch.
     keep_images
-        Keep the images of every cell in OUT/work; else they go once they are judged.
+        Keep the images of every cell in OUT/work. By default they are deleted once they are measured.
     out
-        Folder of the sweep; default runs/sweep-MODEL.
+        Folder of the sweep. Default: runs/sweep-MODEL.
     """
     from mvm.evaluation.sweep import Sweep
 
@@ -396,13 +423,17 @@ def sweep(
         try:
             work.run(cells)
         except KeyboardInterrupt:
-            say_from_first("\nmvm: stopped; the same command goes on where it was", error=True)
+            say_from_first("\nmvm: stopped; the same command continues", error=True)
             return INTERRUPTED
     say_from_first(f"wrote {folder / 'report.html'}: {len(cells)} cells of {num:,} images")
     return 0
 
 
-@app.command
+@command(
+    JUDGE,
+    "mvm compare runs/a runs/b -n 10000  # FID of both",
+    "mvm compare runs/a runs/b --nfe 13 --rho 1  # sampled as SDEs",
+)
 def compare(
     model_a: str,
     model_b: str,
@@ -412,27 +443,27 @@ def compare(
     drawing: Drawing = Drawing(),
     judging: Judging = Judging(),
     num: Num = 1000,
-    blocks: Whole = 20,
-    batch: Whole = 250,
+    blocks: Annotated[Whole, MEASUREMENT] = 20,
+    batch: Batch = 250,
     device: Device = "auto",
     json_file: JsonFile = None,
 ) -> int:
-    """Compare two models on the same seeds and labels: figures of both, differences with 95 % intervals.
+    """Compare two models on the same seeds and labels: metrics of both, and differences with 95 % intervals.
 
-    Sampler options are of both models; not given: each recipe's own.
+    Options of sampling and guidance apply to both models.
 
     Parameters
     ----------
     model_a
-        A run directory, or the name of a shipped model. By default both are compared with the images it was trained on.
+        A run directory or a shipped model. Its training images are the default reference of both models.
     model_b
-        Another, of the same image shape and classes.
+        Another one, with the same image shape and classes.
     num
-        Images of each.
+        Number of images of each model.
     blocks
-        Into which pairs are dealt for the intervals.
+        Number of blocks of image pairs for the confidence intervals.
     batch
-        Images at a time.
+        Batch size of each process.
     """
     from mvm.evaluation.evaluate import compare, comparison_table, write_comparison
     from mvm.evaluation.images import of_model

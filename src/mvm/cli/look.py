@@ -8,24 +8,51 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
-
-from mvm.cli.app import Device, Dotted, JsonFile, SamplerOptions, Whole, app, json_writer, on_device, say_from_first
+from mvm.cli.app import (
+    INPUT,
+    JUDGE,
+    MEASUREMENT,
+    OUTPUT,
+    SAMPLE,
+    SERVER,
+    START,
+    TRAIN,
+    TRAINING,
+    Device,
+    Dotted,
+    Download,
+    JsonFile,
+    SamplerOptions,
+    Whole,
+    command,
+    json_writer,
+    on_device,
+    say_from_first,
+)
 from mvm.options import at_least, between, closest, needs
 
 MOST_PORT = 65_535
 
 
-@app.command
-def demo(*, out: Path = Path("runs/demo"), quick: bool = False, seed: Whole = 0) -> int:
-    """Train on the embedded digits, sample with ODE and SDE, write OUT/report.html (about 3 minutes on 2 cores).
+@command(
+    START,
+    "mvm demo  # about 4 minutes on 2 cores",
+    "mvm demo --quick --out runs/quick  # about a minute, a check",
+)
+def demo(
+    *,
+    out: Annotated[Path, OUTPUT] = Path("runs/demo"),
+    quick: Annotated[bool, TRAINING] = False,
+    seed: Annotated[Whole, TRAINING] = 0,
+) -> int:
+    """Train on the embedded digits, sample as ODE and SDE, and write a report (about 4 minutes on 2 cores).
 
     Parameters
     ----------
     out
-        Run directory; an earlier demo there is replaced when the new one is complete.
+        Run directory; the report is OUT/report.html. An earlier demo there is replaced once the new one is complete.
     quick
-        A little of everything, under a minute, to see that it works; the digits will not be legible.
+        Do a little of everything in about a minute, as a check; the digits will not be legible.
     seed
         Seed of the whole run.
     """
@@ -37,9 +64,16 @@ def demo(*, out: Path = Path("runs/demo"), quick: bool = False, seed: Whole = 0)
     return 0
 
 
-@app.command
+@command(
+    JUDGE,
+    "mvm verify  # check the installation",
+    "mvm verify --json checks.json  # store the results",
+)
 def verify(*, json_file: JsonFile = None) -> int:
-    """Check the mathematics on exact oracles, on the CPU, in under a minute; exit code 1 if a check fails."""
+    """Check the mathematics on exact oracles, on a CPU in under a minute.
+
+    Exit code 1 if a check fails.
+    """
     from mvm.verify import as_json
     from mvm.verify import verify as run_checks
 
@@ -54,25 +88,30 @@ def verify(*, json_file: JsonFile = None) -> int:
     return 0 if summary["passed"] else 1
 
 
-@app.command
+@command(
+    TRAIN,
+    "mvm recipes  # list the shipped recipes",
+    "mvm recipes show cifar10  # cost and options of one",
+    "mvm recipes show cifar10 > mine.toml  # a recipe to change",
+)
 def recipes(*words: str) -> int:
-    """List the shipped recipes; `mvm recipes show NAME`: what it costs, and every option explained.
+    """List the shipped recipes, or show what one costs and what its options mean.
 
-    The page is a TOML file that `mvm train` takes: mvm recipes show NAME > mine.toml
+    The page of a recipe is a TOML file that `mvm train` takes.
 
     Parameters
     ----------
     words
-        show NAME, or NAME alone, of a shipped recipe, a .toml file or RUN/recipe.json; nothing lists the shipped ones.
+        show NAME, or NAME alone: a shipped recipe, a .toml file or RUN/recipe.json. Default: list the shipped recipes.
     """
     from mvm.recipes import load_recipe, shipped
     from mvm.recipes.page import page
 
     if words == ("show",):
-        raise ValueError("mvm recipes show: which one? See: mvm recipes")
+        raise ValueError("mvm recipes show needs a name; for the names see: mvm recipes")
     name, *rest = words[1:] if words[:1] == ("show",) else words or [""]
     if rest:
-        raise ValueError(f"mvm recipes {' '.join(words)}: one recipe at a time; see: mvm recipes")
+        raise ValueError(f"mvm recipes {' '.join(words)}: give one recipe at a time; see: mvm recipes")
     if name:
         print(page(name))
         return 0
@@ -82,18 +121,22 @@ def recipes(*words: str) -> int:
     return 0
 
 
-@app.command
-def options(*pattern: str, recipe: str = "cifar10") -> int:
-    """List the options of a recipe that `mvm train` takes, with values and meanings: all, or those found by words.
+@command(
+    TRAIN,
+    "mvm options learning rate  # find options by words",
+    "mvm options --recipe runs/a/recipe.json  # all options of a run",
+)
+def options(*pattern: str, recipe: Annotated[str, INPUT] = "cifar10") -> int:
+    """List the options of a recipe, with values and meanings: all, or those found by words.
 
-    Exit code 1 if nothing is found.
+    `mvm train` and `mvm bench` take them. Exit code 1 if nothing is found.
 
     Parameters
     ----------
     pattern
         Words that must all occur in an option's name or meaning, e.g. learning rate.
     recipe
-        Whose options and values: a shipped recipe, a .toml file or RUN/recipe.json.
+        The recipe: a shipped one, a .toml file or RUN/recipe.json.
     """
     from mvm.recipes import load_recipe
     from mvm.recipes import options as values_of
@@ -124,18 +167,18 @@ def options(*pattern: str, recipe: str = "cifar10") -> int:
     return 0
 
 
-@app.command
-def report(run: Path, /, *, out: Path | None = None) -> int:
-    """Write one offline page about a training run: curves, previews, settings, warnings, what to do next.
+@command(TRAIN, "mvm report runs/a  # write runs/a/report.html")
+def report(run: Path, /, *, out: Annotated[Path | None, OUTPUT] = None) -> int:
+    """Write one offline page about a training run: curves, previews, settings, warnings and next steps.
 
-    Works at any time: while the run trains, after a crash, after the end.
+    Works at any time: during training, after a crash, and at the end.
 
     Parameters
     ----------
     run
         Run directory.
     out
-        The file to write; default RUN/report.html.
+        The file to write. Default: RUN/report.html.
     """
     from mvm.evaluation.run_report import write_run_report
 
@@ -143,35 +186,38 @@ def report(run: Path, /, *, out: Path | None = None) -> int:
     return 0
 
 
-@app.command(name="app")
+@command(
+    SAMPLE,
+    "mvm app  # the shipped models, in the browser",
+    "mvm app runs/a --port 8000 --no-open  # also a run of your own",
+    name="app",
+)
 def web(
     *models: str,
-    host: str | None = None,
-    port: Whole | None = None,
-    share_on_network: bool = False,
-    queue: Whole = 8,
+    host: Annotated[str | None, SERVER] = None,
+    port: Annotated[Whole | None, SERVER] = None,
+    share_on_network: Annotated[bool, SERVER] = False,
+    queue: Annotated[Whole, SERVER] = 8,
     device: Device = "auto",
-    open: bool = True,
-    allow_download: Annotated[bool, Parameter(negative="")] = False,
+    open: Annotated[bool, SERVER] = True,
+    allow_download: Download = False,
 ) -> int:
-    """Open a local page: pictures by ODE and SDE side by side, and the field on the plane. Needs no network.
+    """Open a local page that samples by ODE and SDE side by side, and edits images. Works offline.
 
     Parameters
     ----------
     models
-        Run directories, exported models, or folders of them; the shipped models are always offered.
+        Run directories, exported folders, or folders of them. The shipped models are always offered.
     host
-        Address to listen on; 127.0.0.1 when not given, with --share-on-network 0.0.0.0: all of this machine's.
+        Address to listen on. Default: 127.0.0.1; with --share-on-network 0.0.0.0, all addresses of this machine.
     port
-        Port to listen on; the first free one from 7860 on when not given.
+        Port to listen on. Default: the first free one from 7860.
     share_on_network
-        Let other machines in: those that open the address printed, which has a token. Not encrypted.
+        Let other machines open the page by the printed address, which has a token. The connection is not encrypted.
     queue
-        Visitors served at once; more are asked to come again.
+        Largest number of visitors at once; others are asked to return later.
     open
-        Show the page in the browser of this machine; --no-open only serves it.
-    allow_download
-        Open encoders that the models' files name outside of their folders, by a path or on the hub, to edit pictures.
+        Open the page in a browser on this machine.
     """
     from mvm.app.service import Shelf, offered
     from mvm.model import choose_device
@@ -192,34 +238,38 @@ def web(
     return 0
 
 
-@app.command
+@command(
+    TRAIN,
+    "mvm bench cifar10  # training and sampling",
+    "mvm bench cifar10 --train.batch 128 --samples 0  # training alone",
+)
 def bench(
     recipe: str,
     /,
     *,
-    steps: Whole = 30,
-    samples: Whole = 64,
+    steps: Annotated[Whole, MEASUREMENT] = 30,
+    samples: Annotated[Whole, MEASUREMENT] = 64,
     sampler: SamplerOptions = SamplerOptions(),
-    grow: bool = False,
+    grow: Annotated[bool, MEASUREMENT] = False,
     device: Device = "auto",
     json_file: JsonFile = None,
     overrides: Dotted = None,
 ) -> int:
-    """Measure a recipe's speed here: images/s, MFU and memory of training and sampling, on random images.
+    """Measure the speed of a recipe on this machine: images/s, MFU and memory, on random images.
 
-    MFU is 6 x multiply-adds of one forward pass per image, nothing computed twice, over the speed of a large
-    matrix product measured beside it (GPU alone). Options of the recipe can be changed as in `mvm train`.
+    MFU is 6 x the multiply-adds of one forward pass per image, over the speed of a large matrix product measured in the
+    same run (on a GPU alone). Recomputed blocks do not count. Options of the recipe are changed as in `mvm train`.
 
     Parameters
     ----------
     recipe
-        A shipped recipe (see: mvm recipes) or a .toml file.
+        A shipped recipe (see `mvm recipes`) or a .toml file.
     steps
-        Training steps timed, after a warm-up; 0: none.
+        Training steps to measure, after a warm-up. 0: none.
     samples
-        Images sampled; 0: none.
+        Number of images to sample. 0: none.
     grow
-        Also double resolution, depth and batch, each alone: how the cost grows.
+        Also double resolution, depth and batch size, one at a time, and show how the cost grows.
     """
     from mvm.bench import bench as run_bench
     from mvm.bench import growth, table

@@ -8,53 +8,65 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from mvm.cli.app import SamplerOptions, Weights, app
+from mvm.cli.app import (
+    MODEL,
+    OUTPUT,
+    SHARE,
+    START,
+    Download,
+    SamplerOptions,
+    Weights,
+    command,
+)
 
 MOST_WORK = 2e12  # multiply-adds of the picture on a CPU, the null class counted in: a minute or so
 GPU = 1000  # times as many there: a guess
 
 
-@app.command
+@command(
+    SHARE,
+    "mvm export runs/a --out exports/a  # a folder to share",
+    "mvm export runs/a --out exports/a --figures a.json  # metrics in the card",
+    "mvm push exports/a OWNER/NAME  # send it",
+)
 def export(
     model: str,
     /,
     *,
-    out: Path,
-    weights: str = "ema",
-    which: Annotated[str, Parameter(alias="--checkpoint")] = "latest",
-    dtype: str | None = None,
-    license: str | None = None,
-    card: Path | None = None,
-    figures: Path | None = None,
-    grid: bool = True,
-    allow_download: Annotated[bool, Parameter(negative="")] = False,
+    out: Annotated[Path, OUTPUT],
+    weights: Annotated[str, MODEL] = "ema",
+    which: Annotated[str, Parameter(alias="--checkpoint"), MODEL] = "latest",
+    dtype: Annotated[str | None, OUTPUT] = None,
+    license: Annotated[str | None, OUTPUT] = None,
+    card: Annotated[Path | None, OUTPUT] = None,
+    figures: Annotated[Path | None, OUTPUT] = None,
+    grid: Annotated[bool, OUTPUT] = True,
+    allow_download: Download = False,
 ) -> int:
-    """Write a folder that only samples, fit for the hub: model card, config.json, safetensors.
+    """Write a folder for sampling and for the Hub: model card, config.json and safetensors.
 
-    mvm.load and diffusers (MVMPipeline.from_pretrained) both read it.
+    mvm.load and diffusers (MVMPipeline.from_pretrained) read it.
 
     Parameters
     ----------
     model
-        A run directory, an exported folder, the name of a shipped model (mvm models), or OWNER/NAME on the hub.
+        A run directory, an exported folder, a shipped model (see `mvm models`), or OWNER/NAME on the Hub.
     out
-        Folder to write; an earlier export there is replaced when the new one is whole.
+        Folder to write. An earlier export there is replaced once the new one is complete.
     weights
-        ema, model (the raw weights), or another average that the run keeps.
+        Weights to export: ema (exponential moving average), model (the raw weights), or another average of the run.
     which
-        The checkpoint: latest, best (by the previews), or a step number.
+        Checkpoint to export: latest, best (by the previews), or a step number.
     dtype
-        Of the stored weights: float16 (default for a run), bfloat16 or float32. Sampling is in float32 whichever it is.
+        Type of the stored weights: float16 (default for a run), bfloat16 or float32. Sampling always uses float32.
     license
-        Of the weights, as the hub names licences: apache-2.0, cc-by-4.0, other, ... A run has unknown by default.
+        Licence of the weights, by its Hub name: apache-2.0, cc-by-4.0, other, ... Default for a run: unknown.
     card
-        A file of your own words (Markdown) to stand in the card under its title.
+        Markdown file to put into the model card, under its title.
     figures
-        JSON of `mvm eval RUN --json FILE`, or results.json of a sweep: must be of these weights.
+        Metrics for the card, of these weights: JSON of `mvm eval RUN --json FILE`, or results.json of a sweep.
     grid
-        Sample ten images for the card, by the model's own settings; left out where that would take minutes.
-    allow_download
-        Of a run that holds no autoencoder: open the one that it names elsewhere.
+        Sample ten images for the card, unless that would take minutes.
     """
     from mvm.published import export as write_export
 
@@ -71,60 +83,66 @@ def export(
     return 0
 
 
-@app.command
+@command(
+    SHARE,
+    "mvm convert SiT.pt --as sit --codec vae --out sit  # with its VAE",
+    "mvm convert dec.pt --as rae --stats s.pt --out codec  # RAE: the decoder",
+    "mvm convert dit.pt --as rae --codec codec --out rae  # and the model",
+)
 def convert(
     file: Path,
     /,
     *,
-    as_: Annotated[str, Parameter(name="--as")],
-    out: Path,
-    codec: Path | None = None,
-    stats: Path | None = None,
-    pixels: str = "imagenet",
-    encoder: str = "unknown",
-    heads: int = 0,
-    classes: int = 0,
-    inner_block: int = 8,
-    factor: int = 0,
-    weights: str = "ema",
-    dtype: str = "float32",
-    license: str = "unknown",
+    as_: Annotated[str, Parameter(name="--as"), MODEL],
+    out: Annotated[Path, OUTPUT],
+    codec: Annotated[Path | None, MODEL] = None,
+    stats: Annotated[Path | None, MODEL] = None,
+    pixels: Annotated[str, MODEL] = "imagenet",
+    encoder: Annotated[str, MODEL] = "unknown",
+    heads: Annotated[int, MODEL] = 0,
+    classes: Annotated[int, MODEL] = 0,
+    inner_block: Annotated[int, MODEL] = 8,
+    factor: Annotated[int, MODEL] = 0,
+    weights: Annotated[str, MODEL] = "ema",
+    dtype: Annotated[str, OUTPUT] = "float32",
+    license: Annotated[str, OUTPUT] = "unknown",
 ) -> int:
-    """Write a published checkpoint of another project as a folder that mvm.load opens. Nothing in it is executed.
+    """Convert a published checkpoint of another project into a folder that mvm.load opens.
 
-    Sizes are read from the tensors. A decoder of RAE or RAEv2 (stage 1) becomes an autoencoder for --codec.
+    No code in the file is executed. Sizes are read from the tensors. A decoder of RAE or RAEv2 (stage 1) becomes an
+    autoencoder for --codec.
 
     Parameters
     ----------
     file
-        A .safetensors, or a .pt, .pth or .ckpt of torch.
+        A .safetensors file, or a .pt, .pth or .ckpt file of torch.
     as_
-        The format: sit, dit, repa, lightningdit, rae or raev2.
+        Format of the checkpoint: sit, dit, repa, lightningdit, rae or raev2.
     out
         Folder to write.
     codec
-        The autoencoder of the latents, copied into the folder: a VAE (AutoencoderKL) in diffusers' format, or a
-        decoder that was converted before. Without one the folder makes latents alone.
+        Autoencoder of the latents, copied into the folder: a VAE (AutoencoderKL) in diffusers' format, or a converted
+        decoder. Without it the folder samples latents alone.
     stats
-        Of a decoder: the file with mean and var of the latents. Without one they are not normalised.
+        For a decoder: file with mean and var of the latents. Without it they are not normalised.
     pixels
-        Of a decoder of RAE: how its encoder scales pixels, imagenet (DINOv2, MAE) or half (SigLIP2).
+        For a decoder of RAE: how its encoder scales pixels, imagenet (DINOv2, MAE) or half (SigLIP2).
     encoder
-        Of a decoder: the name of its encoder, for people.
+        For a decoder: the name of its encoder, as a note for readers.
     heads
-        Attention heads, where the file does not say them and the width is not a published one.
+        Number of attention heads. 0: as in the file, or as published for this width.
     classes
-        Number of classes; 0: all rows of the label table but the null class.
+        Number of classes. 0: all rows of the label table except the null class.
     inner_block
-        Of RAEv2: the block after which the inner head stands; a file does not say it.
+        For RAEv2: block after which the inner head is attached; the file does not record it.
     factor
-        Pixels a side that one latent becomes; 0: 8 for SiT, DiT and REPA, 16 for the others.
+        Side in pixels of one latent. 0: 8 for SiT, DiT and REPA, 16 for the others.
     weights
-        ema, or model (the raw weights) where the file has both.
+        Weights to convert: ema, or model (the raw weights), if the file has both.
     dtype
-        Of the stored weights: float16, bfloat16 or float32.
+        Type of the stored weights: float16, bfloat16 or float32.
     license
-        Of the weights, as the hub names licences; their authors say which.
+        Licence of the weights, by its Hub name. Their authors state it.
     """
     from mvm.published import Options, convert_decoder, export, is_decoder, open_foreign, read_tensors
 
@@ -185,25 +203,29 @@ def _megabytes(folder: Path) -> float:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e6
 
 
-@app.command
+@command(
+    SHARE,
+    "mvm onnx digits --out digits.onnx  # with its own sampler",
+    "mvm onnx runs/a --nfe 13 --rho 1 --out a.onnx  # with an SDE sampler",
+)
 def onnx(
     model: str,
     /,
     *,
-    out: Path = Path("model.onnx"),
+    out: Annotated[Path, OUTPUT] = Path("model.onnx"),
     sampler: SamplerOptions = SamplerOptions(),
     weights: Weights = Weights(),
 ) -> int:
-    """Write a network as ONNX, any batch, float32, with the numbers of a sampler in its metadata.
+    """Write a network as ONNX (float32, any batch size), with the coefficients of a sampler as metadata.
 
-    examples/onnx_sampler.py makes images from such a file without torch. Settings not given are those of the recipe.
-    The solver must evaluate once a step: adams, sa, euler, euler-maruyama, dpm++2m, dpm++3m, unipc, sde-dpm++2m,
-    sde-dpm++3m, sa-official or er-sde. The exported network has no inner head.
+    examples/onnx_sampler.py samples from such a file without torch. The solver must evaluate the network once a step:
+    adams, sa, euler, euler-maruyama, dpm++2m, dpm++3m, unipc, sde-dpm++2m, sde-dpm++3m, sa-official or er-sde. The
+    exported network has no inner head.
 
     Parameters
     ----------
     model
-        A run directory, an exported model, the name of a shipped one, or OWNER/NAME on the hub.
+        A run directory, an exported folder, a shipped model (see `mvm models`), or OWNER/NAME on the Hub.
     out
         The file to write.
     """
@@ -219,26 +241,36 @@ def onnx(
     return 0
 
 
-@app.command
+@command(
+    SHARE,
+    "mvm push exports/a OWNER/NAME --dry-run  # what would be sent",
+    "mvm push exports/a OWNER/NAME --private  # send it",
+)
 def push(
-    folder: Path, name: str, /, *, private: bool = False, revision: str | None = None, dry_run: bool = False
+    folder: Path,
+    name: str,
+    /,
+    *,
+    private: Annotated[bool, OUTPUT] = False,
+    revision: Annotated[str | None, OUTPUT] = None,
+    dry_run: Annotated[bool, OUTPUT] = False,
 ) -> int:
-    """Send an exported model to the hub; log in before with: hf auth login.
+    """Send an exported model to the Hub. Log in first with: hf auth login.
 
-    The card is sent with OWNER/NAME in its snippets.
+    The snippets of the card are sent with OWNER/NAME in them.
 
     Parameters
     ----------
     folder
-        What `mvm export` wrote.
+        Folder that `mvm export` wrote.
     name
-        OWNER/NAME; made if it is not there.
+        OWNER/NAME on the Hub, created if it does not exist.
     private
-        Only you can see it; a public model of that name is refused.
+        Make it visible to you alone. An error if a public model has that name.
     revision
-        The branch; made if it is not there. Default: main.
+        Branch, created if it does not exist. Default: main.
     dry_run
-        Check the folder and print what would be sent; no connection, no token.
+        Check the folder and print what would be sent, without a connection or a token.
     """
     from mvm.published.hub import prepare
     from mvm.published.hub import push as send
@@ -258,9 +290,9 @@ def push(
     return 0
 
 
-@app.command
+@command(START, "mvm models  # their names, for mvm sample NAME")
 def models() -> int:
-    """List the models in the package: name, size, what it draws, classes, licence."""
+    """List the shipped models: name, size, content, classes and licence."""
     from mvm.published import read_config, shipped_folder, shipped_models
 
     names = shipped_models()

@@ -6,14 +6,32 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from mvm.cli.app import Device, Drawing, Num, SamplerOptions, Whole, app, on_device, say_from_first
+from mvm.cli.app import (
+    IMAGES,
+    OUTPUT,
+    SAMPLE,
+    Batch,
+    Device,
+    Drawing,
+    Num,
+    SamplerOptions,
+    command,
+    on_device,
+    say_from_first,
+)
 from mvm.files import remove
 from mvm.process import INTERRUPTED
 
 MANY = 5000  # evaluations whose plan takes a second and more
 
 
-@app.command
+@command(
+    SAMPLE,
+    "mvm sample digits  # a grid: samples.png",
+    "mvm sample cifar10 --classes cat,ship --cfg 1.5  # guided",
+    "mvm sample runs/a -n 50000 --rho 0.75 --out a.npz  # by the SDE",
+    "mvm sample runs/a --solver heun --nfe 40  # another solver",
+)
 def sample(
     model: str,
     /,
@@ -21,39 +39,39 @@ def sample(
     num: Num = 16,
     options: SamplerOptions = SamplerOptions(),
     drawing: Drawing = Drawing(),
-    batch: Whole = 256,
+    batch: Batch = 256,
     device: Device = "auto",
-    condition: Path | None = None,
-    caption: list[str] | None = None,
-    encoder: str = "",
-    out: Path = Path("samples.png"),
-    yes: Annotated[bool, Parameter(negative="")] = False,
+    condition: Annotated[Path | None, IMAGES] = None,
+    caption: Annotated[list[str] | None, IMAGES] = None,
+    encoder: Annotated[str, IMAGES] = "",
+    out: Annotated[Path, OUTPUT] = Path("samples.png"),
+    yes: Annotated[bool, Parameter(negative=""), OUTPUT] = False,
 ) -> int:
-    """Sample images from a run or a shipped model. Settings not given are those of its recipe.
+    """Sample images from a run, an exported model or a shipped model.
 
-    Under torchrun the processes share the images. Until OUT is written, parts are kept in a hidden folder beside it:
-    after Ctrl-C or a crash the same command goes on from there. Beside all but a .png, OUT.json tells what made it.
+    Under torchrun the processes share the images. After an interruption the same command continues: until OUT is
+    complete, finished parts are kept in a hidden folder beside it. OUT.json records the settings (not for a .png).
 
     Parameters
     ----------
     model
-        A run directory, an exported folder, the name of a shipped model (mvm models), or OWNER/NAME on the hub.
+        A run directory, an exported folder, a shipped model (see `mvm models`), or OWNER/NAME on the Hub.
     num
-        How many images. Under torchrun write -n, since torchrun takes --num for an option of its own.
+        Number of images. Under torchrun write -n, because torchrun takes --num for itself.
     batch
-        Images at a time, in each process.
+        Batch size of each process.
     condition
-        Of a model with another condition than class labels: X.npy, X.npz:KEY (of text X.npz:KEY,MASK), as it was given
-        to mvm data prepare, or X.npz with an array of each name, e.g. tokens and mask. Its rows are gone round.
+        Conditions of a model that is not conditioned on class labels: X.npy, X.npz:KEY, or X.npz:KEY,MASK for text.
+        X.npz alone has one array for each name, e.g. tokens and mask. The rows are used in turn.
     caption
-        Of a model of text: what to show. Given several times, the images go round them.
+        Caption, for a text-to-image model. Repeat the option for several captions, which are used in turn.
     encoder
-        Folder of the text encoder that embeds captions, where it is not where it was in training.
+        Folder of the text encoder that embeds captions. Default: where it was in training.
     out
-        X.png is one grid, a class a row; X.npz and X.npy are uint8 NHWC; X.parquet, X.zip or a folder holds PNG files.
-        Float arrays go to X.npz or X.npy, as the data had them.
+        X.png is one grid, with a row for each class. X.npz and X.npy hold uint8 arrays (N, H, W, C).
+        X.parquet, X.zip and a folder hold PNG files. Samples that are float arrays go to X.npz or X.npy.
     yes
-        Begin also what is estimated to take more than an hour.
+        Start even if the command is estimated to take more than an hour.
     """
     from mvm.generate import require_patience, takes_tuned_times
     from mvm.samples import check_set, parts_beside, read_condition, require_written, sample_parts, write_set
@@ -81,7 +99,7 @@ def sample(
             with suppress(ValueError):  # another process took them up meanwhile
                 remove(parts_folder)
     except KeyboardInterrupt:
-        say_from_first("\nmvm: stopped; the same command goes on", error=True)
+        say_from_first("\nmvm: stopped; the same command continues", error=True)
         return INTERRUPTED
     cost = f"{parts.nfe} evaluations, {parts.passes} network passes each"
     say_from_first(f"wrote {num} images to {out}; {settings.solver}{', tuned' * tuned}, {cost}")

@@ -7,63 +7,85 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from mvm.cli.app import INTERRUPTED, Dotted, GuidanceOptions, Whole, app, is_first, say_from_first, warn_from_first
+from mvm.cli.app import (
+    IMAGES,
+    INTERRUPTED,
+    OUTPUT,
+    SAMPLING,
+    TRAIN,
+    TRAINING,
+    Device,
+    Dotted,
+    Download,
+    GuidanceOptions,
+    Whole,
+    command,
+    is_first,
+    say_from_first,
+    warn_from_first,
+)
 from mvm.options import at_least
 
 if TYPE_CHECKING:
     from mvm.recipes import AnyRecipe
 
 
-@app.command
+@command(
+    TRAIN,
+    "mvm train digits  # to runs/digits",
+    "mvm train cifar10 --train.lr 3e-4 --out runs/a  # change an option",
+    "mvm train --resume runs/a --train.steps 300000  # continue for longer",
+    "mvm train digits --init-from digits --out runs/b  # fine-tune",
+)
 def train(
     recipe: str = "",
     /,
     *,
-    out: Path | None = None,
-    resume: bool = False,
-    auto_resume: bool = False,
-    allow_change: bool = False,
-    until: Whole | None = None,
-    seed: Whole | None = None,
-    init_from: str | None = None,
-    init_weights: str = "ema",
-    track: str = "auto",
-    report: bool = True,
-    device: str = "auto",
+    out: Annotated[Path | None, OUTPUT] = None,
+    resume: Annotated[bool, TRAINING] = False,
+    auto_resume: Annotated[bool, TRAINING] = False,
+    allow_change: Annotated[bool, TRAINING] = False,
+    until: Annotated[Whole | None, TRAINING] = None,
+    seed: Annotated[Whole | None, TRAINING] = None,
+    init_from: Annotated[str | None, TRAINING] = None,
+    init_weights: Annotated[str, TRAINING] = "ema",
+    track: Annotated[str, OUTPUT] = "auto",
+    report: Annotated[bool, OUTPUT] = True,
+    device: Device = "auto",
     overrides: Dotted = None,
 ) -> int:
-    """Train a recipe; any of its options can be changed as --section.option VALUE, e.g. --train.lr 3e-4.
+    """Train a model from a recipe, or continue a run.
 
-    `mvm train --resume RUN` continues a run and needs nothing else: the run knows its recipe.
-    Find an option by a word: mvm options learning rate. All options of a recipe, explained: mvm recipes show NAME.
+    Every option of the recipe can be changed by --section.option VALUE, e.g. --train.lr 3e-4. Find options by words
+    with `mvm options learning rate`; `mvm recipes show NAME` explains all options of a recipe.
+
+    `mvm train --resume RUN` continues a run and needs nothing else, because the run holds its recipe.
 
     Parameters
     ----------
     recipe
-        A shipped recipe (see: mvm recipes) or a .toml file; with --resume also a run directory.
+        A shipped recipe (see `mvm recipes`) or a .toml file; with --resume also a run directory.
     out
-        Run directory; default runs/RECIPE.
+        Run directory. Default: runs/RECIPE.
     resume
-        Continue a run from its newest checkpoint, bit for bit. --train.steps may be raised to extend it.
+        Continue a run from its newest checkpoint, bit for bit. --train.steps may be raised to train for longer.
     auto_resume
-        Continue the run in OUT if there is one, else start it: for jobs that a scheduler starts again.
+        Continue the run in OUT if there is one, else start it. For jobs that a scheduler restarts.
     allow_change
-        With --resume: let the learning rate and its schedule change from here on; RUN/changes.json records it.
+        With --resume: allow another learning rate or schedule from here on. RUN/changes.json records the change.
     until
-        Pause at this step; --resume goes on.
+        Pause after this step; --resume continues.
     seed
-        Seed of weights, data order and noise, instead of the recipe's.
+        Seed of weights, data order and noise. Default: the recipe's.
     init_from
-        Fine-tune: start from the weights of a run, an exported folder, a shipped model (mvm models) or OWNER/NAME on
-        the hub, with a fresh optimizer, step 0 and warm-up. Other classes, channels and sizes are fitted.
+        Fine-tune: start from the weights of a run, an exported folder, a shipped model or OWNER/NAME on the Hub.
+        Optimizer, step count and warm-up start anew. Layers are fitted to other classes, channels and sizes.
     init_weights
-        Which of its weights: ema (default), model (the raw ones), or another average it keeps.
+        Weights to start from: ema, model (the raw weights), or another average that the model keeps.
     track
-        Also send the log to tensorboard, wandb or mlflow (several with commas); none; auto: tensorboard if installed.
+        Also log to tensorboard, wandb or mlflow, several separated by commas; or none. auto: tensorboard if installed.
     report
-        At the end write RUN/report.html, as `mvm report RUN` does at any time; --no-report leaves it out.
-    device
-        cpu, cuda, or auto: cuda where there is one.
+        Write RUN/report.html at the end, as `mvm report RUN` does.
     """
     from mvm import checkpoint
     from mvm.model import choose_device
@@ -78,11 +100,11 @@ def train(
     chosen = override(base, facts | changes if "data.path" in changes else changes)  # another folder has its own
     _require_typed(chosen, recipe, changes)
     if allow_change and not (resume or auto_resume):
-        raise ValueError("--allow-change belongs to --resume: a new run has nothing to change")
+        raise ValueError("--allow-change belongs to --resume; a new run takes any options without it")
     if resume and not folder.is_dir():
         raise ValueError(f"--resume: there is no run in {folder}; check the path, or leave --resume out to start one")
     if init_from is None and init_weights != "ema":
-        raise ValueError(f"--init-weights {init_weights} belongs to --init-from RUN")
+        raise ValueError(f"--init-weights {init_weights} belongs to --init-from; add --init-from RUN, or leave it out")
     quoted = shlex.quote(str(folder))
     own = " --network.kind " + changes["network.kind"] if changes.get("network.kind", "").startswith("module:") else ""
     go_on = f"continue with: mvm train --resume {quoted}{own}"
@@ -92,7 +114,7 @@ def train(
         how: dict[str, Any] = {"resume": begun, "allow_change": allow_change, "until": until, "init": init}
         run_training(chosen, folder, device=choose_device(device), track=track, **how)
     except KeyboardInterrupt as stop:
-        then = go_on if (folder / RECIPE).is_file() else "it had not begun, and nothing was written"
+        then = go_on if (folder / RECIPE).is_file() else "training had not begun, and nothing was written"
         say_from_first(f"\nmvm: stopped; {then}", error=True)
         return 0 if isinstance(stop, Terminated) else INTERRUPTED
     newest = checkpoint.latest(folder)  # --until may lie behind it
@@ -141,30 +163,41 @@ def _require_typed(chosen: "AnyRecipe", name: str, changes: Mapping[str, str]) -
     kind = chosen.network.kind if isinstance(chosen, Recipe) else ""
     if kind.startswith("module:") and "network.kind" not in changes and not name.endswith(".toml"):
         raise ValueError(
-            f"{name} names network.kind='{kind}', and what a run names is not imported by itself: if you trust it, add "
-            f"--network.kind {kind}"
+            f"{name} has network.kind='{kind}', a class that is imported only if the command names it; if you trust "
+            f"it, add --network.kind {kind}"
         )
 
 
-WHICH = "mvm train RECIPE: which recipe? See: mvm recipes"
+WHICH = "mvm train needs a RECIPE; for the names see: mvm recipes"
 
 
-@app.command
-def ema(run: Path, /, *, width: float, out: Path, step: Whole | None = None) -> int:
-    """Choose the width of the power-function average after training: writes a model that samples.
+@command(
+    TRAIN,
+    "mvm ema runs/a --width 0.08 --out runs/b  # another average",
+    "mvm ema runs/a --width 0.1 --step 50000 --out runs/c  # as of a step",
+)
+def ema(
+    run: Path,
+    /,
+    *,
+    width: Annotated[float, TRAINING],
+    out: Annotated[Path, OUTPUT],
+    step: Annotated[Whole | None, TRAINING] = None,
+) -> int:
+    """Choose the width of the power-function average of the weights after training, and write it as a model.
 
-    The run must have kept snapshots: mvm train RECIPE --train.power 0.05,0.1 --train.snapshot_every 1000.
+    The run must have stored snapshots: mvm train RECIPE --train.power 0.05,0.1 --train.snapshot_every 1000.
 
     Parameters
     ----------
     run
         Run directory.
     width
-        Relative width of the average (sigma_rel), e.g. 0.08 for the last 8 % of the steps or so.
+        Relative width of the average (sigma_rel, as in EDM2). 0.08 averages roughly the last 8 % of the steps.
     out
         Folder of the new model.
     step
-        As if training had ended there; default: the newest checkpoint.
+        Compute the average as if training had ended at this step. Default: the newest checkpoint.
     """
     from mvm.training.rundir import export_average
 
@@ -173,44 +206,43 @@ def ema(run: Path, /, *, width: float, out: Path, step: Whole | None = None) -> 
     return 0
 
 
-@app.command
+@command(
+    TRAIN,
+    "mvm tune runs/a  # for 8 evaluations",
+    "mvm tune runs/a --nfe 5,8,13 --cfg 1.5  # for several NFE, guided",
+)
 def tune(
     model: str,
     /,
     *,
-    nfe: str = "8",
+    nfe: Annotated[str, SAMPLING] = "8",
     guidance: GuidanceOptions = GuidanceOptions(),
-    num: Whole = 16,
-    rounds: Whole = 6,
-    long: Annotated[Whole, Parameter(name="--reference-nfe")] = 100,
-    seed: int = 0,
-    device: str = "auto",
-    allow_download: Annotated[bool, Parameter(negative="")] = False,
+    num: Annotated[Whole, IMAGES] = 16,
+    rounds: Annotated[Whole, TRAINING] = 6,
+    long: Annotated[Whole, Parameter(name="--reference-nfe"), TRAINING] = 100,
+    seed: Annotated[int, IMAGES] = 0,
+    device: Device = "auto",
+    allow_download: Download = False,
 ) -> int:
-    """Fit the default solver's times to a model, on its own trajectories, and store them with it.
+    """Fit the time steps of the default solver to a model, and store them with it.
 
-    From then on they are used wherever the model is sampled as an ODE with that number of evaluations and guidance,
-    and no solver is named. The command takes (nfe + 4) nfe evaluations of NUM images a round: minutes on a CPU for a
-    small model.
+    They are then used whenever the model is sampled as an ODE with that number of evaluations and that guidance, and
+    no solver is named. A round takes (nfe + 4) nfe evaluations of NUM images: minutes on a CPU for a small model.
 
     Parameters
     ----------
     model
-        A run directory or an exported model. One that ships in the package is exported first.
+        A run directory or an exported folder. Export a shipped model first.
     nfe
-        Numbers of evaluations to fit times for, separated by commas.
+        Numbers of function evaluations to fit time steps for, separated by commas.
     num
-        Images that the times are fitted to; as many others judge them.
+        Number of images for the fit. As many others test it.
     rounds
-        Steps of the fit at most.
+        Largest number of iterations of the fit.
     long
-        Evaluations of the run that counts as exact.
+        Number of evaluations of the reference solution.
     seed
         Seed of the images.
-    device
-        cpu, cuda, or auto: cuda where there is one.
-    allow_download
-        Of a run that holds no autoencoder: open the one that it names elsewhere.
     """
     import torch
     from tqdm import tqdm
@@ -227,7 +259,9 @@ def tune(
 
     folder, quoted = Path(model), shlex.quote(model)
     if not (folder / RECIPE).is_file() and not is_published(folder):
-        raise ValueError(f"'{model}' is no folder to store times in; first: mvm export {quoted} --out DIR")
+        raise ValueError(
+            f"'{model}' is no folder to store time steps in; export it first: mvm export {quoted} --out DIR"
+        )
     counts = [int(part) for part in nfe.split(",") if part.strip().isdigit()]
     if not counts:
         raise ValueError(f"--nfe {nfe}: whole numbers separated by commas are needed, e.g. 5,8,13")
@@ -263,7 +297,7 @@ def tune(
             default, tuned = (float((images - exact).square().mean().sqrt()) for images in approximate)
             print(f"nfe {count}: RMSE to {long} evaluations, {num} images not fitted to: {default:.4f} -> {tuned:.4f}")
             if tuned >= default:
-                print(f"nfe {count}: the default is as good; nothing is stored for it")
+                print(f"nfe {count}: the default time steps are as good; nothing is stored")
                 continue
             entry = Entry(
                 count, settings.cfg, settings.low, settings.high, settings.internal, fitted.solver, default, tuned

@@ -32,37 +32,36 @@ class EngineConfig:
     """
 
     parallel: str = "ddp"
-    """How several processes share the work: each with all weights (ddp), or with a shard of them (fsdp).
-    One of: ddp, fsdp."""
+    """Data parallelism: every process has all weights (ddp), or a shard of them (fsdp). One of: ddp, fsdp."""
     shard: int = 0
-    """Processes per copy of the weights under fsdp: 8 of 64 is hybrid sharding. 0: all of them."""
+    """Processes that share a copy of the weights under fsdp, e.g. 8 of 64 (hybrid sharding). 0: all of them."""
     precision: str = "auto"
     """Precision of matrix products (mixed precision); auto is bf16 on a GPU and fp32 on a CPU.
     One of: auto, fp32, bf16."""
     fp8: str = "off"
-    """Large products of the blocks in 8 bits while training, scaled by tensor, by a sample of its rows, by row, or by
-    row except for gradients of weights (partly). One of: off, tensor, sampled, row, partly."""
+    """FP8 matrix products of the blocks in training: with a scale per tensor, per tensor from a sample of its rows, per
+    row, or per row except for gradients of weights (partly). One of: off, tensor, sampled, row, partly."""
     compile: str = "auto"
     """torch.compile: block by block, the full step, or full and replayed as CUDA graphs. auto: off on a CPU, graph on
     one GPU (full with accumulation), blocks on more. One of: auto, off, blocks, full, graph."""
     recompute: float = 0.0
-    """Fraction of the blocks whose activations are computed again in the backward pass, to save memory (activation
-    checkpointing); 0: none."""
+    """Activation checkpointing: fraction of the blocks whose activations are recomputed in the backward pass, to save
+    memory; 0: none."""
     keep: str = "products"
-    """What recomputed blocks keep: matrix products and attention, which costs little time, or nothing, which saves
-    most memory. One of: products, nothing."""
+    """What recomputed blocks keep: matrix products and attention (costs little time), or nothing (saves most memory).
+    One of: products, nothing."""
     kernels: bool = False
     """Use the GPU kernels of this package, for bf16."""
     deterministic: bool = False
     """Deterministic GPU kernels: two runs, or a run and its continuation, are bit-equal also when compiled.
     On a CPU they always are."""
     accumulate: int = 1
-    """Gradient accumulation: parts into which each process cuts its share of train.batch, to save memory."""
+    """Gradient accumulation: parts into which each process splits its share of train.batch, to save memory."""
     resident: str = "auto"
-    """Where training images live: in the memory of the device (GPU), or in files read one step ahead (host); auto:
-    on the device if they fit. One of: auto, device, host."""
+    """Where training images are held: in device memory (GPU), or in files read one step ahead (host); auto: on the
+    device if they fit. One of: auto, device, host."""
     timeout: int = PATIENCE
-    """Seconds that processes wait for one that hangs or was stopped, before they end with an error."""
+    """Timeout in seconds: how long processes wait for one that hangs or was stopped, before they end with an error."""
 
     def __post_init__(self) -> None:
         check(

@@ -5,6 +5,7 @@ import html
 import importlib
 import io
 import platform
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from PIL import Image
 import mvm
 from mvm.files import write_text
 from mvm.options import needs
+from mvm.untrusted import printable
 
 TEMPLATE = Path(__file__).with_name("page.html")  # fields: $title, $lead, $body
 # Okabe and Ito's colours but yellow, which colour-blind readers can distinguish; dashes and markers are for grey print
@@ -130,7 +132,8 @@ def figure_of(
     width, height: of one plot in inches. lines: room for legends, so that plots of several figures are equally high;
     default: what these need.
     """
-    legends = [legend_of(curves, width) for curves, _ in panels]
+    levels = [[Curve(axes.level[0], (), ())] if axes.level else [] for _, axes in panels]
+    legends = [legend_of([*curves, *level], width) for (curves, _), level in zip(panels, levels, strict=True)]
     below = 0.2 * (max(needed for _, _, needed in legends) if lines is None else lines)
     figure = require_plots().Figure(figsize=(width * len(panels), height + below), layout="constrained")
     titles = [fill(axes.title, int(width * 10)) for _, axes in panels]
@@ -145,19 +148,23 @@ def figure_of(
     return figure
 
 
-def plot_svg(curves: Sequence[Curve], axes: PlotAxes, size: tuple[float, float] = (7.2, 3.6)) -> str:
-    """Return a plot as inline SVG; size: width and height in inches."""
-    figure = require_plots().Figure(figsize=size, layout="constrained")
-    panel = figure.subplots()
-    draw(panel, curves, axes)
+def plot_svg(curves: Sequence[Curve], axes: PlotAxes, size: tuple[float, float] = (5.4, 2.9)) -> str:
+    """Return a plot as inline SVG, with a legend below where there are several names; size: in inches."""
     if len([curve for curve in curves if curve.label]) > 1 or axes.level is not None:
-        panel.legend(frameon=False)
+        return inline_svg(figure_of([(curves, axes)], *size))
+    figure = require_plots().Figure(figsize=size, layout="constrained")
+    draw(figure.subplots(), curves, axes)
     return inline_svg(figure)
 
 
 def inline_svg(figure: Any) -> str:
-    """Return a matplotlib figure as SVG to stand inside HTML."""
+    """Return a matplotlib figure as SVG to stand inside HTML, on the page's own background."""
     buffer = io.StringIO()
+    figure.patch.set_alpha(0)
+    for part in figure.subfigs:
+        part.patch.set_alpha(0)
+    for panel in figure.axes:
+        panel.patch.set_alpha(0)
     save_figure(figure, buffer, "svg")
     svg = buffer.getvalue()
     return svg[svg.index("<svg") :]  # without the XML prologue, which HTML does not allow
@@ -209,8 +216,15 @@ def bullets(texts: Sequence[str], kind: str = "") -> str:
     return f'<ul class="{kind}">{points}</ul>' if texts else ""
 
 
-def paragraph(text: str) -> str:
-    return f"<p>{html.escape(text)}</p>"
+def paragraph(text: str, kind: str = "") -> str:
+    """Return a paragraph; kind: its CSS class in page.html."""
+    of_class = f' class="{kind}"' if kind else ""
+    return f"<p{of_class}>{html.escape(text)}</p>"
+
+
+def finding(text: str) -> str:
+    """Return what to conclude from the plot or table below, as it stands under a heading."""
+    return paragraph(text, "finding")
 
 
 def prose(text: str) -> Html:
@@ -224,15 +238,29 @@ def block(text: str) -> str:
     return f"<pre>{html.escape(text)}</pre>"
 
 
+def command(*words: object) -> str:
+    """Return an mvm command as it is typed; what is pasted must not steer a terminal."""
+    return printable(shlex.join(["mvm", *map(str, words)]))
+
+
+def path_word(path: Path) -> str:
+    """Return a path as a command takes it: one that begins with a dash would be an option."""
+    return f"./{path}" if str(path).startswith("-") else str(path)
+
+
 def folded(summary: str, *blocks: str) -> str:
     """Return HTML blocks that open with a click on the summary."""
     return f"<details><summary>{html.escape(summary)}</summary>{''.join(blocks)}</details>"
 
 
-def panels(blocks: Sequence[str]) -> str:
-    """Return small plots or pictures side by side, as many as the window is wide for; "" where there is none."""
-    figures = (one if one.startswith("<figure") else f"<figure>{one}</figure>" for one in blocks)
-    return f'<div class="panels">{"".join(figures)}</div>' if blocks else ""
+def exhibit(title: str, conclusion: str, block: str) -> str:
+    """Return a small plot under its title and what to conclude from it."""
+    return f"<figure>{subheading(title)}{finding(conclusion)}{block}</figure>"
+
+
+def panels(figures: Sequence[str], kind: str = "panels") -> str:
+    """Return figures side by side, as many as the window is wide for; "" where there is none."""
+    return f'<div class="{kind}">{"".join(figures)}</div>' if figures else ""
 
 
 @dataclass
@@ -246,6 +274,11 @@ class Page:
     def section(self, heading: str, *blocks: str) -> None:
         """Add a section of HTML blocks."""
         self.parts.append(f"<section><h2>{html.escape(heading)}</h2>{''.join(blocks)}</section>")
+
+    def next_steps(self, steps: Sequence[tuple[str, str]]) -> None:
+        """Add the box of commands to copy, each below a sentence; nothing where there is none."""
+        lines = "".join(paragraph(sentence) + block(command) for sentence, command in steps)
+        self.parts += [f'<section class="next"><h2>Next steps</h2>{lines}</section>'] if lines else []
 
     def write(self, path: Path) -> None:
         """Write the page, whole or not at all."""

@@ -2,8 +2,7 @@
 
 import math
 import re
-import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,19 +15,19 @@ from mvm.checkpoint import METRICS, read_metrics
 from mvm.data import open_prepared
 from mvm.evaluation import report as html
 from mvm.evaluation.images import EMBEDDED
-from mvm.evaluation.report import Curve, Page, PlotAxes, Style
+from mvm.evaluation.report import Curve, Page, PlotAxes, Style, command, path_word
 from mvm.optim.optimizers import FIXED
 from mvm.recipes import FOLDER, RECIPE, DecoderRecipe, Recipe, load_recipe, options, parse_recipe, shipped
 from mvm.recipes import to_json as recipe_text
 from mvm.training.preview import QUALITY
 from mvm.training.rundir import CHANGES, INIT, START
-from mvm.untrusted import cut, parse_json, printable, read_text
+from mvm.untrusted import cut, parse_json, read_text
 
 REPORT = "report.html"  # in a run directory
 MOST_PREVIEWS, PREVIEW_WIDTH = 6, 290  # CSS pixels
 MOST_POINTS, MOST_SMALL = 1_000, 400  # of a curve, of a small one: more only make the page heavy
 MOST_PARTS = 12  # of the loss: as many small plots
-LARGE, SMALL = (8.6, 3.4), (3.4, 2.2)  # inches of plots: the page's width, and 326 CSS pixels, a phone's
+SMALL = (3.4, 2.2)  # inches of a plot: 326 CSS pixels, a phone's width
 ENOUGH = 50  # log lines from which curves are smoothed, and a rise can be distinguished from noise
 FEW_IMAGES, MANY_EPOCHS = 10_000, 100
 RAW, SMOOTH = Style("#a9cfe8", "", "."), Style("#0072B2", "-", "")
@@ -67,7 +66,7 @@ class RunContents:
             what = "does not exist" if not run.exists() else f"is no run directory: it has no {RECIPE}"
             raise ValueError(f"'{run}' {what}; give the folder that `mvm train` wrote, by default runs/RECIPE")
         self.run, self.recipe = run, parse_recipe(read_text(stored), ".json", str(stored))
-        self.resume = _typed("train", "--resume", _folder(run))
+        self.resume = command("train", "--resume", path_word(run))
         # the preview figure that checkpoints are chosen by, and its sign: times it, lower is better
         self.quality = ("psnr", -1.0) if isinstance(self.recipe, DecoderRecipe) else (QUALITY, 1.0)
         lines = [line for line in read_metrics(run / METRICS) if 0 <= line["step"] < 1 << 53]
@@ -229,21 +228,25 @@ def _lead(run: RunContents) -> str:
     return (f"{description}. " if description else "") + f"{', '.join(parts)}."
 
 
+def _course(steps: np.ndarray, values: np.ndarray) -> str:
+    """Return from where to where values went, smoothed where they are many; the ends alone where one is not finite."""
+    ends = values[0], smoothed(values)[-1]
+    went = "went" if not ends[1] < ends[0] else "fell"
+    return f"{went} from {ends[0]:.4g} (step {steps[0]:,.0f}) to {ends[1]:.4g} (step {steps[-1]:,.0f})"
+
+
+def _figure_course(name: str, sign: float, at: np.ndarray, figures: np.ndarray) -> str:
+    """Return how a figure of the previews has changed, and its best; sign: times it, lower is better."""
+    if len(figures) == 1:
+        return f"{name} is {figures[0]:.4g} at step {at[0]:,.0f}."
+    best = int(np.nanargmin(sign * figures))
+    rank = "its best so far" if best == len(figures) - 1 else f"best: {figures[best]:.4g} (step {at[best]:,.0f})"
+    first, last = (f"{figures[i]:.4g} (step {at[i]:,.0f})" for i in (0, -1))
+    return f"{name} went from {first} to {last}; {rank}."
+
+
 def _findings(run: RunContents) -> Iterator[str]:
-    """Yield how loss and previews have changed, and other facts of no concern."""
-    steps, losses = run.losses
-    if len(losses) > 1:
-        first, last = losses[0], smoothed(losses)[-1]
-        went = "fell" if last < first else "went"
-        yield f"The loss {went} from {first:.4g} (step {steps[0]:,.0f}) to {last:.4g} (step {steps[-1]:,.0f})."
-    (name, sign), (at, figures) = run.quality, run.qualities
-    if len(figures) > 1 and np.isfinite(figures).any():
-        best = int(np.nanargmin(sign * figures))
-        rank = "its best so far" if best == len(figures) - 1 else f"best: {figures[best]:.4g} (step {at[best]:,.0f})"
-        first, last = (f"{figures[i]:.4g} (step {at[i]:,.0f})" for i in (0, -1))
-        yield f"{name} went from {first} to {last}; {rank}."
-    if run.lines and not run.skipped:
-        yield "No step was skipped."
+    """Yield facts of no concern that no section has."""
     if run.init:
         origin = ", ".join(f"{key} {cut(run.init[key], 80)}" for key in ("run", "step", "weights") if key in run.init)
         yield f"Started from other weights ({INIT}): {origin}."
@@ -288,7 +291,7 @@ def _warnings(run: RunContents) -> Iterator[str]:
 
 
 def _unfinished(run: RunContents) -> html.Html:
-    """Return how a run that is not finished goes on."""
+    """Return how to continue a run that is not finished."""
     to_go = f"Not finished, {run.recipe.train.steps - run.step:,} steps to go."
     if run.saved is None:
         text = "No checkpoint is saved yet; a run that was stopped starts again from step 0"
@@ -302,24 +305,24 @@ def _unfinished(run: RunContents) -> html.Html:
 # Curves
 
 
-def _axes(x: str, y: str, title: str, values: np.ndarray, from_zero: bool) -> PlotAxes:
+def _axes(x: str, y: str, values: np.ndarray, from_zero: bool) -> PlotAxes:
     """Return axes with a logarithmic y where a few large values would press the others flat and all are positive."""
     values = values[np.isfinite(values)]
     if from_zero and values.max() > 0:
-        return PlotAxes(x, y, markers=True, title=title, range_y=(0, 1.1 * values.max()))
+        return PlotAxes(x, y, markers=True, range_y=(0, 1.1 * values.max()))
     if len(values) < 3 or values.min() <= 0 or values.max() <= 4 * np.median(values):
-        return PlotAxes(x, y, markers=True, title=title)
+        return PlotAxes(x, y, markers=True)
     decades = range(math.floor(math.log10(values.min())), math.ceil(math.log10(values.max())) + 1)
     marks = (1, 2, 5) if len(decades) <= 3 else (1,)  # matplotlib's own overlap in a small plot
     ticks = [mark * 10.0**decade for decade in decades for mark in marks]
     inside = [tick for tick in ticks if values.min() <= tick <= values.max()]
-    return PlotAxes(x, y, markers=True, title=title, log_y=True, ticks_y=inside)
+    return PlotAxes(x, y, markers=True, log_y=True, ticks_y=inside)
 
 
 def _plot(lines: Lines, name: str, small: bool = True) -> str:
     """Return a plot of one name of the log: the logged values, faint, and their smoothed line, if they are many.
 
-    A small plot has a title, a large one a label and a legend.
+    A small plot has its name above it, a large one at its axis, and a legend.
     """
     steps, values = _series(lines, name)
     many = len(steps) and steps[-1] >= 10_000  # long numbers would overlap
@@ -332,27 +335,48 @@ def _plot(lines: Lines, name: str, small: bool = True) -> str:
         points = _thinned(line, MOST_SMALL if small else MOST_POINTS)
         x = steps[points] / 1000 if many else steps[points]
         curves.append(Curve("" if small else label, x, line[points], style=style))
-    title = cut(TITLES.get(name, name), 40) if small else ""
-    axes = _axes("thousand steps" if many else "step", "" if small else name, title, values, name in FROM_ZERO)
-    return html.plot_svg(curves, axes, SMALL if small else LARGE)
+    axes = _axes("thousand steps" if many else "step", "" if small else name, values, name in FROM_ZERO)
+    return html.plot_svg(curves, axes, SMALL) if small else html.plot_svg(curves, axes)
 
 
-def _plots(lines: Lines, names: Sequence[str]) -> list[str]:
-    """Return a small plot for every name that the lines have a finite value of."""
-    return [_plot(lines, name) for name in names if np.isfinite(_series(lines, name)[1]).any()]
+def _conclusion(steps: np.ndarray, values: np.ndarray) -> str:
+    """Return in a sentence what a small curve shows: its course, or that it is constant, and its highest value."""
+    finite = np.isfinite(values)
+    at, known = steps[finite], values[finite]
+    if known.min() == known.max():
+        return f"Constant at {known[0]:.4g}."
+    top = int(known.argmax())
+    return f"It {_course(at, known)}; highest {known[top]:.4g} (step {at[top]:,.0f})."
+
+
+def _plots(lines: Lines, names: Sequence[str], sentences: Mapping[str, str] | None = None) -> list[str]:
+    """Return a small plot, with what it shows, for every name that the lines have a finite value of."""
+    found = {name: _series(lines, name) for name in names}
+    return [
+        html.exhibit(
+            cut(TITLES.get(name, name), 40), (sentences or {}).get(name) or _conclusion(*series), _plot(lines, name)
+        )
+        for name, series in found.items()
+        if np.isfinite(series[1]).any()
+    ]
+
+
+def loss_blocks(run: RunContents) -> list[str]:
+    """Return the loss: what to conclude from it, its plot, and what a point is."""
+    if not np.isfinite(run.losses[1]).any():
+        return [html.paragraph(f"{METRICS} has no loss yet: a line is written every train.log_every steps.")]
+    every, rise = run.recipe.train.log_every, _rise(run.losses[1])
+    text = f"The loss {_course(*run.losses)}" + (f", after a lowest of {rise[0]:.4g}: it rises." if rise else ".")
+    notes = [f"Each point is a mean over {every} steps."] * (every > 1) + ["No step was skipped."] * (not run.skipped)
+    plot = f'<div class="plot">{_plot(run.lines, "loss", small=False)}</div>'
+    return [html.finding(text), plot, html.paragraph(" ".join(notes), "note")]
 
 
 def _loss_section(page: Page, run: RunContents) -> None:
-    if not np.isfinite(run.losses[1]).any():
-        text = f"{METRICS} has no loss yet: a line is written every train.log_every steps."
-        page.section("Loss", html.paragraph(text))
-        return
-    every = run.recipe.train.log_every
-    note = html.paragraph(f"A point is the mean over the {every} steps since the one before.") if every > 1 else ""
-    page.section("Loss", f'<div class="wide curve">{_plot(run.lines, "loss", small=False)}</div>', note)
+    page.section("Loss", *loss_blocks(run))
     names = sorted({name for line in run.lines for name in line if name not in NOT_PARTS})
     if parts := _plots(run.lines, names[:MOST_PARTS]):
-        text = html.paragraph("As measured, before their weights.")
+        text = html.paragraph("Each as measured, before it is weighted in the loss.", "note")
         page.section("Further parts of the loss", text, html.panels(parts))
     if plots := _plots(run.lines, list(TITLES)):
         page.section("Learning rate, gradients, throughput", html.panels(plots))
@@ -371,17 +395,19 @@ def _previews_section(page: Page, run: RunContents) -> None:
         except Exception:  # of a damaged picture Pillow raises nearly anything; the page is worth more than it
             continue
     names = sorted({key for line in run.previews for key in line if key != "step"})
-    curves = _plots(run.previews, names[:MOST_PARTS])
+    at, values = (part[np.isfinite(run.qualities[1])] for part in run.qualities)
+    course = _figure_course(*run.quality, at, values) if len(at) else ""
+    curves = _plots(run.previews, names[:MOST_PARTS], {name: course})
     if not thumbnails and not curves:
-        text = "This run draws none. Draw some from now on: add --preview.every 500 when it is resumed."
+        text = "This run draws none. To draw some, add --preview.every 500 when it is resumed."
     elif isinstance(run.recipe, DecoderRecipe):
-        text = "Held-out images, a row of originals above the row of what the averaged decoder makes of them."
+        text = "Held-out images: each row of originals stands above its reconstructions by the averaged weights."
     else:
         text = (
             "Samples of the averaged weights, from the same seeds and classes each time. fd_pixels is a Frechet "
-            "distance of shrunken pixels: lower is better, and it is not FID."
+            "distance of reduced images in pixel space: lower is better, and it is not FID."
         )
-    page.section("Previews", html.paragraph(text), html.panels(thumbnails), html.panels(curves))
+    page.section("Previews", html.panels([*thumbnails, *curves]), html.paragraph(text, "note"))
 
 
 # Settings, checkpoints, commands
@@ -403,14 +429,17 @@ def _settings_section(page: Page, run: RunContents) -> None:
     names = [name for name in here if name not in ("name", "description") and here[name] != there.get(name)]
     rows = [[f"--{name}", _option(here[name]), _option(there.get(name, "-"))] for name in names]
     blocks = [html.subheading(f"What differs from the {base_name}")]
-    blocks.append(html.table(["option", "this run", base_name], rows, "text") if rows else html.paragraph("Nothing."))
+    blocks.append(html.finding(f"{len(rows)} of {len(here)} options differ." if rows else "Nothing."))
+    blocks += [html.table(["option", "this run", base_name], rows, "text")] if rows else []
     if run.changes:
         changed = [[_option(entry.get(key, "-")) for key in ("step", "option", "old", "new")] for entry in run.changes]
-        blocks.append(html.subheading("Changed on resume"))
+        text = f"Options changed on resume: {len({row[1] for row in changed})}; last from step {changed[-1][0]}."
+        blocks += [html.subheading("Changed on resume"), html.finding(text)]
         blocks.append(html.table(["from step", "option", "old", "new"], changed, "text"))
     if run.start:
         facts = [[cut(key), _option(value)] for key, value in run.start.items()]
-        blocks += [html.subheading("Recorded at the start"), html.table(["", ""], facts, "text")]
+        text = f"The run started on {_option(run.start.get('device', 'a device that is not recorded'))}."
+        blocks += [html.subheading("Recorded at the start"), html.finding(text), html.table(["", ""], facts, "text")]
     page.section("Settings", *blocks, html.folded(f"All options ({RECIPE})", html.block(recipe_text(recipe))))
 
 
@@ -427,21 +456,15 @@ def _checkpoints_section(page: Page, run: RunContents) -> None:
         notes += ["best preview"] * (one.quality is not None and one.quality == best)
         quality = "-" if one.quality is None else f"{sign * one.quality:.4g}"
         rows.append([f"{one.step:,}", f"{one.megabytes:,.1f} MB", quality, ", ".join(notes)])
-    page.section("Checkpoints kept", html.table(["step", "size", name, ""], rows, "plain"))
-
-
-def _typed(*words: object) -> str:
-    return printable(shlex.join(["mvm", *map(str, words)]))  # what is pasted must not steer a terminal
-
-
-def _folder(path: Path) -> str:
-    """Return a path as a command takes it: one that begins with a dash would be an option."""
-    return f"./{path}" if str(path).startswith("-") else str(path)
+    whole = [one for one in run.checkpoints if not one.damaged]
+    at = [one.step for one in whole if one.quality is not None and one.quality == best]
+    text = f"{len(whole)} of {len(rows)} can be read" + (f"; best preview at step {at[0]:,}." if at else ".")
+    page.section("Checkpoints kept", html.finding(text), html.table(["step", "size", name, ""], rows, "plain"))
 
 
 def _next_commands(contents: RunContents) -> Iterator[tuple[str, str]]:
     """Yield sentences and the commands they are about."""
-    run, recipe, name = _folder(contents.run), contents.recipe, contents.run.resolve().name
+    run, recipe, name = path_word(contents.run), contents.recipe, contents.run.resolve().name
     train, data = recipe.train, recipe.data
     if not contents.finished:
         yield "Continue this run; a checkpoint continues bit for bit.", contents.resume
@@ -453,14 +476,14 @@ def _next_commands(contents: RunContents) -> Iterator[tuple[str, str]]:
         sde = ["--solver", "adams", "--rho", "0.75", "--nfe", "65", "--out", f"{name}-sde.png"]
         measure = "Measure 10,000 samples against the training images: FID for colour images, fd-pixels for grey ones."
         export = "Export a folder that only samples: model card, config.json, safetensors."
-        yield "Sample by class, with the sampler of the recipe.", _typed("sample", run, *some, "--out", f"{name}.png")
-        yield "Sample by the reverse SDE instead of the ODE.", _typed("sample", run, *sde)
-        yield measure, _typed("eval", run, "-n", "10000", "--json", _folder(contents.run / "eval.json"))
-        yield export, _typed("export", run, "--out", f"exports/{name}")
+        yield "Sample by class, with the sampler of the recipe.", command("sample", run, *some, "--out", f"{name}.png")
+        yield "Sample by the reverse SDE instead of the ODE.", command("sample", run, *sde)
+        yield measure, command("eval", run, "-n", "10000", "--json", path_word(contents.run / "eval.json"))
+        yield export, command("export", run, "--out", f"exports/{name}")
     elif contents.finished:
-        rae = _folder(contents.run / "rae")
-        images = f"data:{data.name}" if data.name in EMBEDDED else _folder(data.folder)
-        yield "Judge the autoencoder by images that it restores (rFID).", _typed("eval", rae, "--ref", images)
+        rae = path_word(contents.run / "rae")
+        images = f"data:{data.name}" if data.name in EMBEDDED else path_word(data.folder)
+        yield "Judge the autoencoder by images that it restores (rFID).", command("eval", rae, "--ref", images)
         recipes = {known: load_recipe(known) for known in shipped()}
         second = [
             known
@@ -470,15 +493,16 @@ def _next_commands(contents: RunContents) -> Iterator[tuple[str, str]]:
         named = recipe.name.replace("-rae-", "-ddt-")  # of several, that of the same encoder
         stage2 = min(second, key=lambda known: known != named, default="RECIPE")
         codec = ["--codec.kind", "rae", "--codec.path", rae]
-        yield "Train a field on its latents (stage 2).", _typed("train", stage2, *codec)
-    stretched = "" if train.decay in FIXED else f" Its schedule ({train.decay}) is stretched to them."
-    longer = f"{contents.resume} --train.steps {2 * train.steps}"
-    yield f"Train longer: the same run, with more steps.{stretched}", longer
+        yield "Train a field on its latents (stage 2).", command("train", stage2, *codec)
+    if contents.finished:
+        stretched = "" if train.decay in FIXED else f" Its schedule ({train.decay}) is stretched to them."
+        longer = f"{contents.resume} --train.steps {2 * train.steps}"
+        yield f"Train longer: the same run, with more steps.{stretched}", longer
     own = ["--data.name", FOLDER, "--data.path", "data/mine", "--train.lr", f"{train.lr / 10:g}"]
-    start = [_folder(contents.run / RECIPE), "--init-from", run]
+    start = [path_word(contents.run / RECIPE), "--init-from", run]
     yield (
         "Fine-tune on other images (mvm data prepare PHOTOS --out data/mine), at a tenth of the learning rate.",
-        _typed("train", *start, *own, "--out", f"runs/{name}-tuned"),
+        command("train", *start, *own, "--out", f"runs/{name}-tuned"),
     )
 
 
@@ -493,10 +517,11 @@ def write_run_report(run: Path, out: Path | None = None) -> Path:
     page = Page(title, _lead(contents))
     warnings = [*map(html.prose, _warnings(contents)), *([] if contents.finished else [_unfinished(contents)])]
     page.parts += [html.bullets(warnings, "warnings"), html.bullets(list(_findings(contents)))]
-    for add_section in (_loss_section, _previews_section, _settings_section, _checkpoints_section):
+    for add_section in (_previews_section, _loss_section):
         add_section(page, contents)
-    commands = (html.paragraph(sentence) + html.block(typed) for sentence, typed in _next_commands(contents))
-    page.section("What to do next", *commands)
+    page.next_steps(list(_next_commands(contents)))
+    for add_section in (_settings_section, _checkpoints_section):
+        add_section(page, contents)
     out = run / REPORT if out is None else out
     out.resolve().parent.mkdir(parents=True, exist_ok=True)
     page.write(out)

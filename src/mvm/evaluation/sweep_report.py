@@ -12,11 +12,11 @@ from tqdm import tqdm
 
 from mvm.evaluation import report as html
 from mvm.evaluation.cells import Result
-from mvm.evaluation.report import COLOURS, DASHES, MARKERS, Curve, Html, Page, PlotAxes, Style
+from mvm.evaluation.report import COLOURS, DASHES, MARKERS, Curve, Html, Page, PlotAxes, Style, command
 from mvm.files import atomic, write_text
 from mvm.metrics.distances import NORMAL_95, student_95
 from mvm.metrics.measures import MEASURES, Key, Measure
-from mvm.settings import SampleConfig
+from mvm.settings import NEEDS, OPTIONS, SampleConfig
 
 ABSENT = "-"
 GRID_WIDTH = 480  # CSS pixels
@@ -163,6 +163,10 @@ def rho_name(rho: float) -> str:
     return f"{'SDE' if rho else 'ODE'} (rho {rho:g})"
 
 
+def cell_name(result: Result) -> str:
+    return f"{result.solver}, {rho_name(result.settings.rho)}, NFE {result.settings.nfe}, {guidance_name(result)}"
+
+
 class CellKey(NamedTuple):
     """Where a cell stands among the others."""
 
@@ -274,7 +278,7 @@ def caution(results: Iterable[Result], metric: str) -> str:
     if missing == len(errors):
         return f"No error is stated for {metric_named(metric).label}: differences are as measured and may be noise."
     some = f" Of {len(errors)} cells {missing} have no error." if missing else ""
-    return f"Cells are level where the 95 % interval of their difference holds zero.{some}"
+    return f"Cells are level where the 95 % interval of their difference contains zero.{some}"
 
 
 def best_in_words(results: Sequence[Result], metric: str) -> str:
@@ -285,7 +289,7 @@ def best_in_words(results: Sequence[Result], metric: str) -> str:
     if top is None:
         return f"Whether lower or higher is better is not known for {label}, so no cell is called best."
     cell, value, rivals, count = top
-    name = f"{cell.solver}, {rho_name(cell.settings.rho)}, NFE {cell.settings.nfe}, {guidance_name(cell)}"
+    name = cell_name(cell)
     if count == 1:
         return f"{label} is {in_words(value)} ({name})."
     others = "1 other cell is" if len(rivals) == 1 else f"{len(rivals)} other cells are"
@@ -482,7 +486,6 @@ def _metric_section(page: Page, results: Sequence[Result], metric: str, costs: S
     failed = len(cells) - len(measured(cells, metric))
     notes = sorted({str(r.metrics[metric].get("note") or "") for r in cells} - {""})
     remarks = [
-        best_in_words(results, metric),
         caution(results, metric),
         f"{failed} of {len(results)} cells failed and are not drawn." if failed else "",
         f"Note: {'; '.join(notes)}." if notes else "",
@@ -496,10 +499,11 @@ def _metric_section(page: Page, results: Sequence[Result], metric: str, costs: S
     rows = plots if len(plots[0]) > 1 else [[panel for panels in plots for panel in panels]]
     page.section(
         metric_named(metric).title,
-        html.paragraph(" ".join(filter(None, remarks))),
+        html.finding(best_in_words(results, metric)),
         html.bullets([f"{solver}, {guidance}: {text}" for (solver, guidance, _), text in compared]),
+        *(html.panels([f"<figure>{svg}</figure>" for svg in row], "row") for row in rows),
+        html.paragraph(" ".join(filter(None, remarks)), "note"),
         *_gap_table(results, metric),
-        *('<div class="row">' + "".join(f"<figure>{svg}</figure>" for svg in row) + "</div>" for row in rows),
     )
 
 
@@ -520,22 +524,29 @@ def _gap_table(results: Sequence[Result], metric: str) -> list[str]:
     pairing = f"{which} are added in quadrature, as if the cells shared nothing."
     if not unpaired:
         pairing = "What the cells share by their common seeds has cancelled."
-    text = f"With 95 % intervals; those that leave zero out in bold. {pairing}"
+    below, above = (sum(g.significant and sign * g.value > 0 for g in every) for sign in (-1, 1))
+    text = f"The SDE is significantly below its ODE in {below} and above it in {above} of {len(every)} comparisons."
+    legend = html.paragraph(f"With 95 % intervals; in bold those that exclude zero. {pairing}", "note")
     title = html.subheading(f"{metric_named(metric).label}: SDE less ODE")
-    return [title, html.paragraph(text), html.table(header, rows, "cells")]
+    return [title, html.finding(text), html.table(header, rows, "cells"), legend]
 
 
 def _best_section(page: Page, results: Sequence[Result], metrics: Sequence[str]) -> None:
-    rows = []
+    rows, winners = [], list[Result]()
     for metric in metrics:
         top = best(results, metric)
         if top is not None and top.count > 1:
             cell, how = top.cell, top.cell.settings
             way = [cell.solver, guidance_text(how, top.cell.auto), rho_name(how.rho), how.nfe, f"{cell.passes:.4g}"]
             rows.append([metric_named(metric).title, in_words(top.reading), *way, len(top.rivals)])
+            winners.append(cell)
     header = ["metric", "best", "solver", "guidance", "rho", "NFE", "passes", "others level with it"]
     if rows:
-        page.section("Best cell per metric", html.table(header, rows, "plain"))
+        same = all(cell is winners[0] for cell in winners)
+        text = "The metrics do not agree on a best cell." if not same else f"The best cell is {cell_name(winners[0])}"
+        if same:
+            text += f", by all {len(rows)} metrics." if len(rows) > 1 else "."
+        page.section("Best cell per metric", html.finding(text), html.table(header, rows, "plain"))
 
 
 def _table_section(page: Page, results: Sequence[Result], metrics: Sequence[str], images: int) -> None:
@@ -558,35 +569,78 @@ def _table_section(page: Page, results: Sequence[Result], metrics: Sequence[str]
         rows.append([*way, *cost, *(marked(r, metric) for metric in metrics)])
     header = ["solver", "guidance", "rho", "NFE", "passes", "seconds", *(["images/s"] if images else [])]
     header += [metric_named(metric).label for metric in metrics]
-    legend = "★ best of its column; ☆ level with the best."
     text = (
-        f"{legend} NFE and passes are per image; a guided evaluation takes two passes, by internal guidance one, "
-        "by classifier-free and autoguidance together three."
+        "★ best of its column; ☆ level with the best. NFE and passes are per image; a guided evaluation takes two "
+        "passes, by internal guidance one, by classifier-free and autoguidance together three."
     )
-    page.section("All cells", html.paragraph(text), html.table(header, rows, "cells"))
+    table = html.table(header, rows, "cells")
+    page.section("All cells", html.finding(_cheapest(results, metrics[0])), table, html.paragraph(text, "note"))
+
+
+def _cheapest(results: Sequence[Result], metric: str) -> str:
+    """Return which cell of those level with the best takes the fewest passes."""
+    top, label = best(results, metric), metric_named(metric).label
+    if top is None:
+        return best_in_words(results, metric)
+    cell = min((top.cell, *top.rivals), key=lambda r: r.passes)
+    return (
+        f"Of the cells whose {label} is the best or level with it, {cell_name(cell)}, takes the fewest passes: "
+        f"{cell.passes:.4g}."
+    )
 
 
 def _grids_section(page: Page, folder: Path, results: Sequence[Result], metric: str) -> None:
+    label = metric_named(metric).label
+
     def grid(result: Result | None) -> str:
         """Return a cell's grid with its figure below."""
         if result is None or not (folder / result.grid).is_file():
             return ABSENT
         value = reading(result, metric)
-        caption = f"{metric_named(metric).label} {in_words(value)}" if value else ""
+        caption = f"{label} {in_words(value)}" if value else ""
         return Html(html.thumbnail(folder / result.grid, caption, GRID_WIDTH))
 
     blocks = []
-    for (solver, _), cells in grouped((r for r in results if r.grid), lambda r: (r.solver, guidance_of(r))).items():
+    for cells in grouped((r for r in results if r.grid), lambda r: (r.solver, guidance_of(r))).values():
         by_place = {(r.settings.nfe, r.settings.rho): r for r in cells}
         rhos, nfes = (sorted(set(values)) for values in ([rho for _, rho in by_place], [nfe for nfe, _ in by_place]))
         rows = [[nfe, *(grid(by_place.get((nfe, rho))) for rho in rhos)] for nfe in nfes]
-        blocks.append(html.subheading(f"{solver}, {guidance_name(cells[0])}"))
-        blocks.append(html.table(["NFE", *map(rho_name, rhos)], rows, "grids"))
+        blocks += [html.subheading(f"{cells[0].solver}, {guidance_name(cells[0])}")]
+        blocks += [html.finding(f"Of these grids: {best_in_words(cells, metric)}")]
+        blocks += [html.table(["NFE", *map(rho_name, rhos)], rows, "grids")]
     if blocks:
-        text = "The first images of every cell: the same place has the same seed and label in all, none chosen by hand."
+        text = "The first images of every cell: the same place has the same seed and label in all; not curated."
         if (folder / REAL).is_file():
-            blocks.insert(0, html.thumbnail(folder / REAL, "real images, spread over the reference", GRID_WIDTH))
-        page.section("Samples at matched seeds", html.paragraph(text), *blocks)
+            blocks.append(html.thumbnail(folder / REAL, "real images, spread over the reference", GRID_WIDTH))
+        page.section("Samples at matched seeds", html.paragraph(text, "note"), *blocks)
+
+
+def _sampler_words(result: Result) -> list[str]:
+    """Return a cell's sampler as options of a command; times fitted to the model serve where no solver is named."""
+    how, words = result.settings.canonical(), []
+    stated = {"nfe", "rho", "cfg", "tolerance", *([] if result.tuned else ["solver"])}
+    for option, parts in OPTIONS.items():
+        values = [(getattr(how, part), getattr(SampleConfig, part)) for part in parts]
+        if getattr(how, NEEDS.get(option, "solver")) and (option in stated or any(a != b for a, b in values)):
+            text = ",".join(f"{a:g}" if isinstance(a, float) else str(a) for a, _ in values)
+            words += [f"--{option.replace('_', '-')}", text]
+    return words + ["--auto", "WEAKER"] * (how.auto_scale != 1)
+
+
+def next_steps(results: Sequence[Result], facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return sentences and the commands that they are about."""
+    typed = re.match(r"mvm sweep ([^-\s]\S*)", str(facts.get("command", "")))
+    model = typed[1] if typed and Path(typed[1]).name == facts.get("name") else "MODEL"
+    top = best(results, metrics_of(results)[0])
+    cell = top.cell if top else in_order(results)[0]
+    words, what = _sampler_words(cell), "by the best cell" if top else "by the first cell"
+    errors = ["--num", "5000", "--jackknife", "20", "--out", "runs/sweep-errors"]
+    return [
+        (f"Sample {what}: {cell_name(cell)}.", command("sample", model, *words, "--num", "64", "--out", "best.png")),
+        (f"Measure 10,000 images {what}.", command("eval", model, *words, "-n", "10000", "--json", "best.json")),
+        ("Compare ODE and SDE with errors, on more images.", command("sweep", model, "--rho", "0,0.75,1", *errors)),
+        ("Sample in the browser, ODE and SDE side by side.", command("app", *([model] if "/" in model else []))),
+    ]
 
 
 def write_report(folder: Path, results: Sequence[Result], facts: Mapping[str, Any]) -> None:
@@ -603,15 +657,17 @@ def write_report(folder: Path, results: Sequence[Result], facts: Mapping[str, An
         costs.append(PlotCost("seconds of sampling per 1,000 images", lambda r: 1000 * r.seconds / images))
     page = Page(f"Sampler sweep: {facts['name']}" if facts.get("name") else "Sampler sweep", main_finding(results))
     page.parts.append(html.bullets([f"Warning: {text}" for text in facts.get("warnings", ())], "warnings"))
-    _best_section(page, results, metrics)
+    _grids_section(page, folder, results, metrics[0])
     (folder / "plots").mkdir(parents=True, exist_ok=True)
     for metric, name in tqdm(file_names(metrics).items(), desc="report", unit="metric"):
         _metric_section(page, results, metric, costs)
         for suffix in ("svg", "png"):
             curves_figure(results, metric, folder / "plots" / f"{name}.{suffix}")
+    _best_section(page, results, metrics)
     _table_section(page, results, metrics, images)
-    _grids_section(page, folder, results, metrics[0])
+    page.next_steps(next_steps(results, facts))
     if facts:
-        page.section("How this was made", html.table(["", ""], flatten(facts), "text"))
+        again = f"Repeat it with: {facts['command']}" if facts.get("command") else f"{len(results)} cells of one model."
+        page.section("How this was made", html.finding(again), html.table(["", ""], flatten(facts), "text"))
     write_text(folder / "results.csv", csv_text(results))
     page.write(folder / "report.html")

@@ -48,8 +48,8 @@ class DiTConfig:
     local: bool = False
     """Add a depthwise 3x3 convolution of the tokens before every block."""
     modulation: str = "own"
-    """adaLN modulation: a map for each block, or one map for all with an offset each (PixArt; a third less weights).
-    One of: own, shared."""
+    """adaLN modulation: one linear map per block, or one map for all blocks with an offset each (as in PixArt; a third
+    fewer weights). One of: own, shared."""
     design: str = "modern"
     """Blocks: modern (RMSNorm, rotary positions, SwiGLU), classic as in DiT and SiT (LayerNorm, sine positions, GELU),
     or as in LightningDiT and RAE, and in RAEv2. One of: modern, classic, lightning, raev2."""
@@ -89,8 +89,8 @@ class DDTConfig(DiTConfig):
 
     patch: int = 1
     conditioning: str = "adaln"
-    """How noise level and class enter the backbone: by modulation, or as tokens after the image's, with blocks that
-    are not modulated. One of: adaln, in-context."""
+    """How noise level and class enter the backbone: by modulation (adaln), or as tokens after those of the image, in
+    blocks without modulation. One of: adaln, in-context."""
     time_tokens: int = 4
     """Tokens that carry the noise level, with in-context conditioning."""
     class_tokens: int = 8

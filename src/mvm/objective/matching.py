@@ -65,13 +65,13 @@ class ObjectiveConfig:
     """What the network predicts: scaled mean velocity (u), mean velocity (v), image (x0), noise (eps), diffusion's v,
     flow matching's velocity (flow), or the score. One of: u, v, x0, eps, diffusion_v, flow, score."""
     label_drop: float = 0.1
-    """Fraction of samples trained without their label, as the null class, for classifier-free guidance.
-    1: unconditional model. 0: no null class, and no guidance."""
+    """Label dropout for classifier-free guidance: fraction of samples trained with the null class. 1: unconditional
+    model. 0: no null class, and no guidance."""
     inner_weight: float = 0.5
     """Weight of the inner head's loss, where the network has one (network.inner_block)."""
     weight: str = "none"
-    """Loss weight over timesteps: none takes the squared error of the kind as it is, noise weights it as one of eps,
-    likelihood as maximum likelihood does, flow as flow matching does. One of: none, noise, likelihood, flow."""
+    """Loss weighting over timesteps: none is the plain squared error of the prediction; the others weight it as noise
+    prediction, maximum likelihood or flow matching do. One of: none, noise, likelihood, flow."""
 
     @property
     def conditional(self) -> bool:

@@ -42,7 +42,7 @@ class ReconstructionConfig:
     lpips: float = 1.0
     """Weight of the perceptual loss LPIPS."""
     gan: float = 0.75
-    """Weight of the adversarial loss, besides the adaptive weight lambda; 0: no discriminator."""
+    """Weight of the adversarial loss, in addition to the adaptive weight lambda; 0: no discriminator."""
     disc_start: int = 15_000  # epoch 6 of 16 at 2,502 steps each, as published
     """Step (0-based) from which the discriminator is trained."""
     gan_start: int = 20_000  # epoch 8, as published

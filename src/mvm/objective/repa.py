@@ -41,7 +41,7 @@ class RepaConfig:
     """Fraction of the mean over tokens subtracted from the encoder's features, which are then scaled to unit standard
     deviation (iREPA); 0: features as they are."""
     stop: int = 0
-    """Step from which there is no alignment; 0: never."""
+    """Step from which the alignment loss is off; 0: never."""
     cache: str = "device"
     """Where the encoder's features of the training set are kept; none encodes the images at every step.
     One of: device, disk, none."""

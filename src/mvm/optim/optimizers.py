@@ -41,13 +41,13 @@ class TrainConfig:
     steps: int = 1000
     """Training steps (optimizer updates)."""
     batch: int = 256
-    """Images per step, over all processes and parts of gradient accumulation together (global batch size)."""
+    """Global batch size: images per step, over all processes and parts of gradient accumulation."""
     optimizer: str = "adamw"
     """Optimizer; muon updates the matrices of the blocks by Muon and all other weights by AdamW, at one learning rate.
     One of: adamw, muon."""
     muon_split: bool = False
-    """Whether Muon takes queries, keys and values (layers named qkv), gate and up (gate_up) for matrices of their own;
-    false: for one. Unused by train.optimizer adamw."""
+    """For muon: update queries, keys and values (layers named qkv), and gate and up (gate_up), as separate matrices;
+    false: each layer as one matrix."""
     lr: float = 1e-4
     """Learning rate: the peak, after warm-up and before decay."""
     warmup: int = 0
@@ -70,10 +70,10 @@ class TrainConfig:
     beta2: float = 0.95
     """AdamW's decay of the mean squared gradient (second moment)."""
     clip: float = 1.0
-    """Largest norm of the gradient, beyond which it is scaled down (gradient clipping); 0: no clipping."""
+    """Gradient clipping: largest norm of the gradient, above which it is scaled down; 0: no clipping."""
     ema: tuple[float, ...] = (0.9999,)
-    """Decays per step of exponential moving averages of the weights; the first is the one sampled from.
-    0 is the weights themselves."""
+    """Decays per step of exponential moving averages (EMA) of the weights; the first is used for sampling. 0 is the
+    weights themselves."""
     power: tuple[float, ...] = ()
     """Relative widths (sigma_rel, as in EDM2) of power-function averages of the weights; empty: none."""
     snapshot_every: int = 0
@@ -83,7 +83,7 @@ class TrainConfig:
     save_every: int = 1000
     """Steps between checkpoints."""
     keep: int = 2
-    """How many of the newest checkpoints are kept."""
+    """Number of the newest checkpoints to keep."""
     keep_best: bool = False
     """Also keep the checkpoint with the best preview; preview.every must divide train.save_every."""
 

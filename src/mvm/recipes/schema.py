@@ -41,19 +41,19 @@ class DataConfig:
     """Probability of each of five augmentations (up-down flip, size, rotation, stretch, translation).
     The network receives which were applied, so samples show none. 0: no augmentation."""
     channels: int = 0
-    """Channels of a sample, of data.name "folder" only: of images 3 for colour, 1 for grey. 0: read from the folder."""
+    """Channels of a sample: 3 for colour, 1 for grey. For data.name "folder" only; 0: read from the folder."""
     size: int = 0
-    """Side of the square images in pixels, of data.name "folder" only; set by `mvm data prepare --size`.
-    0: read from the folder."""
+    """Side of square images in pixels, set by `mvm data prepare --size`. For data.name "folder" only; 0: read from the
+    folder."""
     space: tuple[int, ...] = ()
-    """Extent of each axis beside the channels, of data.name "folder" only, e.g. 32,64 for height and width, or 1024 for
-    a signal. Empty: data.size by data.size, or read from the folder."""
+    """Size along each axis except the channels, e.g. 32,64 for height and width, or 1024 for a signal. For data.name
+    "folder" only; empty: data.size by data.size, or read from the folder."""
     values: str = "uint8"
     """What the samples are: uint8 images, or float arrays. One of: uint8, float."""
     classes: int = 0
-    """Number of classes, of data.name "folder" only. 0: read from the folder."""
+    """Number of classes. For data.name "folder" only; 0: read from the folder."""
     names: tuple[str, ...] = ()
-    """Names of the classes, of data.name "folder" and of sets whose classes have none. Empty: read from the folder."""
+    """Class names. For data.name "folder" and data sets whose classes have no names; empty: read from the folder."""
 
     def __post_init__(self) -> None:
         check("data", self, values=("uint8", "float"))
@@ -143,16 +143,16 @@ class CodecConfig:
     side: int = 0
     """Height and width of a latent, as the autoencoder has them; 0 for pixels."""
     posterior: str = "mean"
-    """Latent of an image by a VAE: the posterior's mean, or a draw whose seed is a function of the image.
-    One of: mean, draw."""
+    """Latent that a VAE gives an image: the posterior's mean, or a random draw that is fixed for each image. One of:
+    mean, draw."""
     cache: str = "device"
     """Where the latents of the training set are kept; none encodes the images at every step.
     One of: device, disk, none."""
     latents: str = ""
     """Folder in which the encoded latents are stored; empty: beside the data. Unused with codec.cache none."""
     scale: float = 1.0
-    """Pixels lie in [-scale, scale], float arrays are divided by it. The timestep distribution is one of scaled
-    pixels: for the same noise on an image lower path.law.mean by log(scale)."""
+    """Scale of the data: pixels lie in [-scale, scale], float arrays are divided by it. Timesteps are drawn for scaled
+    pixels: for equal noise on an image, lower path.law.mean by log(scale)."""
 
     def __post_init__(self) -> None:
         check(
@@ -172,7 +172,7 @@ class PathConfig:
     """Noise schedule: alpha and sigma of x_t = alpha x0 + sigma eps.
     One of: mean-velocity, linear-flow, variance-preserving."""
     T: float = 1.0
-    """End of time of the mean-velocity path. It rescales t, and u by 1/sqrt(T); signal-to-noise ratios stay."""
+    """End time T of the mean-velocity path. It rescales t, and u by 1/sqrt(T); signal-to-noise ratios do not change."""
     law: TimeLaw = field(default_factory=TimeLaw)
 
     def __post_init__(self) -> None:
@@ -188,15 +188,15 @@ class PathConfig:
 
 @dataclass(frozen=True)
 class PreviewConfig:
-    """Previews while a run trains: images by the averaged weights, and a cheap measure of quality."""
+    """Previews during training: images sampled with the averaged weights, and a cheap metric."""
 
     every: int = 0
     """Steps between previews; 0: none."""
     grid: int = 64
-    """Images in the grid that a preview writes."""
+    """Number of images in the grid of a preview."""
     count: int = 1024
-    """Images from which a preview measures quality: fd_pixels, a Frechet distance of shrunken pixels (not FID).
-    For a decoder: how many held-out images it restores, at most."""
+    """Number of images for a preview's metric, fd_pixels: a Frechet distance of downscaled pixels (not FID). For a
+    decoder: largest number of held-out images that it restores."""
 
     def __post_init__(self) -> None:
         check("preview", self, every=0, grid=1, count=max(2, self.grid))  # a covariance needs two
@@ -357,7 +357,7 @@ class HeldOutConfig:
     """Held-out images, restored by previews and never trained on."""
 
     count: int = 0
-    """How many images are held out, chosen by the seed and spread evenly over the classes. 0: none."""
+    """Number of held-out images, chosen by the seed and spread evenly over the classes. 0: none."""
 
     def __post_init__(self) -> None:
         at_least("held_out.count", self.count, 0)

@@ -1,6 +1,6 @@
 """The exact step of the reverse family, and multistep coefficients as float64 tables.
 
-With a = (1 + rho^2)/2, from s to t on the mean-velocity path (T = 1; docs/reference/notation.md, Solvers; paper section 3.3):
+With a = (1 + rho^2)/2, from s to t on the mean-velocity path (docs/explanation/solver.md; paper section 3.3, T = 1):
 
     x_t = (t/s)^a x_s + INT_t^s t^a [a r^(-a-1) + (1-a) r^(-a)] x0_hat(r) dr + sqrt(t (1 - (t/s)^(rho^2))) xi
 
