@@ -15,6 +15,7 @@ from PIL import Image
 
 from mvm.cli import app, run, split_overrides
 from mvm.recipes import load_recipe, override
+from mvm.recipes.reading import every_option
 from text_encoders import tiny_encoder
 
 ROOT = Path(__file__).parent.parent
@@ -44,6 +45,7 @@ PARSED = {
         "results/equal-terms.md",
         "mvm train cifar10-ddpm --objective",
     ): "in place of the line before it; one folder is one run",
+    (OWN_IMAGES, "mvm train cifar10-small --init-from"): "full size; tests/cli/test_init_from.py types small ones",
     ("how-to/edit.md", "mvm edit inpaint cifar10 photo.png"): "needs a photo; tests/cli/test_edit_command.py types it",
     ("how-to/edit.md", "mvm edit deblur cifar10 blurred"): "needs the pictures of the Python lines before it",
     ("how-to/many-gpus.md", "mvm train imagenet32-dit-b"): "needs ImageNet and a GPU",
@@ -54,7 +56,7 @@ PARSED = {
 }
 
 # What a page calls by a word in capitals, and where a command is made short, not other.
-STAND_INS = {"SOURCE": "pictures", "PHOTOS": "pictures", "WEIGHTS": "weights"}
+STAND_INS = {"SOURCE": "pictures", "PHOTOS": "pictures", "WEIGHTS": "weights", "cats": "class-0"}
 TINY = {"--network.depth": "1", "--train.batch": "4"}
 TRAIN = {**TINY, "--train.steps": "3", "--train.keep_best": "false", "--preview.every": "0"}
 SHORT = {
@@ -182,7 +184,7 @@ BASH = [
 def test_commands_run(page: str, block: str, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     work = tmp_path / "work"
     shutil.copytree(prepared, work)
-    if page == "how-to/share-a-model.md":
+    if "runs/photos" in block and "mvm train" not in block:
         (work / "runs" / "a").rename(work / "runs" / "photos")
     if page == "README.md":
         shutil.rmtree(work / "data" / "photos")
@@ -193,6 +195,46 @@ def test_commands_run(page: str, block: str, prepared: Path, tmp_path: Path, mon
             parse(words)
         else:
             assert typed(words) == 0, shlex.join(words)
+
+
+def mentioned(text: str) -> list[list[str]]:
+    """Return the commands of mvm that a page names without typing them: in running text, and in console blocks."""
+    running = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    lines = [line for block in blocks(text, "console") for line in block.replace("\\\n", " ").splitlines()]
+    found = re.findall(r"(?:^|[^`])`((?:mvm|torchrun) [^`\n]+)`", running)
+    return [shlex.split(line, comments=True) for line in (*found, *lines) if line.startswith(("mvm ", "torchrun "))]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_that_are_mentioned_exist(page: str) -> None:
+    """With these options; what is in capitals stands for a value."""
+    for words in mentioned(PAGES[page]):
+        command, rest = app, words[words.index("mvm") + 1 :]
+        while rest and not rest[0].startswith("-") and rest[0] in command:
+            command, rest = command[rest[0]], rest[1:]
+        known = {"--help", "--version"}
+        if command.default_command:  # `mvm edit` and `mvm data` are names of several
+            known |= {name for argument in command.assemble_argument_collection() for name in argument.names}
+        options = [word.split("=")[0] for word in rest if word.startswith("--")]
+        dotted = [option.removeprefix("--") for option in options if "." in option]
+        assert command is not app or not rest or rest[0].startswith(("-", "...")), shlex.join(words)
+        assert not [option for option in options if "." not in option and option not in known], shlex.join(words)
+        assert not [option for option in dotted if option not in every_option()], shlex.join(words)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_programs_that_are_mentioned_exist(page: str) -> None:
+    for program in re.findall(r"(?:python|bash) ((?:benchmarks|tools|examples|tests)/[\w/]+\.(?:py|sh))", PAGES[page]):
+        assert (ROOT / program).is_file(), program
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_console_blocks_hold_commands_alone(page: str) -> None:
+    """Of what takes a GPU or a file of the reader's; anything else is typed or run, as bash or python."""
+    lines = [line for block in blocks(PAGES[page], "console") for line in block.replace("\\\n", " ").splitlines()]
+    commands_ = [shlex.split(line, comments=True) for line in lines]
+    programs = [next(word for word in words if "=" not in word) for words in commands_ if words]
+    assert set(programs) <= {"mvm", "torchrun", "python", "bash"}
 
 
 def test_every_exception_is_needed() -> None:

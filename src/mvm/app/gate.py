@@ -52,7 +52,7 @@ class Refusal(Exception):
 class Audience:
     """Which visitors listen to their answers: work is begun for those alone, and ends when they are gone."""
 
-    forget: Callable[[str], None]  # ends a visitor's requests and drops what was to be told of them
+    forget: Callable[[str], None]  # ends a visitor's requests and drops their pending messages
 
     def __init__(self) -> None:
         self._streams: Counter[str] = Counter()  # open ones, by visitor
@@ -217,8 +217,8 @@ class Gate:
     async def _body(self, path: str, headers: Mapping[str, str], receive: Receive) -> bytes:
         """Return a request's body, of bounded length, which must come in time."""
         most, body = MOST_BODY[path], bytearray()
-        told = headers.get("content-length", "")
-        length = int(told) if told.isascii() and told.isdecimal() and len(told) < 20 else 0  # 0: not told
+        stated = headers.get("content-length", "")
+        length = int(stated) if stated.isascii() and stated.isdecimal() and len(stated) < 20 else 0  # 0: not stated
         try:
             async with asyncio.timeout(SLOW):
                 more = length <= most
@@ -290,7 +290,7 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
 
 
 async def _answer(send: Send, status: HTTPStatus, words: str, **headers: str) -> None:
-    told = {"content-type": "text/plain; charset=utf-8", "content-length": str(len(words.encode())), **headers}
-    pairs = [(name.encode(), value.encode("latin-1")) for name, value in told.items()]
+    fields = {"content-type": "text/plain; charset=utf-8", "content-length": str(len(words.encode())), **headers}
+    pairs = [(name.encode(), value.encode("latin-1")) for name, value in fields.items()]
     await send({"type": "http.response.start", "status": int(status), "headers": pairs})
     await send({"type": "http.response.body", "body": words.encode()})

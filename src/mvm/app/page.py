@@ -138,7 +138,7 @@ class Fields:
 def _answers(service: Service, fields: Fields, components: Components, kind: type, make: Make) -> dict[str, Any]:
     """Return what binds an event to the making of a form, as gradio takes it."""
 
-    def told(turn: Turn, number: Any, *values: Any) -> Iterator[Updates]:
+    def updates(turn: Turn, number: Any, *values: Any) -> Iterator[Updates]:
         if odd := REQUEST.problem(number):
             yield {components[PROBLEM]: show.problem_html(odd)}
             return
@@ -154,7 +154,7 @@ def _answers(service: Service, fields: Fields, components: Components, kind: typ
         if not await service.audience.heard(request.session_hash or ""):
             yield {components[PROBLEM]: show.problem_html("nobody listened to this request in time; try again")}
             return
-        parts = SyncToAsyncIterator(told(*values), None)
+        parts = SyncToAsyncIterator(updates(*values), None)
         try:
             async for update in parts:
                 yield update

@@ -14,7 +14,7 @@ from mvm.options import choose, needs
 from mvm.untrusted import MOST_PICTURE, MOST_PIXELS, cut
 
 MODES = {1: "L", 3: "RGB"}  # by channels
-# Told by contents, not by name. Pillow knows others, of which EPS would start Ghostscript.
+# Recognized by contents, not by name. Pillow knows others, of which EPS would start Ghostscript.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000", "AVIF")
 # Brands in the first box of a file: HEIC and AVIF share their container, and Pillow's AVIF reader fails on some HEIC.
 HEIF_BRANDS = frozenset(b"heic heix heim heis hevc hevx hevm hevs mif1 msf1".split())

@@ -366,7 +366,7 @@ class MVMScheduler(SchedulerMixin, ConfigMixin):
         return self._plan_through(self.training.shifted(times, mu), f"mu={mu}: shifted, the times")
 
     def _check_network(self) -> None:
-        """Raise where a pipeline's network would be told times in [0, 1] that knows training timesteps."""
+        """Raise where a pipeline's network would get times in [0, 1] and knows training timesteps."""
         pipe = None if self.training.steps is not None else calling_pipeline(self)
         if pipe is None:
             return
