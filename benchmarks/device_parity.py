@@ -1,6 +1,6 @@
 """CPU against GPU: is the noise bit-equal, do the pictures agree, how fast is each?
 
-PYTHONPATH=src python benchmarks/device_parity.py > benchmarks/results/device_parity.md
+PYTHONPATH=src python benchmarks/device_parity.py > parity.txt
 """
 
 import os
