@@ -87,9 +87,8 @@ for pair in "${asked[@]}"; do
   options "${pair%%:*}" > /dev/null  # an unknown one ends this before anything is trained
 done
 
-table_and_figure() {
+write_table() {
   python3 "$here/equal_terms.py" table "$work" | tee "$work/equal-terms.md"
-  python3 "$here/equal_terms.py" figure "$work" --out "$work/equal-terms.png"
   pack
 }
 
@@ -106,7 +105,7 @@ if [ "${STREAMS:-1}" -gt 1 ]; then
     [ ${#mine[@]} -eq 0 ] || STREAMS=1 bash "$0" "$data" "$reference" "$inception" "$work" "$steps" "${mine[@]}" | grep -v '^|' &
   done
   wait
-  table_and_figure
+  write_table
   exit
 fi
 for pair in "${asked[@]}"; do
@@ -136,4 +135,4 @@ for pair in "${asked[@]}"; do
   [ -n "${OVERLAP:-}" ] || wait
 done
 wait
-table_and_figure
+write_table

@@ -26,6 +26,8 @@ SPDX = {
     "Apache Software License 2.0": "Apache-2.0",
     "BSD 2-Clause License": "BSD-2-Clause",
     "ISC License": "ISC",
+    "ISC license": "ISC",
+    "ISC License (ISCL)": "ISC",
     "MIT License": "MIT",
     "Mozilla Public License 2.0 (MPL 2.0)": "MPL-2.0",
 }

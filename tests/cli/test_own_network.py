@@ -120,7 +120,7 @@ def test_nothing_is_imported_because_a_file_names_it(place, done, refused):
     done("train", "digits", *OPTIONS, "--out", "run")
     done("export", "run", "--out", "folder")
     forget(place)
-    untyped = "what a run names is not imported by itself: if you trust it, add --network.kind module:own_net_of_tests"
+    untyped = "imported only if the command names it; if you trust it, add --network.kind module:own_net_of_tests"
     assert untyped in refused("train", "--resume", "run", "--train.steps", "5")
     assert untyped in refused("train", "run/recipe.json", "--out", "other")
     with pytest.raises(ValueError, match="which no file holds"):

@@ -145,7 +145,7 @@ def test_the_command_keeps_signals(tmp_path, capsys):
     assert "shape      1x64" in capsys.readouterr().out.splitlines()
 
 
-@pytest.mark.parametrize(("size", "words"), [("4x", "two as HEIGHTxWIDTH"), ("4x5x6", "3 sides"), ("4x0", "size=0")])
+@pytest.mark.parametrize(("size", "words"), [("4x", "a side or HEIGHTxWIDTH"), ("4x5x6", "3 sides"), ("4x0", "size=0")])
 def test_sizes_that_are_none(tmp_path, capsys, size, words):
     np.save(tmp_path / "images.npy", np.zeros((2, 4, 5, 3), np.uint8))
     assert command(["data", "prepare", str(tmp_path / "images.npy"), "--out", str(tmp_path / "o"), "--size", size])

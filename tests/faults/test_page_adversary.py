@@ -274,10 +274,11 @@ def test_only_so_many_requests_of_one_visitor_wait(page, monkeypatch):
             replies = await asyncio.gather(*(visitor.ask(form) for form in forms(count + 20)), return_exceptions=True)
             return [one for one in replies if isinstance(one, httpx.HTTPStatusError)]
 
+    bound = soon(page)
     told = asyncio.run(ask())
     assert len(told) >= 10
     refused(told[0].response, 429, f"{gate.MOST_WAITING} requests of yours")
-    assert seats_free(page) < 5
+    assert seats_free(page) < bound
 
 
 def test_only_so_many_requests_of_one_address_are_open(page, monkeypatch):
@@ -295,6 +296,11 @@ def test_only_so_many_requests_of_one_address_are_open(page, monkeypatch):
             assert (await line.get(page.address)).status_code == 200
 
     asyncio.run(listen())
+
+
+def soon(page):
+    """Return 5 seconds, or more where the machine is so busy that a visitor alone waits long."""
+    return max(5, 25 * seats_free(page))
 
 
 def seats_free(page):
@@ -317,7 +323,8 @@ def impatient(monkeypatch):
 
 def test_silent_clients_take_no_seat_and_leave_nothing(page, both, impatient):
     """Requests that nobody listens to kept all seats until their work was done, 42 s with 200 of them."""
-    assert asyncio.run(silent(page, 200)) < 5
+    bound = soon(page)
+    assert asyncio.run(silent(page, 200)) < bound
     queue, audience = both[0]._queue, both[0].app.gate.audience
     kept = [queue.event_ids_to_events, queue.pending_event_ids_session, queue.pending_messages_per_session]
     kept += [audience._ears, audience._unheard, audience._streams, both[0].app.gate._open]
@@ -355,13 +362,13 @@ def test_who_listens_late_or_again_is_answered(page, impatient):
 @pytest.mark.slow
 def test_two_hundred_at_once_are_served_or_told():
     with served(8) as page:
-        asked = forms(200, nfe=1)[:8] * 25
+        asked, bound = forms(200, nfe=1)[:8] * 25, soon(page)
         expected = asyncio.run(lone_answers(page, asked[:8])) * 25
         found = asyncio.run(crowd(page, asked, expected, again=False))
         assert (found.right + found.refused, found.wrong) == (200, 0)
         assert min(found.right, found.refused) >= 8
-        assert seats_free(page) < 5
-        assert asyncio.run(silent(page, 200)) < 5
+        assert seats_free(page) < bound
+        assert asyncio.run(silent(page, 200)) < bound
 
 
 # With a token, for other machines
