@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
@@ -77,6 +78,15 @@ def test_pages_ask_nothing_of_the_network(site):
             path
         )
         assert "url(http" not in text, path
+
+
+def test_all_that_pages_load_is_there(site):
+    for path in site.rglob("*.html"):
+        text = re.sub(r"<(code|pre).*?</\1>", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+        loaded = re.findall(r'<(?:script|img)[^>]* src="([^":?#]+)', text)
+        loaded += re.findall(r'<link rel="(?:stylesheet|icon)" href="([^":?#]+)', text)
+        missing = [name for name in loaded if path.name != "404.html" and not (path.parent / unquote(name)).is_file()]
+        assert not missing, (path, missing)
 
 
 CANONICAL = '<link rel="canonical" href="'  # an address, not something that is loaded
