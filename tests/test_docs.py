@@ -107,6 +107,8 @@ def short(words: list[str]) -> list[str]:
     options = SHORT.get(words[0], SHORT.get(" ".join(words[:2]), {}))
     if words[0] == "eval" and "--num" in words:  # of a run; files have a number of their own
         options = {**options, "--num": "8"}
+    if words[0] == "sample" and "--nfe" in words and "--rho" not in words:  # much noise needs many
+        options = {**options, "--nfe": str(min(8, int(words[words.index("--nfe") + 1])))}
     if "dopri5" in words:
         options = {**options, "--tolerance": "0.01"}
     return changed(words, options)
