@@ -6,7 +6,7 @@ INSTALLED := .venv/.installed
 .PHONY: demo test mutants faults verify lint docs figures licences sbom clean help
 help:
 	@echo "make demo    train on the embedded digits, sample with ODE and SDE, write runs/demo/report.html"
-	@echo "make test    the test suite without slow tests (10 minutes on 2 cores)"
+	@echo "make test    the test suite without slow tests (14 minutes on 2 cores)"
 	@echo "make faults  kill, fill the disk, stop workers, spoil files, crowd the page: nothing is lost (about 15 minutes)"
 	@echo "make mutants  break one line at a time: fast tests must see each (about ten minutes)"
 	@echo "make verify  check the mathematics on exact oracles (under a minute)"
