@@ -67,16 +67,17 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are made, and those that lie outside of docs/."""
+    notebook = json.loads(NOTEBOOK.read_text("utf-8"))
     made = {
         "index.md": (ROOT / "README.md").read_text("utf-8"),
-        "tutorials/quickstart.md": notebook_page(json.loads(NOTEBOOK.read_text("utf-8"))),
+        "tutorials/quickstart.md": notebook_page(notebook),
         "reference/command-line.md": command_line(),
         "reference/recipe-options.md": recipe_options(),
         **api_pages(),
     }
     for uri, text in made.items():
         files.append(File.generated(config, uri, content=text))
-    for number, picture in enumerate(pictures(json.loads(NOTEBOOK.read_text("utf-8")))):
+    for number, picture in enumerate(pictures(notebook)):
         files.append(File.generated(config, f"tutorials/quickstart-{number}.png", content=picture))
     for path in (path for pattern in OUTSIDE for path in sorted(ROOT.glob(pattern))):
         uri, text = path.relative_to(ROOT).as_posix(), path.read_text("utf-8")
@@ -87,8 +88,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Turn links between files of the repository into links between pages of the site."""
-    source = {"index.md": "README.md"}.get(page.file.src_uri, page.file.src_uri)
-    source = source if (ROOT / source).is_file() and source in outside() else f"docs/{source}"
+    source = "README.md" if page.file.src_uri == "index.md" else page.file.src_uri
+    source = source if (ROOT / source).is_file() else f"docs/{source}"
 
     def link(found: re.Match[str]) -> str:
         whole, words, target, anchor = found[0], found[1], found[2], found[3]
@@ -103,15 +104,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return whole  # MkDocs warns of it
 
     parts = re.split(r"(```.*?```|~~~.*?~~~)", markdown, flags=re.DOTALL)
-    parts[::2] = [
-        re.sub(r"(!?\[(?:[^\[\]]|\[[^\]]*\])*\])\(([^)#\s]*)((?:#[^)\s]*)?)\)", link, part) for part in parts[::2]
-    ]
+    parts[::2] = [LINK.sub(link, part) for part in parts[::2]]
     return "".join(parts)
-
-
-def outside() -> set[str]:
-    """Return the paths of the pages that lie outside of docs/."""
-    return {"README.md", *(path.relative_to(ROOT).as_posix() for pattern in OUTSIDE for path in ROOT.glob(pattern))}
 
 
 def api_pages() -> dict[str, str]:

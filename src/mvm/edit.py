@@ -464,15 +464,6 @@ def deblur(field: Field, y: Tensor, kernel: Tensor, *, noise: float = BLUR_NOISE
     return restore(field, y, blurred(kernel), noise=noise, **{"shape": y.shape[1:], **options})
 
 
-def start_of(strength: float, field: Field, schedule: Schedule | None = None) -> Schedule:
-    """Return the part of the field's schedule that ends at t = strength of MeanVelocity(T=1), at equal SNR."""
-    whole = require_schedule(field, schedule).whole
-    if not isinstance(strength, Real) or not 0 < strength <= 1:
-        raise ValueError(f"strength={strength} is out of range; it must lie in (0, 1]: 1 keeps nothing of the image")
-    t = min(float(equal_snr_time(float(strength), MEAN_VELOCITY, whole)), whole.end)
-    return whole if t >= whole.end else whole.until(t)
-
-
 def image_to_image(field: Field, x0: Tensor, strength: float, **options: Any) -> Tensor:
     """Return images made of x0 (B, ...): carried to t = strength, and sampled from there with `nfe` evaluations.
 

@@ -45,9 +45,7 @@ class Watch:
     def hear(self, event: str, args: tuple[Any, ...]) -> None:
         if event in RUNS or event in ELSE:
             self.seen.append(f"{event} {args[:2]!r:.200}")
-        elif event in CHANGES or (
-            event == "open" and isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
-        ):
+        elif event in CHANGES or (event == "open" and isinstance(args[2], int) and args[2] & WRITES):
             here = f"/proc/self/fd/{args[1]}/" if event in ("os.remove", "os.rmdir") and args[1] >= 0 else ""
             self._place(event, f"{here}{os.fspath(args[0])}" if here else args[0])
 
