@@ -112,7 +112,7 @@ app = App(
     help_format="plaintext",
     help_formatter=Flowing(),
     help_epilogue=examples(
-        "mvm demo  # train, sample, report: 4 minutes",
+        "mvm demo  # train, sample, report: 2 to 4 minutes",
         "mvm sample cifar10 --out grid.png  # sample a shipped model",
         "mvm train digits  # train a recipe; see mvm recipes",
         "mvm sample --help  # the options of a command",

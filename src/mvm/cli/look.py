@@ -36,7 +36,7 @@ MOST_PORT = 65_535
 
 @command(
     START,
-    "mvm demo  # about 4 minutes on 2 cores",
+    "mvm demo  # 2 to 4 minutes on 2 cores",
     "mvm demo --quick --out runs/quick  # about a minute, a check",
 )
 def demo(
@@ -45,7 +45,7 @@ def demo(
     quick: Annotated[bool, TRAINING] = False,
     seed: Annotated[Whole, TRAINING] = 0,
 ) -> int:
-    """Train on the embedded digits, sample as ODE and SDE, and write a report (about 4 minutes on 2 cores).
+    """Train on the embedded digits, sample as ODE and SDE, and write a report (2 to 4 minutes on 2 cores).
 
     Parameters
     ----------
